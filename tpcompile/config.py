@@ -1,0 +1,212 @@
+"""Preset name + `key=value` overrides -> frozen `RunConfig`, resolved and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tpcompile.errors import ConfigError
+
+Mode = Literal["A", "B", "C"]
+ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
+_HERE = Path(__file__).resolve().parent
+
+
+class Frozen(BaseModel):
+    """Immutable; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BlockConfig(Frozen):
+    """Sizes and form of the transformer block; every field changes what is compiled."""
+
+    style: Literal["wan", "llama"]
+    """`wan`: GELU-tanh MLP, biases; `llama`: SwiGLU MLP, grouped-query attention."""
+    dim: int = Field(gt=0)
+    """Model width D."""
+    num_heads: int = Field(gt=0)
+    """Query heads H; the head size is dim / num_heads."""
+    num_kv_heads: int = Field(gt=0)
+    """Key and value heads; equal to num_heads unless grouped-query."""
+    ffn_dim: int = Field(gt=0)
+    """Hidden width of the MLP."""
+    num_layers: int = Field(gt=0)
+    """Blocks in the compiled stack."""
+    qk_norm: Literal["full", "per_head", "none"]
+    """RMSNorm of q and k: over the full hidden size (one packed all-reduce under TP), per head, or none."""
+    bias: bool
+    """Biases on all linears; a row-parallel bias is added after the reduce."""
+    causal: bool
+    """Causal mask in attention."""
+    eps: float = Field(gt=0)
+    """Epsilon of every RMSNorm."""
+    batch: int = Field(gt=0)
+    """Batch size B of the input."""
+    seq_len: int = Field(gt=1)
+    """Tokens S of the input."""
+    dtype: Literal["float32", "bfloat16", "float64"]
+    """dtype of weights and activations."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> BlockConfig:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim={self.dim} is not divisible by num_heads={self.num_heads}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}")
+        if (self.dim // self.num_heads) % 2:
+            raise ValueError(f"head size {self.dim // self.num_heads} is odd; RoPE rotates pairs")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head, E."""
+        return self.dim // self.num_heads
+
+    def check_tp(self, tp: int) -> None:
+        """Raise ConfigError naming the tp sizes that work, unless `tp` divides heads, kv heads and ffn_dim."""
+        sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "ffn_dim": self.ffn_dim}
+        bad = {k: v for k, v in sizes.items() if v % tp}
+        if bad:
+            good = [n for n in range(1, self.num_heads + 1) if not any(v % n for v in sizes.values())]
+            numbers = ", ".join(f"{k}={v}" for k, v in bad.items())
+            raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}")
+
+
+class CompileConfig(Frozen):
+    """How the stack is handed to torch.compile."""
+
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """Backend of torch.compile; `eager` has no lowered layers, so less is proved."""
+    dynamic: bool | None = None
+    """`dynamic=` of torch.compile; None is torch's automatic dynamic shapes."""
+
+
+class Allow(Frozen):
+    """One intended difference between ranks: shown in every report, never hidden."""
+
+    layer: Literal["environment", "inputs", "graph", "guards", "lowered", "kernels"]
+    """Layer the difference is in; collectives cannot be allowed, they hang."""
+    contains: str = Field(min_length=3)
+    """Text that the differing item contains."""
+    reason: str = Field(min_length=10)
+    """Why it is intended; printed in the report."""
+
+
+class GateConfig(Frozen):
+    """What the gate does and tolerates."""
+
+    steady_calls: int = Field(default=10, gt=0)
+    """Calls after the first in which nothing may compile."""
+    resized_seq_len: int | None = Field(default=None, gt=1)
+    """Tokens after the one change of sequence length; None is seq_len - max(1, seq_len // 4)."""
+    error_ratio: float = Field(default=2.5, gt=1)
+    """Largest allowed error, as a multiple of the single-device error in the same dtype."""
+    store_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds to wait for a rank at an exchange before it is named as missing."""
+    phase_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds one phase (compile, steady calls, ...) may take before the gate stops with exit 124."""
+    timed_calls: int = Field(default=0, ge=0)
+    """Calls timed per mode for the table of timings; 0 for none."""
+    tp_aware_ops: tuple[str, ...] = ()
+    """Custom ops and Triton kernels declared safe under TP, as `namespace::op` or kernel name; others fail the gate."""
+    allow: tuple[Allow, ...] = ()
+    """Intended differences between ranks."""
+
+
+class RunConfig(Frozen):
+    """Everything one run of the gate needs, resolved."""
+
+    preset: str
+    """Name of the YAML file in configs/ this came from."""
+    block: BlockConfig
+    compile: CompileConfig = CompileConfig()
+    gate: GateConfig = GateConfig()
+    modes: tuple[Mode, ...] = ("C",)
+    """Modes to run, in order."""
+    train: bool = False
+    """Forward and backward instead of forward only."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is CUDA when there is a GPU for every local rank."""
+    seed: int = 0
+    """Seed of weights and inputs, equal on all ranks."""
+    fault: str = ""
+    """Known fault to inject (see `tpcompile.faults`), to watch the gate go red; empty for none."""
+    fault_rank: int = -1
+    """Rank that gets the fault; -1 is the last rank."""
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the resolved configuration; all ranks must agree on it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def resized_seq_len(self) -> int:
+        """Tokens of the call in which the sequence length changes."""
+        seq = self.block.seq_len
+        return self.gate.resized_seq_len or max(2, seq - max(1, seq // 4))
+
+
+def preset_paths() -> dict[str, Path]:
+    """Preset name -> YAML file, from the installed package or the repository's configs/."""
+    folders = (_HERE / "configs", _HERE.parent / "configs")
+    return {p.stem: p for folder in folders if folder.is_dir() for p in sorted(folder.glob("*.yaml"))}
+
+
+def load(preset: str, overrides: list[str] | None = None, **fields: Any) -> RunConfig:
+    """Read a preset, apply `key=value` overrides (dotted keys, YAML values), then `fields`.
+
+    Raises ConfigError for an unknown preset, an unknown key or a value out of range.
+    """
+    paths = preset_paths()
+    if preset not in paths:
+        raise ConfigError(f"unknown preset {preset!r}; choose from {', '.join(paths) or 'none (configs/ is missing)'}")
+    data = yaml.safe_load(paths[preset].read_text()) or {}
+    data["preset"] = preset
+    for override in overrides or []:
+        _apply(data, override)
+    data |= fields
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: write key=value, e.g. --set block.seq_len=64")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML: {str(error).splitlines()[0]}") from None
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+    data[last] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "config"
+    if first["type"] == "extra_forbidden":
+        *parents, key = (str(part) for part in first["loc"])
+        return f"unknown config key {key!r}; {'.'.join(parents) or 'the top level'} has {', '.join(_keys(parents))}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}={first['input']!r}: {message}" if where != "block" else message
+
+
+def _keys(parents: list[str]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for parent in parents:
+        annotation = model.model_fields[parent].annotation if parent in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return sorted(model.model_fields)
+        model = annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,54 @@
+"""What can go wrong -> one exception class each, carrying its exit code.
+
+    TpCompileError                    3  our own bug unless a subclass says better
+    |-- DivergenceError               1  ranks disagree, or a check of the gate failed
+    |-- ConfigError                   2  the user's command line, YAML or module arguments
+    |-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
+    `-- NothingCompiledError          5  the run compiled nothing, so nothing was proved
+
+The text of an error says what is wrong, the numbers, and what to do.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of `tpcompile` and of the gate; bare torchrun flattens every failure to 1."""
+
+    PASS = 0
+    FAIL = 1
+    USAGE = 2
+    BUG = 3
+    ENVIRONMENT = 4
+    NOTHING_COMPILED = 5
+    TIMEOUT = 124
+
+
+class TpCompileError(Exception):
+    """Base class; `exit_code` is what the process should end with."""
+
+    exit_code: ExitCode = ExitCode.BUG
+
+
+class DivergenceError(TpCompileError):
+    """Ranks disagree, or a check of the gate failed."""
+
+    exit_code = ExitCode.FAIL
+
+
+class ConfigError(TpCompileError):
+    """A preset, key or number the user gave cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PreflightError(TpCompileError):
+    """The machine lacks what the run needs."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class NothingCompiledError(TpCompileError):
+    """No graph was compiled anywhere, so nothing was proved."""
+
+    exit_code = ExitCode.NOTHING_COMPILED

@@ -1,0 +1,331 @@
+"""What is known about a run, as frozen records: torch-free, JSON in, JSON out.
+
+A `RankRecord` is everything one rank knows about itself. A `RankDigest` is the same thing hashed, small
+enough to travel. `Divergence`, `Check` and `Verdict` are what is concluded from the digests of all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+"""Raised when a record changes shape; readers refuse another version instead of guessing."""
+
+
+class Frozen(BaseModel):
+    """Immutable record; an unknown key is an error, so a typo or a newer schema never passes unseen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Sorted, stable JSON: equal records give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=indent)
+
+
+class Layer(StrEnum):
+    """Layers of a digest, from cause to effect; the first that differs is the finding."""
+
+    ENVIRONMENT = "environment"
+    INPUTS = "inputs"
+    GRAPH = "graph"
+    GUARDS = "guards"
+    COLLECTIVES = "collectives"
+    LOWERED = "lowered"
+    KERNELS = "kernels"
+
+
+STRICT_LAYERS = (Layer.ENVIRONMENT, Layer.INPUTS, Layer.GRAPH, Layer.GUARDS, Layer.COLLECTIVES)
+"""The user's program: equal on every rank of a symmetry domain, arguments included, or red."""
+
+LOWERED_LAYERS = (Layer.LOWERED, Layer.KERNELS)
+"""What the lowering made of that program for one rank: may differ in rank-parametric constants."""
+
+
+class UserLine(Frozen):
+    """A line of source: `file:line`, the function around it and the code on it."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+class Item(Frozen):
+    """One thing in a layer: `text` is canonical and hashed, `line` and `raw` are for the reader only."""
+
+    text: str
+    line: UserLine | None = None
+    raw: str = ""
+
+
+class Node(Frozen):
+    """One node of an FX graph. References to other nodes are `%index`, so temporary names do not count."""
+
+    scope: str
+    """Subgraph the node is in, `""` for the top level."""
+    op: str
+    """`placeholder`, `call`, `get_attr` or `output`."""
+    target: str
+    args: tuple[str, ...] = ()
+    kwargs: tuple[tuple[str, str], ...] = ()
+    value: str = ""
+    """dtype, shape, stride and device type of the result, as Dynamo prints it, e.g. `f32[8, 16][16, 1]cpu`."""
+    name: str = ""
+    """The temporary's name; for the reader, not in the digest."""
+    line: UserLine | None = None
+
+
+class Graph(Frozen):
+    """One FX graph: `dynamo`, `forward`, `inference` or `backward`."""
+
+    kind: str
+    nodes: tuple[Node, ...]
+
+
+class Guard(Frozen):
+    """One guard: what is checked, on which value, and the user's line that asked for it."""
+
+    type: str
+    source: str
+    expression: str
+    line: UserLine | None = None
+
+
+class GraphBreak(Frozen):
+    """Why Dynamo ended a graph early, and where."""
+
+    reason: str
+    line: UserLine | None = None
+
+
+class Collective(Frozen):
+    """One collective of a compiled graph, in issue order."""
+
+    phase: str
+    """`forward` or `backward`."""
+    op: str
+    reduce_op: str = ""
+    dtype: str = ""
+    shape: str = ""
+    group: str = ""
+    """Role of the process group in the mesh, e.g. `tp`, never its name."""
+    waited: bool = True
+    line: UserLine | None = None
+
+
+class Kernel(Frozen):
+    """One kernel or extern call of the generated code; `code` has paths, ids and device indices removed."""
+
+    phase: str
+    name: str
+    kind: str
+    code: str
+
+
+class InputTensor(Frozen):
+    """One tensor that enters a compiled graph, as the tracer described it."""
+
+    source: str
+    dtype: str
+    shape: str
+    stride: str
+    device: str
+    requires_grad: bool = False
+    dynamic: str = ""
+    """Dynamic marks (`mark_dynamic` and friends), empty for none."""
+
+
+class CompileRecord(Frozen):
+    """Everything one compile produced on one rank."""
+
+    compile_id: str
+    """Label of torch, `frame/recompile`; for the reader, never compared."""
+    phase: str = ""
+    """Which call of the run caused it, e.g. `C/first`; equal calls align across ranks."""
+    function: str = ""
+    line: UserLine | None = None
+    stack: tuple[UserLine, ...] = ()
+    inputs: tuple[InputTensor, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
+    recompile_reasons: tuple[str, ...] = ()
+    cache: tuple[str, ...] = ()
+    """Cache outcomes (`fx_graph_cache_hit`, ...); information, never compared."""
+    observed: tuple[Layer, ...] = ()
+    """Layers this rank has evidence for. What was not logged is *not observed*, never *different*."""
+
+    def graph(self, kind: str) -> Graph | None:
+        """The graph of that kind, or None."""
+        return next((g for g in self.graphs if g.kind == kind), None)
+
+
+class PhaseCounters(Frozen):
+    """Dynamo's own counters over one phase of the run."""
+
+    phase: str
+    calls: int = 0
+    frames: int = 0
+    """Frames Dynamo started to compile, resume functions included."""
+    graphs: int = 0
+    """Frames that became a graph (`stats.unique_graphs`)."""
+    breaks: int = 0
+    """Sum of the `graph_break` counter."""
+    recompiles: int = 0
+
+
+class RankRecord(Frozen):
+    """All evidence of one rank."""
+
+    schema_version: int = SCHEMA_VERSION
+    rank: int
+    world_size: int
+    domain: str = "tp"
+    """Symmetry domain: ranks with the same text must agree."""
+    coordinate: int = 0
+    """This rank's place inside the domain."""
+    environment: tuple[tuple[str, str], ...] = ()
+    groups: tuple[tuple[str, str], ...] = ()
+    """Process-group name -> role."""
+    compiles: tuple[CompileRecord, ...] = ()
+    counters: tuple[PhaseCounters, ...] = ()
+    undeclared_ops: tuple[Item, ...] = ()
+    """Custom ops and user Triton kernels found in graphs that no list declares TP-aware."""
+    facts: dict[str, Any] = {}
+    """Measured values a check needs (errors, timings), plain JSON."""
+
+
+class LayerDigest(Frozen):
+    """Hash of one layer of one compile."""
+
+    layer: Layer
+    sha256: str
+    num_items: int
+
+
+class CompileDigest(Frozen):
+    """Hashes of one compile, with what is needed to align and name it."""
+
+    index: int
+    """Position in this rank's record, to ask for details."""
+    compile_id: str
+    phase: str
+    frame: str
+    """`function file:line`, path-independent."""
+    layers: tuple[LayerDigest, ...]
+
+    def sha(self, layer: Layer) -> str | None:
+        """Hash of that layer, None when it was not observed."""
+        return next((d.sha256 for d in self.layers if d.layer == layer), None)
+
+
+class RankDigest(Frozen):
+    """What travels between ranks: a few kilobytes, hashes and counters only."""
+
+    schema_version: int = SCHEMA_VERSION
+    rank: int
+    domain: str
+    coordinate: int
+    environment: str
+    compiles: tuple[CompileDigest, ...] = ()
+    counters: tuple[PhaseCounters, ...] = ()
+    breaks: tuple[tuple[str, GraphBreak], ...] = ()
+    """(phase, break), so that every rank's reasons and lines reach the verdict."""
+    recompile_reasons: tuple[tuple[str, str], ...] = ()
+    undeclared_ops: tuple[Item, ...] = ()
+    facts: dict[str, Any] = {}
+
+
+class DivergenceClass(StrEnum):
+    """How bad a difference is."""
+
+    LABEL = "label only"
+    """Equal content under other compile ids or in another order; information."""
+    RANK_PARAMETRIC = "rank-parametric"
+    """A lowered constant that follows the rank's coordinate under equal graphs; listed and green."""
+    DECLARED = "declared"
+    """Differs, and the config's allow-list says why that is intended; listed and green."""
+    CONTENT = "content differs"
+    """Collectives are equal, the program is not: wrong numbers, or a recompile some day."""
+    COLLECTIVES = "collectives differ"
+    """Ranks will wait for each other: a hang."""
+
+
+class RankGroup(Frozen):
+    """Ranks that hold the same content, and what that content is at the first difference."""
+
+    ranks: tuple[int, ...]
+    item: Item | None = None
+    """The first differing item; None when this group has nothing there."""
+
+
+class Divergence(Frozen):
+    """One difference between ranks of a symmetry domain."""
+
+    layer: Layer
+    cls: DivergenceClass
+    domain: str
+    where: str
+    """Compile (phase and frame) it was found in, `""` for the whole rank."""
+    groups: tuple[RankGroup, ...]
+    title: str
+    """One line: what differs."""
+    advice: str = ""
+    """What to do about it."""
+
+    @property
+    def is_red(self) -> bool:
+        """True when the gate must fail on it."""
+        return self.cls in (DivergenceClass.CONTENT, DivergenceClass.COLLECTIVES)
+
+
+class Status(StrEnum):
+    """Outcome of one check."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INFO = "info"
+    SKIPPED = "skipped"
+
+
+class Check(Frozen):
+    """One named line of a verdict."""
+
+    name: str
+    mode: str
+    status: Status
+    expected: str
+    observed: str
+    details: tuple[str, ...] = ()
+    line: UserLine | None = None
+    """The user's line to blame, when one is known."""
+    ranks: tuple[int, ...] = ()
+    """Ranks to blame; empty for all or none."""
+
+
+class Verdict(Frozen):
+    """The conclusion of a run; `exit_code` follows `tpcompile.errors.ExitCode`."""
+
+    schema_version: int = SCHEMA_VERSION
+    status: Status
+    exit_code: int
+    world_size: int
+    preset: str = ""
+    modes: tuple[str, ...] = ()
+    summary: str
+    """One line for a human: what was proved, or what is wrong and where."""
+    checks: tuple[Check, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    timings_ms: dict[str, float] = {}
+    """Median ms per forward (or forward and backward) call, by mode."""
+    domains: dict[str, tuple[tuple[int, ...], ...]] = {}
+    """Domain -> groups of equal ranks, over all layers."""

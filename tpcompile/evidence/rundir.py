@@ -1,0 +1,159 @@
+"""A run directory <-> records: the only module that knows file names; every write is atomic."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
+
+
+R = TypeVar("R", bound=Frozen)
+
+
+class RankStatus(Frozen):
+    """What a rank was last seen doing; rewritten at every phase, so a killed rank leaves its last word."""
+
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    phase: str
+    state: str
+    """`running`, `finished`, `failed` (an exception) or `stopped` (by a signal)."""
+    error: str = ""
+
+
+class RunDir:
+    """One directory per run:
+
+    run.json              command, time, machine, versions: the only file with a clock in it
+    config.json           the resolved configuration
+    verdict.json          the conclusion, written once: the first writer wins
+    junit.xml             the same for CI
+    rank_N/record.json    all evidence of rank N
+    rank_N/status.json    what rank N was last doing
+    trace/ logs/          TORCH_TRACE files when asked for, and log lines per rank
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: Path | str) -> RunDir:
+        """Make the directory, or raise PreflightError when it cannot be written."""
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=run.path):
+                pass
+        except OSError as error:
+            raise PreflightError(
+                f"cannot write run directory {run.path}: {error.strerror}; choose another with --run-dir"
+            ) from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDir:
+        """Open a finished or broken run, or raise ConfigError when there is none."""
+        run = cls(path)
+        if not run.path.is_dir():
+            raise ConfigError(f"no run directory at {run.path}")
+        return run
+
+    @property
+    def logs(self) -> Path:
+        """Folder of log lines, one file per rank."""
+        return self.path / "logs"
+
+    @property
+    def trace(self) -> Path:
+        """Folder for TORCH_TRACE files."""
+        return self.path / "trace"
+
+    @property
+    def junit(self) -> Path:
+        """JUnit XML of the verdict."""
+        return self.path / "junit.xml"
+
+    def write_run(self, facts: dict[str, Any]) -> None:
+        """Write `run.json`: command, time, machine, versions."""
+        self._write("run.json", json.dumps({"schema_version": SCHEMA_VERSION} | facts, sort_keys=True, indent=1))
+
+    def read_run(self) -> dict[str, Any]:
+        """Content of `run.json`, `{}` when there is none."""
+        path = self.path / "run.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def write_config(self, text: str) -> None:
+        """Write the resolved configuration, JSON text."""
+        self._write("config.json", text)
+
+    def write_record(self, record: RankRecord) -> None:
+        """Write all evidence of one rank."""
+        self._write(f"rank_{record.rank}/record.json", record.to_json())
+
+    def read_records(self) -> list[RankRecord]:
+        """Evidence of all ranks that left any, by rank. Raises ConfigError on a file of another schema."""
+        return [self._read(RankRecord, path) for path in self._rank_files("record.json")]
+
+    def write_status(self, status: RankStatus) -> None:
+        """Write what a rank is doing."""
+        self._write(f"rank_{status.rank}/status.json", status.to_json())
+
+    def read_statuses(self) -> list[RankStatus]:
+        """Last word of every rank that started, by rank."""
+        return [self._read(RankStatus, path) for path in self._rank_files("status.json")]
+
+    def write_verdict(self, verdict: Verdict) -> bool:
+        """Write the verdict unless there is one already; True when this call wrote it."""
+        temporary = self._temporary(self.path, verdict.to_json(indent=1))
+        try:
+            os.link(temporary, self.path / "verdict.json")
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        return True
+
+    def read_verdict(self) -> Verdict | None:
+        """The verdict, None when the run ended without one."""
+        path = self.path / "verdict.json"
+        return self._read(Verdict, path) if path.exists() else None
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one of the report files next to the verdict."""
+        return self._write(name, text)
+
+    def _rank_files(self, name: str) -> list[Path]:
+        return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(self._temporary(path.parent, text), path)
+        return path
+
+    @staticmethod
+    def _temporary(folder: Path, text: str) -> str:
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
+            file.write(text)
+            return file.name
+
+    @staticmethod
+    def _read(model: type[R], path: Path) -> R:
+        data = json.loads(path.read_text())
+        version = data.get("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise ConfigError(f"{path} has schema {version}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it")
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(f"{path} is damaged: {error.errors()[0]['msg']}") from None
