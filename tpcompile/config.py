@@ -110,8 +110,6 @@ class GateConfig(Frozen):
     """Seconds to wait for a rank at an exchange before it is named as missing."""
     phase_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds one phase (compile, steady calls, ...) may take before the gate stops with exit 124."""
-    timed_calls: int = Field(default=0, ge=0)
-    """Calls timed per mode for the table of timings; 0 for none."""
     tp_aware_ops: tuple[str, ...] = ()
     """Custom ops and Triton kernels declared safe under TP, as `namespace::op` or kernel name; others fail the gate."""
     allow: tuple[Allow, ...] = ()

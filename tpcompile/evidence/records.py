@@ -99,10 +99,11 @@ class Guard(Frozen):
 
 
 class GraphBreak(Frozen):
-    """Why Dynamo ended a graph early, and where."""
+    """Why Dynamo ended a graph early, and where; `stack` is the user's, outermost first."""
 
     reason: str
     line: UserLine | None = None
+    stack: tuple[UserLine, ...] = ()
 
 
 class Collective(Frozen):
@@ -161,8 +162,8 @@ class CompileRecord(Frozen):
     recompile_reasons: tuple[str, ...] = ()
     cache: tuple[str, ...] = ()
     """Cache outcomes (`fx_graph_cache_hit`, ...); information, never compared."""
-    observed: tuple[Layer, ...] = ()
-    """Layers this rank has evidence for. What was not logged is *not observed*, never *different*."""
+    failure: str = ""
+    """First line of the error when the compile failed."""
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
@@ -208,6 +209,8 @@ class LayerDigest(Frozen):
     """Hash of one layer of one compile."""
 
     layer: Layer
+    part: str = ""
+    """`forward` or `backward` where a layer comes in two pieces that need not both be observed."""
     sha256: str
     num_items: int
 
@@ -223,9 +226,9 @@ class CompileDigest(Frozen):
     """`function file:line`, path-independent."""
     layers: tuple[LayerDigest, ...]
 
-    def sha(self, layer: Layer) -> str | None:
+    def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
-        return next((d.sha256 for d in self.layers if d.layer == layer), None)
+        return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
 
 
 class RankDigest(Frozen):

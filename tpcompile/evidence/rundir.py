@@ -8,13 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 
 
-R = TypeVar("R", bound=Frozen)
+R = TypeVar("R", bound=BaseModel)
 
 
 class RankStatus(Frozen):
@@ -96,6 +97,13 @@ class RunDir:
         """Write the resolved configuration, JSON text."""
         self._write("config.json", text)
 
+    def read_config(self) -> RunConfig:
+        """The resolved configuration of the run. Raises ConfigError when it is missing or damaged."""
+        path = self.path / "config.json"
+        if not path.exists():
+            raise ConfigError(f"{self.path} has no config.json; it is not a run directory of the gate")
+        return self._read(RunConfig, path)
+
     def write_record(self, record: RankRecord) -> None:
         """Write all evidence of one rank."""
         self._write(f"rank_{record.rank}/record.json", record.to_json())
@@ -145,6 +153,7 @@ class RunDir:
     def _temporary(folder: Path, text: str) -> str:
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
             file.write(text)
+            os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
             return file.name
 
     @staticmethod

@@ -1,0 +1,1 @@
+"""Verdict -> what a person or a CI system reads; no torch."""

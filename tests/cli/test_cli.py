@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.report import samples
+from tpcompile import cli, launch
+from tpcompile.errors import ConfigError, DivergenceError, NothingCompiledError, PreflightError, TpCompileError
+from tpcompile.evidence import verdict as verdict_module
+from tpcompile.evidence.rundir import RunDir
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def tpcompile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`main()` with arguments: exit code, stdout, stderr."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tpcompile", *args])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def test_help_lists_every_command(tpcompile: Run) -> None:
+    code, out, _ = tpcompile("--help")
+    assert code == 0
+    assert all(name in out for name in ("gate", "compare", "presets", "version"))
+
+
+@pytest.mark.parametrize(
+    "args", [("nope",), ("gate", "--nope"), ("gate", "--nproc", "two"), ("gate", "--mode", "D"), ("compare",)]
+)
+def test_usage_errors_end_with_2(tpcompile: Run, args: tuple[str, ...]) -> None:
+    code, _, err = tpcompile(*args)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--preset", "nope"), 2, "error: unknown preset 'nope'"),
+        (("--set", "block.nope=1"), 2, "error: unknown config key 'nope'"),
+        (("--set", "block.dim"), 2, "error: --set 'block.dim': write key=value"),
+        (("--nproc", "3"), 2, "error: tp=3 does not divide num_heads=8"),
+        (("--run-dir", "/dev/null/run"), 4, "error: cannot write run directory /dev/null/run"),
+    ],
+)
+def test_bad_input_of_the_gate_is_one_line_and_its_code(
+    tpcompile: Run, args: tuple[str, ...], code: int, message: str
+) -> None:
+    found, out, err = tpcompile("gate", "--device", "cpu", *args)
+    assert (found, out) == (code, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_cuda_that_is_absent_ends_with_4(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, _, err = tpcompile("gate", "--device", "cuda", "--preset", "cpu_smoke")
+    assert code == 4
+    assert err.startswith("error: --device cuda: no GPU here")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DivergenceError, 1), (ConfigError, 2), (TpCompileError, 3), (PreflightError, 4), (NothingCompiledError, 5)],
+)
+def test_each_error_class_ends_with_its_code(
+    tpcompile: Run, monkeypatch: pytest.MonkeyPatch, error: type[TpCompileError], code: int
+) -> None:
+    monkeypatch.setattr(launch, "plan", lambda request: (_ for _ in ()).throw(error("what is wrong")))
+    assert tpcompile("gate") == (code, "", "error: what is wrong\n")
+
+
+def test_an_unexpected_exception_is_a_bug_with_its_traceback(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "plan", lambda request: 1 // 0)
+    code, _, err = tpcompile("gate")
+    assert code == 3
+    assert "ZeroDivisionError" in err
+    assert "this is a bug in tpcompile" in err
+
+
+def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[launch.GateRequest] = []
+
+    def plan(request: launch.GateRequest) -> launch.Plan:
+        asked.append(request)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(launch, "plan", plan)
+    options = "--nproc 8 --mode all --preset wan14b_8 --layers 2 --train --dtype float32 --set a=1 --set b=2"
+    tpcompile("gate", *options.split(), "--run-dir", "x", "--device", "cuda", "--timeout-s", "60")
+    assert asked == [
+        launch.GateRequest(
+            nproc=8,
+            mode="all",
+            preset="wan14b_8",
+            layers=2,
+            train=True,
+            dtype="float32",
+            overrides=("a=1", "b=2"),
+            run_dir=Path("x"),
+            device="cuda",
+            timeout_s=60.0,
+        )
+    ]
+
+
+def test_compare_replays_a_run_and_ends_with_its_code(
+    tpcompile: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(verdict_module, "replay", lambda run_dir: samples.failing())
+    code, out, _ = tpcompile("compare", str(RunDir.create(tmp_path / "run").path))
+    assert code == 1
+    assert "FAIL (exit 1)" in out
+
+
+def test_compare_of_a_missing_run_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
+    code, _, err = tpcompile("compare", str(tmp_path / "nope"))
+    assert code == 2
+    assert err == f"error: no run directory at {tmp_path / 'nope'}\n"
+
+
+def test_compare_of_a_truncated_record_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.write_text("rank_0/record.json", '{"schema_ver')
+    code, _, err = tpcompile("compare", str(run.path))
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_presets_are_listed_with_their_sizes(tpcompile: Run) -> None:
+    code, out, _ = tpcompile("presets")
+    assert code == 0
+    assert any(line.split()[:4] == ["wan14b", "wan", "5120", "40"] for line in out.splitlines())
+
+
+def test_version_names_torch_without_importing_it(tpcompile: Run) -> None:
+    code, out, _ = tpcompile("version")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["tpcompile", "torch", "triton", "python"]
+
+
+NO_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+import pkgutil, importlib
+import tpcompile.evidence, tpcompile.report, tpcompile.cli, tpcompile.launch
+for package in (tpcompile.evidence, tpcompile.report, tpcompile.cli):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+sys.argv = ["tpcompile", *sys.argv[1:]]
+tpcompile.cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [(["--help"], 0), (["presets"], 0), (["version"], 0), (["gate", "--nproc", "3", "--device", "cpu"], 2)],
+)
+def test_evidence_report_launch_and_cli_never_import_torch(args: list[str], code: int) -> None:
+    command = [sys.executable, "-c", NO_TORCH, *args]
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "CXX": sys.executable}
+    )
+    assert (found.returncode, "AssertionError" in found.stderr) == (code, False), found.stderr
+
+
+def test_help_imports_neither_pydantic_nor_rich() -> None:
+    code = (
+        "import sys, tpcompile.cli; print(sorted({'pydantic', 'rich', 'loguru', 'torch', 'yaml'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence import rundir as rundir_module
+from tpcompile.evidence.records import RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RankStatus, RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A fresh run directory."""
+    return RunDir.create(tmp_path / "run")
+
+
+def verdict(summary: str = "ok") -> Verdict:
+    """A green verdict."""
+    return Verdict(status=Status.PASS, exit_code=0, world_size=2, summary=summary)
+
+
+def status(rank: int = 0, phase: str = "C/first") -> RankStatus:
+    """A rank that runs."""
+    return RankStatus(rank=rank, world_size=2, pid=1, host="h", phase=phase, state="running")
+
+
+def files(run: RunDir) -> list[str]:
+    """Every file in the run directory, hidden ones too."""
+    return sorted(str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file())
+
+
+def test_what_is_written_is_read_back(run: RunDir) -> None:
+    record = RankRecord(rank=1, world_size=2, facts={"error": 0.5})
+    run.write_record(record)
+    run.write_status(status())
+    run.write_verdict(verdict())
+    assert run.read_records() == [record]
+    assert run.read_statuses() == [status()]
+    assert run.read_verdict() == verdict()
+
+
+def test_an_empty_run_has_no_verdict_and_no_ranks(run: RunDir) -> None:
+    assert (run.read_verdict(), run.read_records(), run.read_statuses(), run.read_run()) == (None, [], [], {})
+
+
+def test_ranks_come_back_in_numeric_order(run: RunDir) -> None:
+    for rank in (10, 2, 0):
+        run.write_status(status(rank))
+    assert [s.rank for s in run.read_statuses()] == [0, 2, 10]
+
+
+def test_no_temporary_file_is_left(run: RunDir) -> None:
+    run.write_status(status())
+    run.write_status(status(phase="C/steady"))
+    run.write_verdict(verdict())
+    run.write_verdict(verdict("second"))
+    assert files(run) == ["rank_0/status.json", "verdict.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_whole(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write_status(status())
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(rundir_module.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.write_status(status(phase="later"))
+    assert run.read_statuses() == [status()]
+
+
+def test_the_first_verdict_wins(run: RunDir) -> None:
+    assert run.write_verdict(verdict("first"))
+    assert not run.write_verdict(verdict("second"))
+    found = run.read_verdict()
+    assert found is not None
+    assert found.summary == "first"
+
+
+def _race(path: str, rank: int, barrier: object) -> None:
+    barrier.wait()  # type: ignore[attr-defined]
+    os._exit(int(RunDir(path).write_verdict(verdict(f"rank {rank}"))))
+
+
+def test_of_many_writers_exactly_one_wins(run: RunDir) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(8)
+    writers = [context.Process(target=_race, args=(str(run.path), rank, barrier)) for rank in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    won = [rank for rank, writer in enumerate(writers) if writer.exitcode == 1]
+    found = run.read_verdict()
+    assert found is not None
+    assert [found.summary] == [f"rank {rank}" for rank in won]
+
+
+def test_json_is_sorted_and_stable(run: RunDir) -> None:
+    run.write_record(RankRecord(rank=0, world_size=1, facts={"b": 1, "a": 2}))
+    run.write_record(RankRecord(rank=1, world_size=1, facts={"a": 2, "b": 1}))
+    one, two = ((run.path / f"rank_{n}" / "record.json").read_text() for n in (0, 1))
+    assert one == two.replace('"rank": 1', '"rank": 0')
+
+
+def test_another_schema_is_refused_with_both_versions(run: RunDir) -> None:
+    data = json.loads(verdict().to_json()) | {"schema_version": 99}
+    run.write_text("verdict.json", json.dumps(data))
+    with pytest.raises(ConfigError, match="has schema 99, this tpcompile reads 1"):
+        run.read_verdict()
+
+
+@pytest.mark.parametrize("text", ['{"schema_version": 1}', '{"schema_version": 1, "typo": 2}'])
+def test_a_file_with_wrong_keys_is_called_damaged(run: RunDir, text: str) -> None:
+    run.write_text("verdict.json", text)
+    with pytest.raises(ConfigError, match=r"verdict\.json is damaged"):
+        run.read_verdict()
+
+
+def test_a_missing_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run directory at"):
+        RunDir.open(tmp_path / "nope")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*; choose another with --run-dir"):
+        RunDir.create(tmp_path / "file" / "run")

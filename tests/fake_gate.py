@@ -1,0 +1,82 @@
+"""Stand-in for repro/tp_compile_repro.py in the launch tests: one rank that does what FAKE_BEHAVIOUR says.
+
+Runs under real torchrun (RANK is set) or alone, where `FAKE_WORLD` copies stand for the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tpcompile.evidence.records import Status, Verdict
+from tpcompile.evidence.rundir import RankStatus, RunDir
+
+STOP_S = 600.0
+
+
+def main() -> None:
+    """Take part in one fake run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", required=True)
+    run = RunDir(parser.parse_known_args()[0].run_dir)
+    if "RANK" not in os.environ:
+        sys.exit(_spawn(int(os.environ["FAKE_WORLD"])))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    behave(os.environ["FAKE_BEHAVIOUR"], run, rank, world)
+
+
+def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
+    """Write this rank's files and end as told; rank 1 is the one with the fault."""
+    if behaviour == "silent":
+        return
+    _say(run, rank, world, "C/first", "running")
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if behaviour in ("hang", "stubborn"):
+        time.sleep(STOP_S)
+    if behaviour == "killed" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "killed":
+        signal.signal(signal.SIGTERM, lambda *_: (_say(run, rank, world, "C/first", "stopped"), sys.exit(143)))
+        time.sleep(STOP_S)
+    _say(run, rank, world, "done", "finished")
+    codes = {"pass": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
+    code = codes[behaviour]
+    if rank == 0:
+        status = Status.FAIL if code else Status.PASS
+        run.write_verdict(Verdict(status=status, exit_code=code, world_size=world, summary=f"fake {behaviour}"))
+    sys.exit(1 if code or behaviour == "crash_after_pass" else 0)
+
+
+def _say(run: RunDir, rank: int, world: int, phase: str, state: str) -> None:
+    run.write_status(RankStatus(rank=rank, world_size=world, pid=os.getpid(), host="host", phase=phase, state=state))
+
+
+def _spawn(world: int) -> int:
+    """Ranks in sessions of their own, as torchrun starts them."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)},
+            start_new_session=True,
+        )
+        for rank in range(world)
+    ]
+    while all(p.poll() is None for p in ranks):
+        time.sleep(0.02)
+    codes = []
+    for p in ranks:
+        if p.poll() is None and any(q.poll() for q in ranks):
+            p.terminate()
+        codes.append(p.wait())
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Transformer stacks on 2 and 4 gloo ranks against the unsharded twin in float64, eager and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.graphs import GraphCapture
+from tests.ranks import run_on_ranks
+from tpcompile.config import BlockConfig
+from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
+from tpcompile.errors import ConfigError
+from tpcompile.nn.block import TransformerBlock, TransformerStack
+from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of, make_inputs
+
+FORMS = {
+    "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},
+    "llama": {"style": "llama", "bias": False, "causal": True, "num_kv_heads": 4},
+}
+CASES = [(form, qk_norm) for form in FORMS for qk_norm in ("full", "per_head", "none")]
+
+
+def config_of(form: str, qk_norm: str, dtype: str = "float64", num_layers: int = 2) -> BlockConfig:
+    return BlockConfig(
+        dim=32, num_heads=8, ffn_dim=24, num_layers=num_layers, qk_norm=qk_norm, eps=1e-6, batch=2, seq_len=6,
+        dtype=dtype, **FORMS[form],  # type: ignore[arg-type]
+    )
+
+
+def build(config: BlockConfig, comm: Collectives, full: dict[str, Tensor]) -> TransformerStack:
+    with torch.device("meta"):
+        stack = TransformerStack(config, comm)
+    stack.to_empty(device="cpu")
+    load_full_state_dict(stack, full)
+    return stack
+
+
+def _step(model: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Output, and gradient of the input; parameters get their `.grad`."""
+    x = x.detach().clone().requires_grad_()
+    y = model(x, cos, sin)
+    (y.sin() * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def _error(value: Tensor, reference: Tensor) -> float:
+    return ((value - reference).norm() / reference.norm()).item()
+
+
+def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
+    """Relative error of the output and of every gradient against the unsharded twin."""
+    torch._dynamo.reset()
+    full = full_state_dict(config, seed=0, dtype=torch.float64, device="cpu")
+    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
+    twin, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
+    y_ref, gx_ref = _step(twin, *inputs)
+    y, gx = _step(torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded, *inputs)
+    errors = {"output": _error(y, y_ref), "input": _error(gx, gx_ref)}
+    reference = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    for name, parameter in sharded.named_parameters():
+        expected = local_slice_of(name, reference[name], module=sharded)
+        assert parameter.grad is not None and expected.norm() > 0, name
+        errors[name] = _error(parameter.grad, expected)
+    return errors
+
+
+def _traced(config: BlockConfig) -> dict[str, Any]:
+    """Errors under compile, the graphs, and what the stack declares, for training and inference."""
+    capture, inference = GraphCapture(), GraphCapture()
+    errors = _errors(config, capture)
+    dtype = getattr(torch, config.dtype)
+    full = full_state_dict(config, seed=0, dtype=dtype, device="cpu")
+    stack = build(config, Collectives(dist.group.WORLD), full)
+    with torch.no_grad():
+        torch.compile(stack, backend=inference, fullgraph=True)(
+            *make_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len))
+    size = (config.batch, config.seq_len, config.dtype)
+    declared = {train: [(c.phase, c.op, c.reduce_op, c.dtype, c.shape)
+                        for c in stack.declared_collectives(*size, train=train)] for train in (False, True)}
+    return {"errors": errors, "texts": capture.texts, "declared": declared,
+            "traced": {True: capture.collectives, False: inference.collectives}}
+
+
+def _bf16_collectives() -> dict[str, Any]:
+    config = config_of("wan", "full", dtype="bfloat16", num_layers=1)
+    capture = GraphCapture()
+    torch._dynamo.reset()
+    full = full_state_dict(config, seed=0, dtype=torch.bfloat16, device="cpu")
+    stack = build(config, Collectives(dist.group.WORLD), full)
+    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.bfloat16, seq_len=config.seq_len)
+    _step(torch.compile(stack, backend=capture, fullgraph=True), *inputs)
+    declared = stack.declared_collectives(config.batch, config.seq_len, torch.bfloat16, train=True)
+    return {"declared": [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared],
+            "traced": capture.collectives}
+
+
+def _modes() -> dict[str, Any]:
+    """Graphs and breaks of one block per mode, forward only, and the forward's error in eager and compiled."""
+    config = config_of("wan", "full", num_layers=1)
+    full = full_state_dict(config, seed=0, dtype=torch.float64, device="cpu")
+    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
+    found: dict[str, Any] = {}
+    with torch.no_grad():
+        reference = build(config, Collectives(None), full)(*inputs)
+        for mode, strategy in {"A": DisabledCollectives, "B": InPlaceCollectives, "C": Collectives}.items():
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            stack = build(config, strategy(dist.group.WORLD), full)
+            eager, compiled = stack(*inputs), torch.compile(stack, backend="eager")(*inputs)
+            found[mode] = {
+                "error": max(_error(eager, reference), _error(compiled, reference)),
+                "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+                "breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
+            }
+    return found
+
+
+def _worker_2() -> dict[str, Any]:
+    return {
+        "eager": {case: _errors(config_of(*case), None) for case in CASES},
+        "compiled": {case: _traced(config_of(*case)) for case in CASES},
+        "bf16": _bf16_collectives(),
+        "modes": _modes(),
+    }
+
+
+def _worker_4() -> dict[Any, dict[str, float]]:
+    return {case: _errors(config_of(*case), None) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_on_ranks(_worker_2, timeout_s=300)
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> list[dict[Any, dict[str, float]]]:
+    return run_on_ranks(_worker_4, world_size=4, timeout_s=240)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_eager_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+    assert {k: e for r in ranks for k, e in r["eager"][case].items() if not e < 1e-10} == {}
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_compiled_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+    assert {k: e for r in ranks for k, e in r["compiled"][case]["errors"].items() if not e < 1e-10} == {}
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_eager_on_four_ranks_equals_the_unsharded_twin(four_ranks: list[Any], case: tuple[str, str]) -> None:
+    assert {k: e for r in four_ranks for k, e in r[case].items() if not e < 1e-10} == {}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "train"])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_declared_collectives_are_the_traced_ones(ranks: list[Any], case: tuple[str, str], train: bool) -> None:
+    for r in ranks:
+        declared, traced = r["compiled"][case]["declared"][train], r["compiled"][case]["traced"][train]
+        assert traced == declared
+        assert len(traced) >= 4 * (1 + train)
+
+
+def test_statistics_travel_in_float32_for_a_bf16_block(ranks: list[dict[str, Any]]) -> None:
+    found = ranks[0]["bf16"]
+    assert found["traced"] == found["declared"]
+    assert ("forward", "all_reduce", "sum", "f32", "[2, 6, 2]") in found["traced"]
+    assert ("forward", "all_reduce", "sum", "bf16", "[2, 6, 32]") in found["traced"]
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_graphs_of_both_ranks_are_byte_equal(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+    texts = ranks[0]["compiled"][case]["texts"]
+    assert [kind for kind, _ in texts] == ["dynamo", "forward", "backward"]
+    assert texts == ranks[1]["compiled"][case]["texts"]
+
+
+def test_modes_differ_only_in_how_a_collective_is_issued(ranks: list[dict[str, Any]]) -> None:
+    for r in ranks:
+        assert max(mode["error"] for mode in r["modes"].values()) < 1e-10
+        assert [(r["modes"][m]["graphs"], r["modes"][m]["breaks"]) for m in "BC"] == [(1, 0), (1, 0)]
+        assert r["modes"]["A"]["breaks"] >= 3, "one per collective of the forward"
+        assert r["modes"]["A"]["graphs"] > 3
+
+
+def test_size_one_declares_no_collective() -> None:
+    with torch.device("meta"):
+        stack = TransformerStack(config_of("wan", "full"), Collectives(None))
+    assert stack.declared_collectives(2, 6, "float64", train=True) == ()
+
+
+class _Comm(Collectives):
+    """A place in a group that does not exist, to build modules without ranks."""
+
+    def __init__(self, size: int, rank: int = 0) -> None:
+        super().__init__(None)
+        self.size, self.rank = size, rank
+
+
+def test_tp_that_does_not_divide_the_heads_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match="tp=3 does not divide num_heads=8"):
+        TransformerBlock(config_of("wan", "full"), _Comm(3))
+
+
+def test_no_module_reads_its_rank_in_forward() -> None:
+    """`rank` may be read by state.py only; a forward that used it would bake it into the graph."""
+
+    class Rankless(_Comm):
+        @property
+        def rank(self) -> int:  # type: ignore[override]
+            raise AssertionError("forward read comm.rank")
+
+        @rank.setter
+        def rank(self, value: int) -> None:
+            pass
+
+    for case in CASES:
+        config = config_of(*case)
+        with torch.device("meta"):
+            stack = TransformerStack(config, Rankless(1))
+            x, table = torch.empty(2, 6, 32, dtype=torch.float64), torch.empty(6, 2, dtype=torch.float64)
+            assert isinstance(stack, nn.Module) and stack(x, table, table).shape == x.shape

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.report import samples
+from tpcompile.evidence.records import Status, UserLine, Verdict
+from tpcompile.report import github
+
+WORKSPACE = Path("/repo")
+
+
+def red(*, line: UserLine | None = samples.LINE, **fields: object) -> Verdict:
+    """A verdict with one failed check."""
+    check = samples.check(status=Status.FAIL, line=line, **fields)
+    return samples.failing().model_copy(update={"checks": (check,), "divergences": ()})
+
+
+def test_an_annotation_names_file_line_and_title_relative_to_the_workspace() -> None:
+    first = github.annotations(samples.failing(), WORKSPACE)[0]
+    assert first.startswith("::error file=models/block.py,line=12,title=argument 2 of node 4 (mul) is 1 on ranks 0-6")
+
+
+def test_a_file_outside_the_workspace_keeps_its_path() -> None:
+    (line,) = github.annotations(red(), Path("/elsewhere"))
+    assert "file=/repo/models/block.py," in line
+
+
+def test_percent_and_newlines_are_escaped_in_the_message() -> None:
+    (line,) = github.annotations(red(details=("100% of\nranks",)), WORKSPACE)
+    assert line.endswith("%0A100%25 of%0Aranks")
+    assert "\n" not in line
+
+
+def test_colons_and_commas_are_escaped_in_properties() -> None:
+    source = UserLine(file="/repo/a,b:c.py", line=3)
+    (line,) = github.annotations(red(name="graphs: 1, not 2", line=source), WORKSPACE)
+    assert line.startswith("::error file=a%2Cb%3Ac.py,line=3,title=graphs%3A 1%2C not 2::")
+
+
+def test_there_are_at_most_ten_errors() -> None:
+    checks = tuple(samples.check(name=f"check {n}", status=Status.FAIL) for n in range(30))
+    assert len(github.annotations(samples.failing().model_copy(update={"checks": checks}), WORKSPACE)) == 10
+
+
+def test_a_check_without_a_line_is_annotated_without_a_file() -> None:
+    (line,) = github.annotations(red(line=None), WORKSPACE)
+    assert line.startswith("::error title=graphs::")
+
+
+def test_a_red_verdict_without_checks_has_one_annotation_and_a_green_one_none() -> None:
+    verdict = Verdict(status=Status.FAIL, exit_code=4, world_size=2, summary="no GPU")
+    assert github.annotations(verdict, WORKSPACE) == ["::error title=tpcompile gate::no GPU"]
+    assert github.annotations(samples.passing(), WORKSPACE) == []
+
+
+def test_the_summary_is_a_table_whose_cells_cannot_break_it() -> None:
+    text = github.summary(red(name="a|b", observed="x\ny <b> `c`"))
+    assert "| a\\|b | 1 on every rank | x y \\<b\\> \\`c\\` | **FAIL** |" in text.splitlines()
+
+
+def test_user_code_with_backticks_stays_inside_its_fence() -> None:
+    line = samples.LINE.model_copy(update={"code": "s = '```'"})
+    groups = tuple(
+        g.model_copy(update={"item": g.item and g.item.model_copy(update={"line": line})})
+        for g in samples.divergence().groups
+    )
+    text = github.summary(samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)}))
+    assert "\n````\n" in text
+
+
+def test_a_huge_summary_is_cut_below_the_limit() -> None:
+    checks = tuple(samples.check(name=f"{n} " + "x" * 1000) for n in range(2000))
+    text = github.summary(samples.passing().model_copy(update={"checks": checks}))
+    assert len(text.encode()) < 1024 * 1024
+    assert text.endswith("(cut at 1 MB; the whole is in verdict.json)\n")
+
+
+def test_nothing_is_written_outside_of_actions(tmp_path: Path) -> None:
+    target = tmp_path / "summary.md"
+    assert github.write(samples.failing(), {"GITHUB_STEP_SUMMARY": str(target)}) == []
+    assert not target.exists()
+
+
+def test_in_actions_the_summary_is_appended_and_the_annotations_come_back(tmp_path: Path) -> None:
+    target = tmp_path / "summary.md"
+    target.write_text("before\n")
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(target), "GITHUB_WORKSPACE": "/repo"}
+    assert github.write(samples.failing(), environ) == github.annotations(samples.failing(), WORKSPACE)
+    assert target.read_text() == "before\n" + github.summary(samples.failing())

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.report import samples
+from tpcompile.evidence.records import Item, RankGroup, Status, Verdict
+from tpcompile.report import terminal
+
+GOLDEN = Path(__file__).parent.parent / "data"
+
+
+def shown(verdict: Verdict, *, width: int = 80, run: Path | None = Path("runs/x")) -> str:
+    """What a console of that width gets, without the padding at the line ends."""
+    out = io.StringIO()
+    terminal.render(verdict, Console(file=out, width=width), run=run)
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("name", ["failing", "passing"])
+def test_a_verdict_looks_as_recorded_at_width_80(name: str) -> None:
+    """Record again with UPDATE_GOLDEN=1 pytest tests/report/test_terminal.py."""
+    golden = GOLDEN / f"report_{name}_80.txt"
+    text = shown(getattr(samples, name)())
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_console_and_no_code_is_cut(width: int) -> None:
+    text = shown(samples.failing(), width=width)
+    lines = [line for line in text.splitlines() if not line.startswith("replay:")]
+    assert max(map(len, lines)) <= width
+    squeezed = "".join(text.replace("│", "").split())
+    assert squeezed.count("".join(samples.LONG_CODE.split())) == 2  # the failed check and the panel
+    assert "…" not in text
+
+
+def test_square_brackets_of_user_text_survive() -> None:
+    text = shown(samples.failing())
+    assert "f32[8, 16] stays [bold]as it is[/bold]" in text
+
+
+def test_escape_sequences_of_user_text_do_not_reach_the_terminal() -> None:
+    verdict = samples.passing().model_copy(update={"summary": "\x1b[31mred\x07"})
+    assert "\x1b" not in shown(verdict)
+
+
+def test_equal_ranks_are_grouped() -> None:
+    assert "equal ranks in tp: 0-6 | 7" in shown(samples.failing())
+    assert "equal ranks in tp: 0-1 (all equal)" in shown(samples.passing())
+
+
+def test_lines_that_differ_are_shown_under_their_ranks() -> None:
+    ours, theirs = (samples.LINE.model_copy(update={"line": n}) for n in (10, 20))
+    groups = (
+        RankGroup(ranks=(0,), item=Item(text="a", line=ours)),
+        RankGroup(ranks=(1,), item=Item(text="b", line=theirs)),
+    )
+    verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
+    text = shown(verdict)
+    assert text.index("rank 0 ") < text.index("block.py:10") < text.index("rank 1 ") < text.index("block.py:20")
+
+
+def test_a_group_that_has_nothing_says_so() -> None:
+    groups = (RankGroup(ranks=(0,), item=Item(text="all_reduce")), RankGroup(ranks=(1,)))
+    verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
+    assert "(nothing here)" in shown(verdict)
+
+
+def test_many_groups_are_counted_not_listed() -> None:
+    groups = tuple(RankGroup(ranks=(n,), item=Item(text=f"text {n}")) for n in range(64))
+    verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
+    text = shown(verdict)
+    assert "and 60 more groups" in text
+    assert "text 40" not in text
+
+
+def test_checks_are_grouped_by_mode() -> None:
+    checks = tuple(samples.check(name=f"check {m}", mode=m) for m in ("A", "B", "C"))
+    text = shown(samples.passing().model_copy(update={"checks": checks}))
+    order = [text.index(part) for part in ("\nmode A", "check A", "\nmode B", "check B", "\nmode C", "check C")]
+    assert order == sorted(order)
+
+
+def test_a_verdict_without_checks_still_ends_with_its_summary_and_replay_line() -> None:
+    verdict = Verdict(status=Status.FAIL, exit_code=4, world_size=2, summary="no GPU")
+    assert shown(verdict, run=None).splitlines()[-2:] == ["FAIL (exit 4): no GPU", "replay: tpcompile compare RUN"]
+
+
+def test_the_replay_command_is_quoted_and_never_wrapped() -> None:
+    folder = Path("runs") / ("long name " * 12).strip()
+    assert f"replay: tpcompile compare '{folder}'" in shown(samples.passing(), run=folder)

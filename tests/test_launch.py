@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tpcompile import config, launch, process_tree
+from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.evidence.records import Status, Verdict
+from tpcompile.evidence.rundir import RankStatus, RunDir
+
+FAKE = Path(__file__).parent / "fake_gate.py"
+ROOT = str(FAKE.parent.parent)
+
+
+def status(rank: int, state: str, *, phase: str = "C/first", error: str = "") -> RankStatus:
+    """The last word of one of two ranks."""
+    return RankStatus(rank=rank, world_size=2, pid=1, host="h", phase=phase, state=state, error=error)
+
+
+def a_plan(tmp_path: Path, behaviour: str, *, torchrun: bool = False, timeout_s: float = 120.0) -> launch.Plan:
+    """Two ranks of the fake gate, under torchrun or under its own tiny stand-in."""
+    run_dir = tmp_path / "run"
+    RunDir.create(run_dir)
+    args = ["--run-dir", str(run_dir)]
+    command = launch.torchrun(2, FAKE, args) if torchrun else [sys.executable, str(FAKE), *args]
+    fake = {"FAKE_BEHAVIOUR": behaviour, "FAKE_WORLD": "2", "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    return launch.Plan(
+        command=tuple(command),
+        environ={**os.environ, **fake},
+        nproc=2,
+        device="cpu",
+        config=config.load("cpu_smoke"),
+        run_dir=run_dir,
+        timeout_s=timeout_s,
+    )
+
+
+def run(plan: launch.Plan) -> tuple[int, Verdict, str]:
+    """Exit code, published verdict, terminal text."""
+    out = io.StringIO()
+    code = launch.run(plan, Console(file=out, width=80))
+    verdict = RunDir(plan.run_dir).read_verdict()
+    assert verdict is not None
+    return code, verdict, out.getvalue()
+
+
+def left_running(tmp_path: Path) -> list[str]:
+    """Command lines that still mention this test's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(tmp_path) in text:
+            found.append(text)
+    return found
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder for a PATH that holds only what a test puts there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def install(folder: Path, name: str, text: str = "") -> None:
+    """Put a shell script on the fake PATH."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def with_gpus(folder: Path, count: int) -> dict[str, str]:
+    """Environment in which nvidia-smi lists `count` GPUs and a compiler exists."""
+    install(folder, "nvidia-smi", "\n".join(f"echo 'GPU {n}: Some (UUID: GPU-{n})'" for n in range(count)))
+    install(folder, "g++")
+    return {"PATH": str(folder)}
+
+
+# Preflight: before any process starts
+
+
+def test_gpus_are_counted_by_nvidia_smi(tools: Path) -> None:
+    assert launch.count_gpus(with_gpus(tools, 8)) == 8
+
+
+def test_without_nvidia_smi_there_are_no_gpus(tools: Path) -> None:
+    assert launch.count_gpus({"PATH": str(tools)}) == 0
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1", 2), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1,GPU-2", 2)])
+def test_cuda_visible_devices_hides_gpus(tools: Path, visible: str, count: int) -> None:
+    assert launch.count_gpus(with_gpus(tools, 8) | {"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_more_ranks_than_gpus_is_refused(tools: Path, tmp_path: Path) -> None:
+    request = launch.GateRequest(nproc=8, run_dir=tmp_path / "run")
+    with pytest.raises(PreflightError, match=r"8 ranks but 2 GPUs; use --nproc 2 or --device cpu"):
+        launch.plan(request, with_gpus(tools, 2))
+
+
+def test_cuda_without_a_gpu_is_refused(tools: Path, tmp_path: Path) -> None:
+    install(tools, "g++")
+    with pytest.raises(PreflightError, match="no GPU here"):
+        launch.plan(launch.GateRequest(device="cuda", run_dir=tmp_path / "run"), {"PATH": str(tools)})
+
+
+def test_a_tp_that_does_not_divide_the_heads_names_those_that_do(tools: Path, tmp_path: Path) -> None:
+    install(tools, "g++")
+    with pytest.raises(ConfigError, match=r"tp=3 does not divide .*choose tp from \[1, 2, 4, 8\]"):
+        launch.plan(launch.GateRequest(nproc=3, run_dir=tmp_path / "run"), {"PATH": str(tools)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"preset": "nope"}, "unknown preset 'nope'"),
+        ({"overrides": ("block.nope=1",)}, "unknown config key 'nope'"),
+        ({"layers": 0}, r"block.num_layers=0: .*greater than 0"),
+        ({"dtype": "int8"}, r"block.dtype='int8'"),
+        ({"mode": "D"}, r"modes.0='D'"),
+        ({"nproc": 0}, "at least one rank"),
+    ],
+)
+def test_bad_requests_are_usage_errors(tools: Path, tmp_path: Path, fields: dict[str, object], message: str) -> None:
+    install(tools, "g++")
+    with pytest.raises(ConfigError, match=message):
+        launch.plan(launch.GateRequest(run_dir=tmp_path / "run", **fields), {"PATH": str(tools)})  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_compiler_is_refused_for_inductor_on_cpu_only(tools: Path, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="no C\\+\\+ compiler"):
+        launch.plan(launch.GateRequest(run_dir=tmp_path / "a"), {"PATH": str(tools)})
+    eager = launch.GateRequest(run_dir=tmp_path / "b", overrides=("compile.backend=eager",))
+    assert launch.plan(eager, {"PATH": str(tools)}).device == "cpu"
+
+
+def test_a_compiler_that_is_not_called_gxx_is_handed_to_inductor(tools: Path, tmp_path: Path) -> None:
+    install(tools, "clang++")
+    plan = launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
+    assert plan.environ["CXX"] == "clang++"
+
+
+def test_a_cxx_that_does_not_exist_is_named(tools: Path) -> None:
+    install(tools, "g++")
+    with pytest.raises(PreflightError, match="CXX=nope"):
+        launch.cxx_compiler({"PATH": str(tools), "CXX": "nope"})
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(tools: Path, tmp_path: Path) -> None:
+    install(tools, "g++")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*--run-dir"):
+        launch.plan(launch.GateRequest(run_dir=tmp_path / "file" / "run"), {"PATH": str(tools)})
+
+
+def test_a_run_directory_with_a_verdict_is_refused_since_it_would_pass_for_the_new_one(
+    tools: Path, tmp_path: Path
+) -> None:
+    install(tools, "g++")
+    old = Verdict(status=Status.PASS, exit_code=0, world_size=2, summary="old")
+    RunDir.create(tmp_path / "run").write_verdict(old)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
+
+
+def test_on_cpu_the_defaults_are_two_ranks_of_cpu_smoke(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tools, "g++")
+    monkeypatch.chdir(tmp_path)
+    plan = launch.plan(launch.GateRequest(), {"PATH": str(tools)})
+    assert (plan.nproc, plan.device, plan.config.preset, plan.config.modes) == (2, "cpu", "cpu_smoke", ("C",))
+    assert plan.run_dir.match("runs/*-cpu_smoke-tp2")
+    assert plan.command[:3] == (sys.executable, "-m", "torch.distributed.run")
+    assert plan.command[3:6] == ("--standalone", "--nproc-per-node", "2")
+    assert plan.command[-1] == "--quiet-report"
+
+
+def test_on_gpus_the_defaults_are_all_of_them_and_wan14b(tools: Path, tmp_path: Path) -> None:
+    plan = launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), with_gpus(tools, 8))
+    assert (plan.nproc, plan.device, plan.config.preset) == (8, "cuda", "wan14b")
+
+
+def test_every_option_reaches_the_script(tools: Path, tmp_path: Path) -> None:
+    install(tools, "g++")
+    request = launch.GateRequest(
+        nproc=2,
+        mode="all",
+        layers=3,
+        train=True,
+        dtype="bfloat16",
+        overrides=("block.seq_len=32", "gate.steady_calls=3"),
+        run_dir=tmp_path / "run",
+        device="cpu",
+        fault="rank_branch",
+        fault_rank=1,
+    )
+    text = " ".join(launch.plan(request, {"PATH": str(tools)}).command)
+    assert "--preset cpu_smoke --mode all" in text
+    assert "--device cpu --layers 3 --train --dtype bfloat16" in text
+    assert "--set block.seq_len=32 --set gate.steady_calls=3 --fault rank_branch --fault-rank 1" in text
+
+
+def test_omp_threads_share_the_cores_unless_the_user_set_them(tools: Path, tmp_path: Path) -> None:
+    install(tools, "g++")
+    plan = launch.plan(launch.GateRequest(nproc=8, run_dir=tmp_path / "a"), {"PATH": str(tools)})
+    assert plan.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 8))
+    own = {"PATH": str(tools), "OMP_NUM_THREADS": "7"}
+    assert launch.plan(launch.GateRequest(run_dir=tmp_path / "b"), own).environ["OMP_NUM_THREADS"] == "7"
+    assert "PYTHONHASHSEED" not in plan.environ
+
+
+# The verdict when there is none
+
+
+def test_a_rank_that_was_still_running_died_in_its_phase() -> None:
+    verdict = launch.verdict_without_one([status(0, "stopped"), status(1, "running")], 2, 1, False)
+    assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
+    assert "rank 1 died or got killed in phase C/first" in verdict.summary
+    assert [c.ranks for c in verdict.checks if c.status == Status.FAIL] == [(1,)]
+
+
+def test_an_exception_is_the_root_cause_before_those_that_died_with_it() -> None:
+    statuses = [status(0, "running"), status(1, "failed", error="RuntimeError: boom")]
+    verdict = launch.verdict_without_one(statuses, 2, 1, False)
+    assert verdict.exit_code == ExitCode.BUG
+    assert "rank 1 raised an exception in phase C/first: RuntimeError: boom" in verdict.summary
+    assert verdict.checks[0].details == ("RuntimeError: boom",)
+
+
+def test_a_rank_that_never_started_is_named() -> None:
+    verdict = launch.verdict_without_one([status(0, "finished")], 2, 1, False)
+    assert "rank 1 never started" in verdict.summary
+    assert verdict.exit_code == ExitCode.FAIL
+
+
+def test_at_a_timeout_the_phase_of_every_rank_is_named() -> None:
+    verdict = launch.verdict_without_one([status(0, "running", phase="C/steady"), status(1, "running")], 2, -9, True)
+    assert verdict.exit_code == ExitCode.TIMEOUT
+    assert {c.observed for c in verdict.checks} == {
+        "rank 0 never left phase C/steady",
+        "rank 1 never left phase C/first",
+    }
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, ExitCode.ENVIRONMENT), (0, ExitCode.BUG)])
+def test_no_word_from_any_rank_is_the_environment_or_a_bug(code: int, expected: ExitCode) -> None:
+    verdict = launch.verdict_without_one([], 2, code, False)
+    assert verdict.exit_code == expected
+    assert "no rank started" in verdict.summary
+
+
+def test_ranks_that_finished_without_a_verdict_are_our_bug() -> None:
+    verdict = launch.verdict_without_one([status(0, "finished"), status(1, "finished")], 2, 0, False)
+    assert verdict.exit_code == ExitCode.BUG
+
+
+# Whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("behaviour", "code"), [("pass", 0), ("killed", 1)])
+def test_torchrun_ends_with_the_right_code(tmp_path: Path, behaviour: str, code: int) -> None:
+    found, verdict, text = run(a_plan(tmp_path, behaviour, torchrun=True))
+    assert (found, verdict.exit_code) == (code, code)
+    assert RunDir(tmp_path / "run").junit.exists()
+    assert f"(exit {code})" in text
+    if behaviour == "killed":
+        assert "rank 1 died or got killed in phase C/first" in verdict.summary
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code"), [("pass", 0), ("red", 1), ("preflight", 4), ("killed", 1), ("silent", 3)]
+)
+def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, behaviour: str, code: int) -> None:
+    found, verdict, _ = run(a_plan(tmp_path, behaviour))
+    assert (found, verdict.exit_code) == (code, code)
+
+
+def test_a_crash_after_a_passed_verdict_is_not_a_pass(tmp_path: Path) -> None:
+    code, _, text = run(a_plan(tmp_path, "crash_after_pass"))
+    assert code == ExitCode.BUG
+    assert "did not exit cleanly" in " ".join(text.split())
+    assert 'failures="1"' in RunDir(tmp_path / "run").junit.read_text()
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "stubborn"])
+def test_a_timeout_kills_every_rank_and_names_their_phase(
+    tmp_path: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
+    code, verdict, _ = run(a_plan(tmp_path, behaviour, timeout_s=3))
+    assert (code, verdict.exit_code) == (124, 124)
+    assert "ranks 0-1" in verdict.summary
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_forwarded_and_leaves_nothing_running(tmp_path: Path, signum: signal.Signals) -> None:
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while len(RunDir(tmp_path / "run").read_statuses()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signum)
+
+    plan = a_plan(tmp_path, "hang")
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code, verdict, _ = run(plan)
+    thread.join()
+    assert (code, verdict.exit_code) == (128 + signum, 128 + signum)
+    assert signum.name in verdict.summary
+    assert left_running(tmp_path) == []
+
+
+def test_a_process_that_left_the_session_is_swept_after_a_normal_end() -> None:
+    marker = f"sleep-{os.getpid()}"
+    script = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 600 # {marker}'], start_new_session=True)"
+    environ: Mapping[str, str] = os.environ
+    outcome = process_tree.run_tree([sys.executable, "-c", script], environ=environ, timeout_s=30)
+    assert outcome == process_tree.Outcome(exit_code=0)
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert marker not in running

@@ -1,0 +1,194 @@
+"""Private torch API that capture needs, all of it: seen on torch 2.11.0 and 2.13.0.
+
+`tests/capture/test_compat.py` fails when any of it moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch._dynamo.callback as _callback
+import torch._functorch.config as _functorch_config
+import torch._inductor.config as _inductor_config
+import torch.distributed as dist
+from torch._dynamo import config as _dynamo_config
+from torch._dynamo.utils import counters as _counters
+from torch._logging import _internal as _logging_internal
+from torch._logging import structured as _structured
+
+_PER_RANK_ENVIRONMENT = frozenset({
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
+})  # fmt: skip
+_COMPILE_ENVIRONMENT = (
+    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_SYMM_MEM", "AOT_", "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
+_MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_cxx", ".cxx", "path")
+"""Parts of config names that describe the machine or where files go, not what is compiled."""
+
+
+class TraceHandler(logging.Handler):
+    """Receives every record of torch's structured trace in this process.
+
+    `trace_structured` does its work only while the `torch.__trace` logger has a handler; no TORCH_TRACE is needed.
+    """
+
+    def __init__(self, receive: Callable[[dict[str, Any], str | None], None]) -> None:
+        super().__init__(logging.DEBUG)
+        self._receive = receive
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand over metadata and payload, and never let a parser bug break the user's compile."""
+        try:
+            self._receive(record.metadata, record.payload)  # type: ignore[attr-defined]
+        except Exception:  # a logging handler must not raise into the compiler
+            self.handleError(record)
+
+
+@contextmanager
+def tracing(handler: TraceHandler) -> Iterator[None]:
+    """Attach the handler to the structured trace."""
+    _logging_internal.trace_log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _logging_internal.trace_log.removeHandler(handler)
+
+
+def interned_strings() -> dict[int, str]:
+    """Index -> file name of the structured trace's string table, whoever was listening when they were sent."""
+    return {index: text for text, index in _structured.INTERN_TABLE.items()}
+
+
+@contextmanager
+def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) -> Iterator[None]:
+    """Call `start` and `end` with the compile id around every compile of a frame.
+
+    `end` runs before the compiled code does; an exception in it reaches the caller of the compiled function. A lazily
+    compiled backward is left out: a rank with a cache hit has none, so ranks could not count alike.
+    """
+    handler = _callback.callback_handler
+    frames = _callback.CallbackTrigger.DYNAMO
+
+    def on_start(args: Any) -> None:
+        if args.callback_trigger == frames:
+            start(str(args.compile_id))
+
+    def on_end(args: Any) -> None:
+        if args.callback_trigger == frames:
+            end(str(args.compile_id))
+
+    handler.register_start_callback(on_start)
+    handler.register_end_callback(on_end)
+    try:
+        yield
+    finally:
+        for remove, callback in ((handler.remove_start_callback, on_start), (handler.remove_end_callback, on_end)):
+            with suppress(ValueError):  # torch.compiler.reset() has cleared them
+                remove(callback)
+
+
+def dynamo_counters() -> dict[str, int]:
+    """Dynamo's running totals: `frames` it started, `graphs` it made, `breaks` it counted."""
+    return {
+        "frames": int(_counters["frames"]["total"]),
+        "graphs": int(_counters["stats"]["unique_graphs"]),
+        "breaks": int(sum(_counters["graph_break"].values())),
+    }
+
+
+def group_roles() -> dict[str, str]:
+    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else its description and size."""
+    roles: dict[str, str] = {}
+    if not dist.is_initialized():
+        return roles
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        description = getattr(group, "group_desc", "") or "undefined"
+        roles[str(name)] = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
+    return roles
+
+
+def counting_backend(name: str) -> tuple[Callable[..., Any], list[int]]:
+    """A torch.compile backend that counts how often compiled regions are entered, and its one-element counter."""
+    backend = torch._dynamo.lookup_backend(name)
+    entered = [0]
+
+    def compile_region(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled = backend(gm, inputs)
+
+        def region(*args: Any) -> Any:
+            entered[0] += 1
+            return compiled(*args)
+
+        return region
+
+    return compile_region, entered
+
+
+def triton_kernel_name(index: int) -> str:
+    """Name of a user's Triton kernel in a traced graph, by its index in torch's side table."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel = kernel_side_table.get_kernel(index)
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return f"{kernel.__module__}.{kernel.__name__}"
+
+
+def compile_config() -> dict[str, str]:
+    """Compile-relevant settings that are not at their default, of Dynamo, AOTAutograd and Inductor."""
+    settings: dict[str, str] = {}
+    for module in (_dynamo_config, _functorch_config, _inductor_config):
+        for line in module.codegen_config().splitlines():  # type: ignore[attr-defined]
+            name, _, value = line.partition(" = ")
+            if not any(part in name for part in _MACHINE_CONFIG):
+                settings[name.removeprefix("torch.")] = value
+    return settings
+
+
+def environment() -> dict[str, str]:
+    """The environment layer: versions, device, compile-relevant variables and configs, resolved backends."""
+    facts = {
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "triton": _triton_version(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "num_threads": str(torch.get_num_threads()),
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+    if torch.cuda.is_available():
+        facts |= _cuda_facts()
+    facts |= {
+        f"env {key}": value
+        for key, value in os.environ.items()
+        if key.startswith(_COMPILE_ENVIRONMENT) and key not in _PER_RANK_ENVIRONMENT
+    }
+    return facts | {f"config {key}": value for key, value in compile_config().items()}
+
+
+def _cuda_facts() -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    cuda = torch.backends.cuda
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "sdpa": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
+        f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
+        "allow_tf32": str(cuda.matmul.allow_tf32),
+        "bf16_reduced_precision": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
+    }
+
+
+def _triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return str(triton.__version__)

@@ -1,0 +1,158 @@
+"""Live compiles of this process -> `RankRecord`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpcompile.capture import compat
+from tpcompile.capture.undeclared import undeclared_ops
+from tpcompile.evidence import trace
+from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord
+
+OnCompile = Callable[[CompileRecord], None]
+
+
+@dataclass
+class _Phase:
+    name: str
+    calls: int = 0
+
+class CaptureSession:
+    """Listens to every compile of this process while it is active.
+
+    Use as a context manager; mark parts of the run with `phase`. Nothing is patched and no cache is touched: the
+    structured trace carries AOT graphs and generated code on a cache hit as well as on a miss.
+
+        with CaptureSession() as session:
+            with session.phase("train step"):
+                compiled(x)
+        record = session.record(rank=rank, world_size=world_size)
+
+    `groups` maps process-group names to roles (`mesh_roles(mesh)`), so that ranks of other groups can be compared.
+    `on_compile` gets the record of each compile of a frame after it ends and before its code runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[str, str] | None = None,
+        on_compile_start: Callable[[str], None] | None = None,
+        on_compile: OnCompile | None = None,
+    ) -> None:
+        self._events: list[trace.TraceEvent] = []
+        self._lock = threading.Lock()
+        self._phases: dict[str, _Phase] = {}
+        self._counters: dict[str, dict[str, int]] = {}
+        self._current = ""
+        self._on_start, self._on_compile = on_compile_start, on_compile
+        self._stack = ExitStack()
+        self._given_roles = dict(groups or {})
+        self._roles: dict[str, str] = {}
+        self._strings: dict[int, str] = {}
+
+    def __enter__(self) -> CaptureSession:
+        self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
+        self._callbacks = self._stack.enter_context(ExitStack())
+        self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._snapshot()
+        self._stack.close()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Everything compiled inside belongs to `name`; Dynamo's counters are taken over it. Phases may repeat."""
+        outer, self._current = self._current, name
+        self._phases.setdefault(name, _Phase(name))
+        before = compat.dynamo_counters()
+        try:
+            yield
+        finally:
+            after = compat.dynamo_counters()
+            total = self._counters.setdefault(name, dict.fromkeys(after, 0))
+            for key in after:
+                total[key] += after[key] - before[key]
+            self._current = outer
+
+    def reset_compiler(self) -> None:
+        """`torch.compiler.reset()`, which also drops compile callbacks, and listen again."""
+        self._callbacks.close()
+        torch.compiler.reset()
+        self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
+
+    def count_call(self) -> None:
+        """Count one call of the compiled program in the current phase."""
+        self._phases[self._current].calls += 1
+
+    def compiles(self) -> tuple[CompileRecord, ...]:
+        """All compiles seen so far, in order of their first event."""
+        self._snapshot()
+        with self._lock:
+            events = list(self._events)
+        return trace.compile_records(events, roles=self._roles, strings=self._strings)
+
+    def record(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        domain: str = "tp",
+        coordinate: int | None = None,
+        tp_aware: Iterable[str] = (),
+        facts: dict[str, Any] | None = None,
+    ) -> RankRecord:
+        """Everything this rank knows. `coordinate` is its place in the symmetry domain, by default its rank."""
+        compiles = self.compiles()
+        return RankRecord(
+            rank=rank,
+            world_size=world_size,
+            domain=domain,
+            coordinate=rank if coordinate is None else coordinate,
+            environment=tuple(sorted(compat.environment().items())),
+            groups=tuple(sorted(self._roles.items())),
+            compiles=compiles,
+            counters=self.counters(compiles),
+            undeclared_ops=undeclared_ops(compiles, declared=tp_aware),
+            facts=facts or {},
+        )
+
+    def counters(self, compiles: tuple[CompileRecord, ...]) -> tuple[PhaseCounters, ...]:
+        """Dynamo's counters per phase, with the recompiles found in the trace."""
+        return tuple(
+            PhaseCounters(
+                phase=name,
+                calls=phase.calls,
+                recompiles=sum(c.phase == name and not c.compile_id.endswith("/0") for c in compiles),
+                **self._counters.get(name, {}),
+            )
+            for name, phase in self._phases.items()
+        )
+
+    def _snapshot(self) -> None:
+        # Groups may be gone, and the string table longer, by the time somebody asks for the record.
+        self._roles |= compat.group_roles() | self._given_roles
+        self._strings = compat.interned_strings()
+
+    def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:
+        found = trace.event(metadata, payload, phase=self._current)
+        if found is not None:
+            with self._lock:
+                self._events.append(found)
+
+    def _started(self, compile_id: str) -> None:
+        if self._on_start:
+            self._on_start(compile_id)
+
+    def _ended(self, compile_id: str) -> None:
+        if self._on_compile is None:
+            return
+        found = [c for c in self.compiles() if c.compile_id == compile_id.removeprefix("[").removesuffix("]")]
+        if found:
+            self._on_compile(found[-1])

@@ -1,0 +1,27 @@
+"""`tpcompile compare RUN`: the comparison again, offline, from the records of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`.")]) -> None:
+    """Compare the ranks of a finished run again, without torch and without GPUs."""
+    import json
+
+    from rich.console import Console
+
+    from tpcompile.errors import ConfigError
+    from tpcompile.evidence.rundir import RunDir
+    from tpcompile.evidence.verdict import replay
+    from tpcompile.report import terminal
+
+    try:
+        verdict = replay(RunDir.open(run))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{run} holds a damaged file: {error}") from None
+    terminal.render(verdict, Console(), run=run)
+    raise typer.Exit(verdict.exit_code)

@@ -1,0 +1,81 @@
+"""JSON between ranks through the c10d store: no collective, no pickle, never without a timeout."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_POLL_S = 0.02
+
+
+class RankStore:
+    """A rank's own client of the job's store, under one prefix.
+
+    Own client: a blocking wait on a shared client would stop torch's own store traffic.
+    """
+
+    def __init__(self, store: dist.Store, *, rank: int, world_size: int) -> None:
+        self._store = store
+        self.rank, self.world_size = rank, world_size
+
+    @classmethod
+    def connect(cls, prefix: str, *, rank: int, world_size: int, timeout_s: float = 60.0) -> RankStore:
+        """Connect to the store torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT.
+
+        Raises RuntimeError when nobody serves one there.
+        """
+        client = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        return cls(dist.PrefixStore(prefix, client), rank=rank, world_size=world_size)
+
+    def put(self, key: str, value: Any) -> None:
+        """Publish a JSON value."""
+        self._store.set(key, json.dumps(value, sort_keys=True))
+
+    def put_first(self, key: str, value: Any) -> Any:
+        """Publish unless somebody has; return what stands there. First wins."""
+        text = json.dumps(value, sort_keys=True)
+        return json.loads(self._store.compare_set(key, "", text))
+
+    def peek(self, key: str) -> Any | None:
+        """The value at `key`, None while there is none. Does not block."""
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def get(self, key: str, *, timeout_s: float) -> Any | None:
+        """The value at `key`, waiting up to `timeout_s`; None when it did not come."""
+        return self.gather({0: key}, timeout_s=timeout_s)[0].get(0)
+
+    def gather(
+        self, keys: dict[int, str], *, timeout_s: float, stop_at: str = ""
+    ) -> tuple[dict[int, Any], tuple[int, ...]]:
+        """Values by rank and the ranks whose value did not come in time.
+
+        `keys` maps rank -> key. Returns early when the key `stop_at` appears.
+        """
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for rank in [r for r in keys if r not in found]:
+                value = self.peek(keys[rank])
+                if value is not None:
+                    found[rank] = value
+            late = tuple(r for r in sorted(keys) if r not in found)
+            if not late or time.monotonic() > deadline or (stop_at and self._store.check([stop_at])):
+                return found, late
+            time.sleep(_POLL_S)
+
+    def wait_for_ranks(self, name: str, *, timeout_s: float, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
+        """Say that this rank is at `name` and wait for the others; return the ranks that did not arrive."""
+        self.put(f"{name}/{self.rank}", True)
+        others = range(self.world_size) if ranks is None else ranks
+        return self.gather({r: f"{name}/{r}" for r in others}, timeout_s=timeout_s)[1]

@@ -1,0 +1,52 @@
+"""Generated code of Inductor -> kernels, without paths, ids, device indices and group names."""
+
+from __future__ import annotations
+
+import re
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.records import Kernel
+
+_AOT_ID = re.compile(r"# AOT ID: \['\d+_(forward|backward|inference)'\]")
+_DEFINITION = re.compile(
+    r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\((?P<body>.*?'''.*?'''.*?)^(?=\S|$)", re.MULTILINE | re.DOTALL
+)
+_COMMENT = re.compile(r"^\s*#(?!include|pragma|define|if|else|endif).*$", re.MULTILINE)
+_TRAILING_COMMENT = re.compile(r"\s+# (?:reuse|Topologically|kernel path|unbacked).*$", re.MULTILINE)
+_INCLUDE = re.compile(r'#include "[^"]*"')
+_GUARD_CALL = re.compile(r"((?:_DeviceGuard|set_device|get_raw_stream|_getCurrentRawStream|synchronize)\()\d+\)")
+_STREAM = re.compile(r"\bstream\d+\b")
+_PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^)]*?\bindex=)\d+")
+_DEVICE_ARGUMENT = re.compile(r"(\bdevice(?:_index)?=)\d+\b")
+_PATH = re.compile(r"(['\"])/[^'\"\n]*/([^/'\"\n]+)\1")
+_END = re.compile(r"^(?:def get_args|def benchmark_compiled_module|if __name__)", re.MULTILINE)
+_START = "async_compile = AsyncCompile()"
+
+
+def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, ...]]:
+    """Return the phase of the code (`forward` or `backward`) and its kernels.
+
+    The last record, kind `call`, is the wrapper that launches them: order, extern calls, buffers, collectives.
+    """
+    match = _AOT_ID.search(code)
+    phase = "backward" if match and match[1] == "backward" else "forward"
+    body = code.partition(_START)[2] or code
+    if end := _END.search(body):
+        body = body[: end.start()]
+    kernels = [
+        Kernel(phase=phase, name=m["name"], kind=m["kind"], code=_clean(m["body"], roles))
+        for m in _DEFINITION.finditer(body)
+    ]
+    wrapper = _DEFINITION.sub("", body)
+    kernels.append(Kernel(phase=phase, name="call", kind="call", code=_clean(wrapper, roles)))
+    return phase, tuple(kernels)
+
+
+def _clean(code: str, roles: GroupRoles) -> str:
+    code = _TRAILING_COMMENT.sub("", _COMMENT.sub("", code))
+    code = _INCLUDE.sub('#include "PATH"', code)
+    code = _PROPERTIES_INDEX.sub(r"\1INDEX", _GUARD_CALL.sub(r"\1INDEX)", code))
+    code = _DEVICE_ARGUMENT.sub(r"\1INDEX", _STREAM.sub("stream", code))
+    code = roles.in_calls(_PATH.sub(r"\1\2\1", normalise.generic(code)))
+    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())

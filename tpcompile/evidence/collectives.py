@@ -1,0 +1,74 @@
+"""FX graphs of one compile -> its collectives, in issue order, forward before backward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+
+_TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
+_INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
+_REFERENCE = re.compile(r"^%(\d+)$")
+_VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
+_NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
+_REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
+_LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
+
+
+def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
+    """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
+    graphs = list(graphs)
+    lowered = [g for g in graphs if g.kind in ("forward", "inference", "backward")]
+    chosen = lowered or [g for g in graphs if g.kind == "dynamo"]
+    found = [c for graph in chosen for c in _in_graph(graph)]
+    return tuple(sorted(found, key=lambda c: c.phase == "backward"))
+
+
+def _in_graph(graph: Graph) -> list[Collective]:
+    by_scope: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        by_scope.setdefault(node.scope, []).append(node)
+    waited = {(n.scope, arg) for n in graph.nodes if ".wait_tensor" in n.target for arg in n.args}
+    found = []
+    for scope, nodes in by_scope.items():
+        for index, node in enumerate(nodes):
+            match = _TARGET.match(node.target) or _INPLACE.match(node.target)
+            if node.op == "call" and match and match[1] not in _NOT_COLLECTIVES:
+                done = (scope, f"%{index}") in waited or bool(_INPLACE.match(node.target))
+                found.append(_collective(graph.kind, match[1], nodes, index, waited=done))
+    return found
+
+
+def _collective(kind: str, op: str, nodes: list[Node], index: int, *, waited: bool) -> Collective:
+    node = nodes[index]
+    operand = _REFERENCE.match(node.args[0]) if node.args else None
+    value = _VALUE.match(nodes[int(operand[1])].value if operand else node.value)
+    texts = [arg.strip("'\"") for arg in (*node.args, *(v for _, v in node.kwargs))]
+    return Collective(
+        phase="backward" if kind == "backward" else "forward",
+        op=op,
+        reduce_op=next((t for t in texts if t in _REDUCE_OPS), ""),
+        dtype=value["dtype"] if value else "",
+        shape=value["shape"] if value else "",
+        group=next((t.removeprefix("group:") for t in texts if t.startswith("group:")), ""),
+        waited=waited,
+        line=blamed_line(nodes, index),
+    )
+
+
+def is_library(line: UserLine) -> bool:
+    """True for a line of torch or of our own wrappers: nobody can fix their program there."""
+    return any(part in line.file for part in _LIBRARY)
+
+
+def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
+    """The user's line for a node.
+
+    Torch prints the innermost frame only. When that is library code, the nearest node before it (else after it)
+    that came from user code is named instead.
+    """
+    order = [index, *range(index - 1, -1, -1), *range(index + 1, len(nodes))]
+    lines = [nodes[i].line for i in order]
+    own = next((line for line in lines if line is not None and not is_library(line)), None)
+    return own or nodes[index].line

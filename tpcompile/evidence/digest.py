@@ -1,0 +1,181 @@
+"""`RankRecord` -> layers of canonical items -> `RankDigest`.
+
+An item is one line of canonical text. The digest of a layer is the hash of its items; when digests differ, the
+items are what is shown, so nothing can be hashed that cannot be explained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.records import (
+    Collective,
+    CompileDigest,
+    CompileRecord,
+    Graph,
+    Guard,
+    InputTensor,
+    Item,
+    Kernel,
+    Layer,
+    LayerDigest,
+    Node,
+    RankDigest,
+    RankRecord,
+)
+
+LOWERED_PART = {"forward": "forward", "inference": "forward", "backward": "backward"}
+UNORDERED = frozenset({Layer.ENVIRONMENT, Layer.INPUTS, Layer.GUARDS})
+"""Layers that are sets: their items are sorted, and compared by membership instead of position."""
+SEPARATOR = " :: "
+"""Between what an item is about and what it says; two ranks' items about the same thing share the first half."""
+
+
+def digest_rank(record: RankRecord) -> RankDigest:
+    """Hash everything one rank knows: what travels between ranks."""
+    return RankDigest(
+        rank=record.rank,
+        domain=record.domain,
+        coordinate=record.coordinate,
+        environment=_sha(environment_items(record)),
+        compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
+        counters=record.counters,
+        breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
+        recompile_reasons=tuple((c.phase, r) for c in record.compiles for r in c.recompile_reasons[:1]),
+        undeclared_ops=record.undeclared_ops,
+        facts=record.facts,
+    )
+
+
+def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
+    """Hash every observed layer of one compile."""
+    layers = [
+        LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items))
+        for layer, part in observed_layers(compile_)
+        for items in [layer_items(compile_, layer, part)]
+    ]
+    return CompileDigest(
+        index=index, compile_id=compile_.compile_id, phase=compile_.phase, frame=frame_name(compile_), layers=tuple(layers)
+    )
+
+
+def frame_name(compile_: CompileRecord) -> str:
+    """`function file:line` of the compiled frame, with the path shortened so that machines agree."""
+    if compile_.line is None:
+        return compile_.function or "?"
+    return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
+
+
+def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
+    """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
+    if compile_.inputs:
+        yield Layer.INPUTS, ""
+    # A frame without a graph is evidence too: this rank compiled nothing of it.
+    yield Layer.GRAPH, ""
+    if compile_.guards:
+        yield Layer.GUARDS, ""
+    if compile_.graphs:
+        yield Layer.COLLECTIVES, ""
+    lowered = {LOWERED_PART[g.kind] for g in compile_.graphs if g.kind in LOWERED_PART}
+    kernels = {k.phase for k in compile_.kernels}
+    for layer, parts in ((Layer.LOWERED, lowered), (Layer.KERNELS, kernels)):
+        for part in ("forward", "backward"):
+            if part in parts:
+                yield layer, part
+
+
+def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:
+    """Canonical items of one layer of one compile."""
+    match layer:
+        case Layer.INPUTS:
+            items: Iterable[Item] = (_input_item(tensor) for tensor in compile_.inputs)
+        case Layer.GRAPH:
+            items = _program_items(compile_)
+        case Layer.GUARDS:
+            items = (_guard_item(guard) for guard in compile_.guards)
+        case Layer.COLLECTIVES:
+            items = (_collective_item(collective) for collective in compile_.collectives)
+        case Layer.LOWERED:
+            items = (
+                item for g in compile_.graphs if LOWERED_PART.get(g.kind) == part for item in graph_items(g)
+            )
+        case Layer.KERNELS:
+            items = (item for k in compile_.kernels if k.phase == part for item in _kernel_items(k))
+        case Layer.ENVIRONMENT:
+            raise AssertionError("the environment belongs to the rank; use environment_items")
+    if layer in UNORDERED:
+        return tuple(sorted(_unique(items), key=lambda item: item.text))
+    return tuple(items)
+
+
+def environment_items(record: RankRecord) -> tuple[Item, ...]:
+    """Canonical items of the environment layer of a rank."""
+    return tuple(Item(text=f"{key}{SEPARATOR}{value}") for key, value in sorted(record.environment))
+
+
+def _unique(items: Iterable[Item]) -> Iterable[Item]:
+    return {item.text: item for item in items}.values()
+
+
+def _input_item(tensor: InputTensor) -> Item:
+    says = (
+        f"dtype={tensor.dtype} shape={tensor.shape} stride={tensor.stride} device={tensor.device} "
+        f"requires_grad={tensor.requires_grad} dynamic={tensor.dynamic or 'none'}"
+    )
+    return Item(text=f"{tensor.source}{SEPARATOR}{says}")
+
+
+def _program_items(compile_: CompileRecord) -> Iterator[Item]:
+    for graph in compile_.graphs:
+        if graph.kind == "dynamo":
+            yield from graph_items(graph)
+    for found in compile_.breaks:
+        where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
+        yield Item(text=f"graph break at {where}{SEPARATOR}{found.reason}", line=found.line)
+    if compile_.failure:
+        yield Item(text=f"compile failed{SEPARATOR}{compile_.failure}", line=compile_.line)
+
+
+def graph_items(graph: Graph) -> Iterator[Item]:
+    """Items of one FX graph, a node each, in order."""
+    by_scope: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        nodes = by_scope.setdefault(node.scope, [])
+        nodes.append(node)
+    for nodes in by_scope.values():
+        for index, node in enumerate(nodes):
+            yield Item(text=node_text(node, index), line=blamed_line(nodes, index), raw=node.name)
+
+
+def node_text(node: Node, index: int) -> str:
+    """`scope%index = target(args) -> value`: everything of a node that counts."""
+    args = ", ".join([*node.args, *(f"{key}={value}" for key, value in node.kwargs)])
+    return f"{node.scope}%{index}{SEPARATOR}{node.op} {node.target}({args}) -> {node.value}"
+
+
+def _guard_item(guard: Guard) -> Item:
+    return Item(text=f"{guard.type} {guard.source}{SEPARATOR}{guard.expression}", line=guard.line)
+
+
+def _collective_item(collective: Collective) -> Item:
+    says = (
+        f"{collective.op}(reduce_op={collective.reduce_op or '-'}, dtype={collective.dtype}, shape={collective.shape}, "
+        f"group={collective.group}, waited={collective.waited})"
+    )
+    return Item(text=f"{collective.phase}{SEPARATOR}{says}", line=collective.line)
+
+
+def _kernel_items(kernel: Kernel) -> Iterator[Item]:
+    return (Item(text=f"{kernel.name}{SEPARATOR}{line}") for line in kernel.code.splitlines())
+
+
+def _sha(items: Iterable[Item]) -> str:
+    hasher = hashlib.sha256()
+    for item in items:
+        data = item.text.encode()
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+    return hasher.hexdigest()

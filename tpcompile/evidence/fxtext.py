@@ -1,0 +1,217 @@
+"""Text of an FX graph, as torch's structured trace carries it -> `Graph`.
+
+`print_readable` writes Python, so Python's own parser reads it: nodes in order, arguments resolved to the index
+of the node they come from, annotations as values, `# File:` comments as the user's lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.records import Graph, Node, UserLine
+
+_FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
+_NO_STACK = re.compile(r"# No stacktrace found")
+_CLASS_NAME = re.compile(r"^(\s*class )\S+?\(", re.MULTILINE)
+_COLLECTIVE = re.compile(r"^torch\.ops\.(_c10d_functional(_autograd)?|symm_mem|_dtensor)\.")
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor",
+    ast.LShift: "lshift", ast.RShift: "rshift", ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert",
+    ast.Not: "not_", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
+    ast.Is: "is_", ast.IsNot: "is_not", ast.In: "contains", ast.NotIn: "not_contains",
+}  # fmt: skip
+
+
+def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
+    """Parse the text of one graph and of its subgraphs.
+
+    `kind` names the graph in records (`dynamo`, `forward`, `inference`, `backward`). Text that is not Python any
+    more (a repr torch did not quote) becomes `unparsed` nodes line by line: still compared, ids removed.
+    """
+    source = _CLASS_NAME.sub(r"\1Graph(", text)  # torch prints `class <lambda>(...)` too
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return Graph(kind=kind, nodes=tuple(_unparsed(source)))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    lines = _user_lines(source)
+    nodes = [node for cls in classes for node in _class_nodes(cls, "", lines, roles)]
+    return Graph(kind=kind, nodes=tuple(nodes))
+
+
+def _unparsed(source: str) -> Iterator[Node]:
+    line = None
+    for text in source.splitlines():
+        if match := _FILE_COMMENT.search(text):
+            line = _user_line(match)
+        elif text.strip() and not text.strip().startswith("#"):
+            yield Node(scope="", op="call", target="unparsed", args=(normalise.generic(text.strip()),), line=line)
+
+
+def _user_lines(source: str) -> list[UserLine | None]:
+    """User's line in force at each line of the text, index 0 unused."""
+    current, lines = None, [None]
+    for text in source.splitlines():
+        if match := _FILE_COMMENT.search(text):
+            current = _user_line(match)
+        elif _NO_STACK.search(text) or text.lstrip().startswith(("def ", "class ")):
+            current = None
+        lines.append(current)
+    return lines
+
+
+def _user_line(match: re.Match[str]) -> UserLine:
+    return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())
+
+
+def _class_nodes(
+    cls: ast.ClassDef, scope: str, lines: list[UserLine | None], roles: GroupRoles
+) -> Iterator[Node]:
+    forwards = [item for item in cls.body if isinstance(item, ast.FunctionDef)]
+    for forward in forwards:
+        yield from _Reader(scope, lines, roles).read(forward)
+    for index, inner in enumerate(item for item in cls.body if isinstance(item, ast.ClassDef)):
+        yield from _class_nodes(inner, f"{scope}{index}/", lines, roles)
+
+
+class _Reader:
+    """Statements of one `forward` -> nodes; holds the names seen so far."""
+
+    def __init__(self, scope: str, lines: list[UserLine | None], roles: GroupRoles) -> None:
+        self.scope, self.lines, self.roles = scope, lines, roles
+        self.names: dict[str, int] = {}
+        self.symbols: dict[str, str] = {}
+        self.nodes: list[Node] = []
+
+    def read(self, forward: ast.FunctionDef) -> list[Node]:
+        for position, argument in enumerate(forward.args.args[1:]):
+            self.placeholder(argument, position)
+        for statement in forward.body:
+            self.statement(statement)
+        return self.nodes
+
+    def placeholder(self, argument: ast.arg, position: int) -> None:
+        # The name of a Dynamo placeholder is its source (`L_x_`), part of the program; `primals_3` is a temporary.
+        source = argument.arg if argument.arg[:2] in ("L_", "G_") else f"input {position}"
+        self.add("placeholder", normalise.generic(source), (), (), argument.annotation, argument.arg, argument.lineno)
+
+    def statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.AnnAssign(target=target, value=ast.expr() as value, annotation=annotation):
+                self.assign(target, value, annotation)
+            case ast.Assign(targets=targets, value=value):
+                self.assign(targets[0], value, None)
+            case ast.AugAssign(target=target, op=op, value=value):
+                index = self.call(f"i{_OPERATORS[type(op)]}", (target, value), (), None, "", node.lineno)
+                if isinstance(target, ast.Name):
+                    self.names[target.id] = index
+            case ast.Expr(value=value):
+                self.assign(None, value, None)
+            case ast.Return(value=value):
+                args = () if value is None else (self.text(value),)
+                self.add("output", "output", args, (), None, "output", node.lineno)
+
+    def assign(self, target: ast.expr | None, value: ast.expr, annotation: ast.expr | None) -> None:
+        if isinstance(value, ast.Constant) and value.value is None:
+            return  # `x = None` only frees a temporary
+        if isinstance(value, ast.Name):
+            if isinstance(target, ast.Name) and value.id in self.names:
+                self.names[target.id] = self.names[value.id]
+            return
+        if target is not None and not isinstance(target, ast.Name):
+            self.call("setitem", (target, value), (), None, "", value.lineno)
+            return
+        self.expression(value, annotation, target.id if isinstance(target, ast.Name) else "")
+
+    def expression(self, value: ast.expr, annotation: ast.expr | None, name: str) -> None:
+        line = value.lineno
+        match value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method), args=args, keywords=kws) if (
+                owner in self.names
+            ):
+                self.call(f"method {method}", (value.func.value, *args), kws, annotation, name, line)  # type: ignore[attr-defined]
+            case ast.Call(func=func, args=args, keywords=kws):
+                self.call(normalise.generic(ast.unparse(func)), tuple(args), kws, annotation, name, line)
+            case ast.BinOp(left=left, op=op, right=right):
+                self.call(_OPERATORS[type(op)], (left, right), (), annotation, name, line)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                self.call(_OPERATORS[type(op)], (left, right), (), annotation, name, line)
+            case ast.UnaryOp(op=op, operand=operand):
+                self.call(_OPERATORS[type(op)], (operand,), (), annotation, name, line)
+            case ast.Subscript(value=owner, slice=index):
+                self.call("getitem", (owner, index), (), annotation, name, line)
+            case ast.Attribute():
+                self.add("get_attr", self.text(value), (), (), annotation, name, line)
+            case _:
+                self.call("value", (value,), (), annotation, name, line)
+
+    def call(
+        self,
+        target: str,
+        args: tuple[ast.expr, ...],
+        keywords: list[ast.keyword] | tuple[()],
+        annotation: ast.expr | None,
+        name: str,
+        line: int,
+    ) -> int:
+        texts = [self.text(arg) for arg in args]
+        named = sorted((kw.arg or "**", self.text(kw.value)) for kw in keywords)
+        if _COLLECTIVE.match(target):
+            texts, named = self.group_role(texts, named)
+        return self.add("call", target, tuple(texts), tuple(named), annotation, name, line)
+
+    def group_role(
+        self, texts: list[str], named: list[tuple[str, str]]
+    ) -> tuple[list[str], list[tuple[str, str]]]:
+        named = [(k, f"group:{self.roles(v.strip(chr(39)))}" if k == "group_name" else v) for k, v in named]
+        if len(texts) > 1 and texts[-1][:1] in "'\"":
+            texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]
+        return texts, named
+
+    def add(
+        self,
+        op: str,
+        target: str,
+        args: tuple[str, ...],
+        kwargs: tuple[tuple[str, str], ...],
+        annotation: ast.expr | None,
+        name: str,
+        line: int,
+    ) -> int:
+        index = len(self.nodes)
+        node = Node(
+            scope=self.scope, op=op, target=target, args=args, kwargs=kwargs,
+            value=self.value(annotation), name=name, line=self.lines[line] if line < len(self.lines) else None,
+        )  # fmt: skip
+        self.nodes.append(node)
+        if name:
+            self.names[name] = index
+        return index
+
+    def value(self, annotation: ast.expr | None) -> str:
+        if annotation is None:
+            return ""
+        text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+        return normalise.symbols(normalise.generic(str(text)), self.symbols)
+
+    def text(self, expr: ast.expr) -> str:
+        """Canonical text of an argument: references by index, everything else as written."""
+        renamed = _Renamer(self.names, self.symbols).visit(ast.parse(ast.unparse(expr), mode="eval").body)
+        return normalise.generic(ast.unparse(renamed)).replace("NODE_", "%")
+
+
+class _Renamer(ast.NodeTransformer):
+    """Names of nodes -> `NODE_index`, names of shape symbols -> their canonical name."""
+
+    def __init__(self, names: dict[str, int], symbols: dict[str, str]) -> None:
+        self.names, self.symbols = names, symbols
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id in self.names:
+            return ast.Name(id=f"NODE_{self.names[node.id]}")
+        return ast.Name(id=normalise.symbols(node.id, self.symbols))

@@ -1,0 +1,85 @@
+"""Text of a guard tree (`dynamo_cpp_guards_str`) -> guards as fields.
+
+The text is parsed, not hashed: its ids, addresses, paths and comments change between ranks and torch versions,
+the type, source and expression of a guard do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.records import Guard, UserLine
+
+_GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
+_MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
+_ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*), \d+\)")
+_TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
+_TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
+_GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
+_LINE = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
+
+
+def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> tuple[Guard, ...]:
+    """Parse the guard tree of one compile.
+
+    `files` are the full paths known from the same compile: torch shortens paths in guard comments, and the user
+    wants to click on them.
+    """
+    known = sorted(set(files))
+    sources: dict[int, str] = {}
+    guards = []
+    for text_line in text.splitlines():
+        if manager := _MANAGER.match(text_line):
+            sources[len(manager["bars"])] = normalise.generic(manager["source"])
+        elif guard := _GUARD.match(text_line):
+            if not guard["type"].endswith("Manager"):
+                source = sources.get(len(guard["bars"]) - 2, "")
+                guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
+    return tuple(guards)
+
+
+def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[str]) -> Guard:
+    expression, comments = split_comments(rest)
+    return Guard(
+        type=type_, source=source, expression=_expression(expression, roles), line=_user_line(comments, known)
+    )
+
+
+def _expression(text: str, roles: GroupRoles) -> str:
+    text = _ID_CALL.sub(r"\1)", text.rstrip())
+    text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
+    if match := _GROUP_EQUALS.match(text):
+        text = f"{match[1]}group:{roles(match[2])}"
+    if match := _TYPE_SUFFIX.search(text):
+        text = text[: match.start()] + f"), type={normalise.objects(match[1])}"
+    return normalise.generic(text)
+
+
+def split_comments(text: str) -> tuple[str, list[str]]:
+    """Split `expr  # code  # file:line in f` at the first `  # ` outside quotes."""
+    quote = ""
+    for index, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote and text[index - 1] != "\\" else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and text[index - 1 : index] == " ":
+            comment = text[index + 1 :]
+            return text[:index].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", comment)]
+    return text, []
+
+
+def _user_line(comments: list[str], known: list[str]) -> UserLine | None:
+    for index, comment in enumerate(comments):
+        if match := _LINE.match(comment):
+            short = match["file"]
+            full = [path for path in known if path.endswith("/" + short) or path == short]
+            # torch keeps only the last characters of a long path
+            full = full or [path for path in known if path.endswith(short)]
+            code = comments[index - 1] if index else ""
+            file = full[0] if len(full) == 1 else short
+            return UserLine(file=file, line=int(match["line"]), function=match["function"], code=code)
+    return None

@@ -1,0 +1,78 @@
+"""Text that differs by nature between healthy ranks -> text that does not.
+
+Only what is known to be an id, an address, a path, a device index or a group name is removed; a number that
+could be the user's is never touched, because a digest that drops an argument is blind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
+_DEVICE = re.compile(r"\b(cuda|xpu|hip|mtia|npu):\d+\b")
+_DEVICE_CALL = re.compile(r"device\(type='(\w+)', index=\d+\)")
+_CODE_OBJECT = re.compile(r"<code object (\S+) at \S+, file \"[^\"]*\", line \d+>")
+_MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^)]*\))?>")
+_AT_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
+_DYNAMO_COUNTER = re.compile(r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn)_+\d+(?:_\w+)?")
+_DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
+_SYMBOL = re.compile(r"\b([su])(\d+)\b")
+_FUNCTIONAL_GROUP = re.compile(
+    r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.[\w.]+\(.*?,\s*)(['\"])([^'\"]*)\2\)"
+)
+
+
+def device(text: str) -> str:
+    """Drop device indices: rank 3 runs on `cuda:3`, and that is not a difference."""
+    return _DEVICE_CALL.sub(r"device(type='\1')", _DEVICE.sub(r"\1", text))
+
+
+def objects(text: str) -> str:
+    """Drop addresses, and the paths inside reprs of code objects and modules."""
+    text = _CODE_OBJECT.sub(r"<code \1>", text)
+    text = _MODULE.sub(r"<module \1>", text)
+    return _ADDRESS.sub("ADDRESS", _AT_ADDRESS.sub("", text))
+
+
+def dynamo_names(text: str) -> str:
+    """Drop the counters and ids Dynamo bakes into names of globals it makes."""
+    return _DTENSOR_SPEC.sub(r"\1ID", _DYNAMO_COUNTER.sub(r"\1", text))
+
+
+def generic(text: str) -> str:
+    """All of the above: what is safe on any text of torch."""
+    return dynamo_names(device(objects(text)))
+
+
+def symbols(text: str, seen: dict[str, str]) -> str:
+    """Rename shape symbols (`s77`, `u0`) by first appearance; `seen` carries the renaming through one graph."""
+    return _SYMBOL.sub(lambda m: seen.setdefault(m[0], f"{m[1]}#{len(seen)}"), text)
+
+
+def short_path(path: str) -> str:
+    """Last two parts of a path: machine-independent, still enough to find the file."""
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
+
+
+class GroupRoles:
+    """Process-group name -> role in the mesh.
+
+    A name nobody described becomes `group#k` by first appearance, so that an unknown name can neither hide a
+    change of structure nor raise an alarm by itself.
+    """
+
+    def __init__(self, roles: Mapping[str, str]) -> None:
+        self._roles = dict(roles)
+
+    def __call__(self, name: str) -> str:
+        unknown = sum(role.startswith("group#") for role in self._roles.values())
+        return self._roles.setdefault(name, f"group#{unknown}")
+
+    def known(self, name: str) -> str | None:
+        """Role of a described group, None for any other text."""
+        return self._roles.get(name)
+
+    def in_calls(self, text: str) -> str:
+        """Replace the group argument of functional collectives in generated code."""
+        return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)

@@ -1,0 +1,273 @@
+"""Structured-trace events, live or from a TORCH_TRACE file -> `CompileRecord`s.
+
+The one parser of torch's structured trace. A live handler and a log file both give `TraceEvent`s; from there on
+nothing knows which it was. Event names and metadata seen on torch 2.11.0 and 2.13.0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.codetext import parse_kernels
+from tpcompile.evidence.collectives import collectives_of
+from tpcompile.evidence.fxtext import parse_graph
+from tpcompile.evidence.guardtext import parse_guards
+from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, UserLine
+
+GRAPH_KINDS = {
+    "dynamo_output_graph": "dynamo",
+    "aot_forward_graph": "forward",
+    "aot_inference_graph": "inference",
+    "aot_backward_graph": "backward",
+}
+CACHE_EVENTS = frozenset(
+    f"{cache}_{outcome}" for cache in ("fx_graph_cache", "aotautograd_cache") for outcome in ("hit", "miss", "bypass")
+)
+WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
+    "str", "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "recompile_reasons",
+    "dynamo_graph_break_reason", "inductor_output_code", "compilation_metrics",
+}  # fmt: skip
+"""Events the parser reads; everything else is dropped at the source."""
+
+_RESERVED = frozenset({
+    "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
+    "thread", "subgraph_name", "has_payload", "stack", "lineno",
+})  # fmt: skip
+_LOG_LINE = re.compile(r"^[A-Z]\d{4} [\d:.]+ \d+ .*?\] (\{.*\})$")
+_BREAK_AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
+_BREAK_REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
+_BREAK_FUNCTION = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
+_DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """One event of the structured trace."""
+
+    name: str
+    metadata: Mapping[str, Any]
+    payload: str
+    compile_id: str | None
+    attempt: int
+    phase: str = ""
+
+
+def event(metadata: Mapping[str, Any], payload: str | None, *, phase: str = "") -> TraceEvent | None:
+    """One raw record of torch's trace logger -> event, or None for a kind the parser does not read."""
+    name = next((key for key in metadata if key not in _RESERVED), "")
+    body = metadata.get(name)
+    if name == "artifact" and isinstance(body, Mapping):
+        name = str(body.get("name", ""))
+    if name not in WANTED_EVENTS:
+        return None
+    frame, again = metadata.get("frame_id"), metadata.get("frame_compile_id")
+    prefix = metadata.get("compiled_autograd_id")
+    compile_id = None if frame is None else f"{'' if prefix is None else f'!{prefix}/'}{frame}/{again}"
+    return TraceEvent(
+        name=name,
+        metadata=metadata,
+        payload=payload or "",
+        compile_id=compile_id,
+        attempt=int(metadata.get("attempt") or 0),
+        phase=phase,
+    )
+
+
+def read_trace_file(path: Path) -> Iterator[TraceEvent]:
+    """Events of one TORCH_TRACE file, in order. A last line cut off by a killed process is skipped."""
+    metadata: dict[str, Any] | None = None
+    payload: list[str] = []
+    with path.open(errors="replace") as file:
+        for line in file:
+            if line.startswith("\t"):
+                payload.append(line[1:])
+            elif match := _LOG_LINE.match(line.rstrip("\n")):
+                yield from _flush(metadata, payload)
+                metadata, payload = _metadata(match[1]), []
+    yield from _flush(metadata, payload)
+
+
+def _metadata(text: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _flush(metadata: dict[str, Any] | None, payload: list[str]) -> Iterator[TraceEvent]:
+    if metadata is not None and (found := event(metadata, "".join(payload))):
+        yield found
+
+
+@dataclass
+class _Compile:
+    """Events of one compile id, sorted into what a record needs."""
+
+    compile_id: str
+    events: list[TraceEvent] = field(default_factory=list)
+
+    def last(self, name: str) -> TraceEvent | None:
+        return next((e for e in reversed(self.events) if e.name == name), None)
+
+    def all(self, name: str) -> list[TraceEvent]:
+        return [e for e in self.events if e.name == name]
+
+
+def compile_records(
+    events: Iterable[TraceEvent], *, roles: Mapping[str, str], strings: Mapping[int, str] | None = None
+) -> tuple[CompileRecord, ...]:
+    """Events of one rank, in order -> its compiles, in order of their first event.
+
+    `roles` maps process-group names to mesh roles; `strings` is the table of interned file names, for a live
+    source that started to listen after torch had sent some of them.
+    """
+    table = dict(strings or {})
+    compiles: list[_Compile] = []
+    latest: dict[str, _Compile] = {}
+    for item in events:
+        if item.name == "str":
+            text, index = item.metadata["str"]
+            table[int(index)] = str(text)
+        elif item.compile_id is not None:
+            compile_ = latest.get(item.compile_id)
+            if compile_ is None or (_is_start(item) and compile_.last("dynamo_start")):
+                # After torch.compiler.reset() compile ids begin again at 0/0.
+                compile_ = latest[item.compile_id] = _Compile(item.compile_id)
+                compiles.append(compile_)
+            compile_.events.append(item)
+    group_roles = GroupRoles(roles)
+    return tuple(_record(compile_, group_roles, table) for compile_ in compiles)
+
+
+def _is_start(item: TraceEvent) -> bool:
+    return item.name == "dynamo_start" and item.attempt == 0
+
+
+def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str]) -> CompileRecord:
+    stack = _stack(compile_, table)
+    graphs = tuple(
+        parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in compile_.events if e.name in GRAPH_KINDS
+    )
+    files = {line.file for line in stack} | {n.line.file for g in graphs for n in g.nodes if n.line}
+    guards = compile_.last("dynamo_cpp_guards_str")
+    start = compile_.last("dynamo_start")
+    return CompileRecord(
+        compile_id=compile_.compile_id,
+        phase=(start or compile_.events[0]).phase,
+        function=stack[-1].function if stack else "",
+        line=stack[-1] if stack else None,
+        stack=stack,
+        inputs=_inputs(compile_),
+        graphs=graphs,
+        guards=parse_guards(guards.payload, roles=roles, files=files) if guards else (),
+        collectives=collectives_of(graphs),
+        kernels=_kernels(compile_, roles),
+        breaks=_breaks(compile_),
+        recompile_reasons=_recompile_reasons(compile_),
+        cache=tuple(e.name for e in compile_.events if e.name in CACHE_EVENTS),
+        failure=_failure(compile_),
+    )
+
+
+def _stack(compile_: _Compile, table: Mapping[int, str]) -> tuple[UserLine, ...]:
+    start = compile_.last("dynamo_start")
+    frames = start.metadata["dynamo_start"].get("stack", []) if start else []
+    return tuple(
+        UserLine(
+            file=table.get(frame["filename"], "?") if isinstance(frame["filename"], int) else frame["filename"],
+            line=frame["line"],
+            function=frame["name"],
+            code=frame.get("loc") or "",
+        )
+        for frame in frames
+    )
+
+
+def _inputs(compile_: _Compile) -> tuple[InputTensor, ...]:
+    """Tensors of the last attempt: an earlier attempt saw the same frame and was thrown away."""
+    sources = compile_.all("describe_source")
+    last = max((e.attempt for e in sources), default=0)
+    tensors = {_described(e): e.metadata["describe_tensor"] for e in compile_.all("describe_tensor") if e.attempt == last}
+    inputs = {}
+    for found in sources:
+        body = found.metadata["describe_source"]
+        tensor = tensors.get((body.get("describer_id"), body.get("id")))
+        if found.attempt == last and tensor is not None:
+            source = normalise.generic(str(body["source"]))
+            inputs[source] = _input(source, tensor)
+    return tuple(inputs[source] for source in sorted(inputs))
+
+
+def _described(found: TraceEvent) -> tuple[Any, Any]:
+    body = found.metadata["describe_tensor"]
+    return body.get("describer_id"), body.get("id")
+
+
+def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
+    marks = {key: tensor[key] for key in sorted(tensor) if _DYNAMIC_MARKS.match(key) and tensor[key]}
+    return InputTensor(
+        source=source,
+        dtype=str(tensor.get("dtype", "")).removeprefix("torch."),
+        shape=str(tensor.get("size", "")),
+        stride=str(tensor.get("stride", "")),
+        device=normalise.device(str(tensor.get("device", ""))),
+        requires_grad=bool(tensor.get("requires_grad", False)),
+        dynamic=json.dumps(marks, sort_keys=True) if marks else "",
+    )
+
+
+def _kernels(compile_: _Compile, roles: GroupRoles) -> tuple[Kernel, ...]:
+    by_phase: dict[str, tuple[Kernel, ...]] = {}
+    for found in compile_.all("inductor_output_code"):
+        phase, kernels = parse_kernels(found.payload, roles=roles)
+        by_phase[phase] = by_phase.get(phase, ()) + kernels
+    return by_phase.get("forward", ()) + by_phase.get("backward", ())
+
+
+def _breaks(compile_: _Compile) -> tuple[GraphBreak, ...]:
+    found = {parse_break(e.payload) for e in compile_.all("dynamo_graph_break_reason")}
+    return tuple(sorted(found, key=lambda b: (str(b.line), b.reason)))
+
+
+def parse_break(text: str) -> GraphBreak:
+    """Text of a graph break -> reason on one line, and the user's line."""
+    at, reason = _BREAK_AT.search(text), _BREAK_REASON.search(text)
+    detail = [line.strip() for line in text.splitlines() if line.strip()]
+    explanation = next((d for d in detail if d.startswith("Explanation:")), "")
+    what = " ".join(filter(None, [reason["reason"].strip() if reason else detail[0] if detail else "", explanation]))
+    stack = tuple(
+        UserLine(file=m["file"], line=int(m["line"]), function=m["function"], code=m["code"].strip())
+        for m in _BREAK_FUNCTION.finditer(text)
+    )
+    if not at:
+        return GraphBreak(reason=normalise.generic(what), line=stack[-1] if stack else None, stack=stack)
+    here = [line for line in stack if (line.file, line.line) == (at["file"], int(at["line"]))]
+    line = here[-1] if here else UserLine(file=at["file"], line=int(at["line"]))
+    return GraphBreak(reason=normalise.generic(what), line=line, stack=stack)
+
+
+def _recompile_reasons(compile_: _Compile) -> tuple[str, ...]:
+    reasons: list[str] = []
+    for found in compile_.all("recompile_reasons"):
+        try:
+            data = json.loads(found.payload)
+        except json.JSONDecodeError:
+            data = found.payload
+        reasons += [str(r) for r in data] if isinstance(data, list) else [str(data)]
+    return tuple(normalise.generic(reason) for reason in reasons)
+
+
+def _failure(compile_: _Compile) -> str:
+    metrics = compile_.last("compilation_metrics")
+    body = metrics.metadata["compilation_metrics"] if metrics else {}
+    reason = body.get("fail_reason") if isinstance(body, Mapping) else None
+    return normalise.generic(str(reason).splitlines()[0]) if reason else ""
+

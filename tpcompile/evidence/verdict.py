@@ -1,0 +1,127 @@
+"""Digests and divergences of a run + its configuration -> `Verdict`; also offline, from a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpcompile.config import RunConfig
+from tpcompile.errors import ConfigError, ExitCode
+from tpcompile.evidence import checks
+from tpcompile.evidence.compare import Fetch, compare, equal_groups
+from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Check, Divergence, Item, Layer, RankDigest, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A rank without a digest, and what it was last seen doing."""
+
+    rank: int
+    last_seen: str
+
+
+def conclude(
+    config: RunConfig,
+    digests: Sequence[RankDigest],
+    fetch: Fetch,
+    *,
+    world_size: int,
+    absent: Sequence[Absent] = (),
+    problems: Sequence[Check] = (),
+) -> Verdict:
+    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
+    allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
+    divergences = compare(digests, fetch, allowed=allowed)
+    found = [*problems, *(_absent_check(config, a) for a in absent)]
+    for mode in config.modes:
+        found += checks.MODES[mode](config, digests, divergences)
+    return Verdict(
+        status=Status.FAIL if _failed(found, divergences) else Status.PASS,
+        exit_code=_exit_code(found, divergences),
+        world_size=world_size,
+        preset=config.preset,
+        modes=config.modes,
+        summary=_summary(config, digests, found, divergences),
+        checks=tuple(found),
+        divergences=divergences,
+        timings_ms=checks.timings(digests),
+        domains=equal_groups(digests),
+    )
+
+
+def fetch_from(records: Sequence[RankRecord]) -> Fetch:
+    """Details out of the records themselves."""
+    by_rank = {record.rank: record for record in records}
+
+    def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
+        record = by_rank[rank]
+        return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)
+
+    return fetch
+
+
+def replay(run_dir: RunDir) -> Verdict:
+    """Judge a finished run again, from its rank records alone. Raises ConfigError when there are none."""
+    records = run_dir.read_records()
+    if not records:
+        raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
+    config = run_dir.read_config()
+    world_size = max(record.world_size for record in records)
+    have = {record.rank for record in records}
+    statuses = {status.rank: status for status in run_dir.read_statuses()}
+    absent = [
+        Absent(rank, f"in phase {statuses[rank].phase}" if rank in statuses else "never, it left no status")
+        for rank in range(world_size)
+        if rank not in have
+    ]
+    before = run_dir.read_verdict()
+    problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
+    digests = [digest_rank(record) for record in records]
+    return conclude(
+        config, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems
+    )
+
+
+def _absent_check(config: RunConfig, absent: Absent) -> Check:
+    return Check(
+        name="every rank reported",
+        mode=config.modes[-1],
+        status=Status.FAIL,
+        expected=f"a digest within {config.gate.store_timeout_s:g} s",
+        observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
+        ranks=(absent.rank,),
+    )
+
+
+def _failed(found: Sequence[Check], divergences: Sequence[Divergence]) -> bool:
+    return any(c.status == Status.FAIL for c in found) or any(d.is_red for d in divergences)
+
+
+def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> ExitCode:
+    if not _failed(found, divergences):
+        return ExitCode.PASS
+    failed = [c.name for c in found if c.status == Status.FAIL]
+    if checks.TIMED_OUT in failed:
+        return ExitCode.TIMEOUT
+    # With nothing compiled no other check says anything, so this code wins over a plain failure.
+    return ExitCode.NOTHING_COMPILED if checks.COMPILED in failed else ExitCode.FAIL
+
+
+def _summary(
+    config: RunConfig, digests: Sequence[RankDigest], found: Sequence[Check], divergences: Sequence[Divergence]
+) -> str:
+    red = next((d for d in divergences if d.is_red), None)
+    failed = [c for c in found if c.status == Status.FAIL]
+    if not red and not failed:
+        passed = sum(c.status == Status.PASS for c in found)
+        return f"{len(digests)} rank(s) agree in mode {'+'.join(config.modes)}; {passed} checks passed"
+    if red and not any(c.name in checks.LIVE_ONLY for c in failed):
+        odd = red.groups[-1]
+        line = odd.item.line if odd.item else None
+        return f"rank {ranks_text(odd.ranks)}: {red.title}" + (f" ({line})" if line else "")
+    first = failed[0]
+    who = f"rank {ranks_text(first.ranks)}: " if first.ranks else ""
+    return f"{who}{first.name}: {first.observed}" + (f" ({first.line})" if first.line else "")

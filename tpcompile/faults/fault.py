@@ -1,0 +1,59 @@
+"""What a fault is: hooks the gate calls, each a no-op unless the fault needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tpcompile.dist.strategies import Collectives, TpComm
+
+
+@dataclass(frozen=True)
+class FaultContext:
+    """Where the fault is being injected."""
+
+    rank: int
+    world_size: int
+    target: int
+    """Rank that gets a one-rank fault."""
+
+    @property
+    def is_target(self) -> bool:
+        """True on the rank that gets a one-rank fault."""
+        return self.rank == self.target
+
+
+def _same_comm(comm: Collectives, context: FaultContext) -> TpComm:
+    return comm
+
+
+def _same_program(stack: nn.Module, context: FaultContext) -> nn.Module:
+    return stack
+
+
+def _compile(program: Any, context: FaultContext, compile_: Callable[[Any], Any]) -> Any:
+    return compile_(program)
+
+
+def _no_phase(phase: str, context: FaultContext) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of mode C and the hooks that inject it."""
+
+    name: str
+    what: str
+    """One line: what is broken."""
+    comm: Callable[[Collectives, FaultContext], TpComm] = _same_comm
+    """Replaces the way collectives are issued."""
+    program: Callable[[nn.Module, FaultContext], nn.Module] = _same_program
+    """Wraps or edits the stack before it is compiled."""
+    compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = _compile
+    """Compiles the program, or does not."""
+    phase: Callable[[str, FaultContext], None] = _no_phase
+    """Called when a phase begins, and with `compiling` when Dynamo starts on a frame."""

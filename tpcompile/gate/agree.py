@@ -1,0 +1,106 @@
+"""Every compile, before its code runs for the first time -> all ranks would issue the same collectives, or the run ends.
+
+Comparing afterwards would be too late: collectives that differ hang. What differs otherwise is left to the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tpcompile.config import RunConfig
+from tpcompile.dist.store import RankStore
+from tpcompile.evidence.checks import AGREED, STEADY
+from tpcompile.evidence.digest import SEPARATOR, frame_name, layer_items
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Check, CompileRecord, Item, Layer, Status
+from tpcompile.gate.status import StatusBoard
+from tpcompile.gate.watch import ALARM
+
+
+class Agreement:
+    """Compares the collectives of the n-th compile of mode C across ranks."""
+
+    def __init__(
+        self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]
+    ) -> None:
+        self._store, self._config, self._board, self._end = store, config, board, end
+        self._count = 0
+        self._last: list[str] | None = None
+        self.phase = ""
+        self.mode = ""
+
+    def on_compile(self, compile_: CompileRecord) -> None:
+        """Called on every rank after a compile of a frame, before the new code runs."""
+        if self.mode != "C" or self._store.world_size == 1:
+            return
+        self._count += 1
+        items = layer_items(compile_, Layer.COLLECTIVES)
+        texts = [item.text for item in items]
+        unchanged, self._last = texts == self._last, texts
+        self._store.put(f"compile/{self._count}/{self._store.rank}", [i.model_dump(mode="json") for i in items])
+        if self.phase == f"C/{STEADY}" and unchanged:
+            return  # a recompile the others may not share, but one that cannot hang them
+        self._compare(compile_, items)
+
+    def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> None:
+        keys = {rank: f"compile/{self._count}/{rank}" for rank in range(self._store.world_size)}
+        found, late = self._store.gather(keys, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM)
+        if late:
+            self._end(self._one_rank(compile_, late))
+        theirs = {rank: [Item.model_validate(item) for item in items] for rank, items in found.items()}
+        texts = [item.text for item in mine]
+        for rank, items in sorted(theirs.items()):
+            if [item.text for item in items] != texts:
+                self._end(self._differ(compile_, mine, rank, items))
+
+    def _one_rank(self, compile_: CompileRecord, late: Sequence[int]) -> Check:
+        seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
+        return self._check(
+            f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
+            f"rank {self._store.rank} compiled it, rank {ranks_text(late)} did not within "
+            f"{self._config.gate.store_timeout_s:g} s ({seen})",
+            compile_,
+            ranks=late,
+        )
+
+    def _differ(self, compile_: CompileRecord, mine: Sequence[Item], rank: int, theirs: Sequence[Item]) -> Check:
+        pairs = [(a, b) for a, b in zip(mine, theirs, strict=False) if a.text != b.text]
+        if pairs:
+            number = next(i for i, a in enumerate(mine) if a is pairs[0][0])
+            a, b = pairs[0]
+            what = f"#{number} is {_says(a)} here and {_says(b)} on rank {rank}"
+            line = a.line or b.line
+        else:
+            extra, who = (mine, self._store.rank) if len(mine) > len(theirs) else (theirs, rank)
+            first = extra[min(len(mine), len(theirs))]
+            what, line = f"only rank {who} issues {_says(first)}", first.line
+        check = self._check("the same collectives on every rank", what, compile_, ranks=(self._store.rank,))
+        return check.model_copy(update={"line": line})
+
+    def missing(self, phase: str, late: Sequence[int]) -> Check:
+        """The check that fails when ranks do not arrive at a phase."""
+        seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
+        return Check(
+            name="every rank arrived",
+            mode=phase.partition("/")[0],
+            status=Status.FAIL,
+            expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
+            observed=f"rank {ranks_text(late)} is missing ({seen})",
+            ranks=tuple(late),
+        )
+
+    def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
+        return Check(
+            name=AGREED,
+            mode="C",
+            status=Status.FAIL,
+            expected=expected,
+            observed=observed,
+            details=compile_.recompile_reasons,
+            line=compile_.line,
+            ranks=tuple(ranks),
+        )
+
+
+def _says(item: Item) -> str:
+    return item.text.partition(SEPARATOR)[2]

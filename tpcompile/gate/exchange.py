@@ -1,0 +1,97 @@
+"""This rank's record -> one verdict that all ranks hold: hashes first, details only where hashes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loguru import logger
+
+from tpcompile.config import RunConfig
+from tpcompile.dist.store import RankStore
+from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
+from tpcompile.evidence.verdict import Absent, conclude
+
+_DETAIL_TIMEOUT_S = 60.0
+
+
+class Exchange:
+    """One exchange of digests. The lowest rank that reported judges; the others answer its questions."""
+
+    def __init__(self, store: RankStore, config: RunConfig, *, last_seen: Callable[[int], str]) -> None:
+        self._store, self._config, self._last_seen = store, config, last_seen
+
+    def verdict(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check] = ()) -> Verdict | None:
+        """Publish this rank's digest and return the verdict; None when the judge fell silent.
+
+        A rank that does not report within `timeout_s` is named as missing in the verdict.
+        """
+        digest = digest_rank(record)
+        self._store.put(f"digest/{record.rank}", digest.model_dump(mode="json"))
+        keys = {rank: f"digest/{rank}" for rank in range(self._store.world_size)}
+        if record.rank != 0:
+            # Rank 0 judges unless it is gone: without its digest, the lowest rank that reported takes over.
+            keys = {rank: key for rank, key in keys.items() if rank <= record.rank}
+        found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at="" if record.rank == 0 else "digest/0")
+        if min(found) == record.rank:
+            return self._judge(record, timeout_s=timeout_s, problems=problems)
+        return self._answer(record, timeout_s=timeout_s)
+
+    def _judge(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check]) -> Verdict:
+        world = self._store.world_size
+        found, late = self._store.gather({r: f"digest/{r}" for r in range(world)}, timeout_s=timeout_s)
+        digests = [RankDigest.model_validate(value) for _, value in sorted(found.items())]
+        verdict = conclude(
+            self._config,
+            digests,
+            self._fetcher(record),
+            world_size=world,
+            absent=[Absent(rank, self._last_seen(rank)) for rank in late],
+            problems=problems,
+        )
+        self._store.put("verdict", verdict.model_dump(mode="json"))
+        return verdict
+
+    def _fetcher(self, record: RankRecord) -> Callable[[int, int, Layer, str], Sequence[Item]]:
+        asked = 0
+
+        def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
+            nonlocal asked
+            if rank == record.rank:
+                return _items(record, index, layer, part)
+            asked += 1
+            self._store.put(f"ask/{rank}/{asked}", {"index": index, "layer": layer, "part": part})
+            self._store.put(f"asked/{rank}", asked)
+            answer = self._store.get(f"answer/{rank}/{asked}", timeout_s=_DETAIL_TIMEOUT_S)
+            if answer is None:
+                logger.warning("rank {} did not send the details of its {} layer", rank, layer)
+                return ()
+            return [Item.model_validate(item) for item in answer]
+
+        return fetch
+
+    def _answer(self, record: RankRecord, *, timeout_s: float) -> Verdict | None:
+        """Answer the judge's questions until there is a verdict."""
+        answered: set[int] = set()
+        wait_s = timeout_s + _DETAIL_TIMEOUT_S
+        while True:
+            keys = {0: "verdict"}
+            found, _ = self._store.gather(keys, timeout_s=wait_s, stop_at=f"asked/{record.rank}")
+            if found:
+                return Verdict.model_validate(found[0])
+            number = self._store.peek(f"asked/{record.rank}")
+            if number is None:
+                return None
+            if number not in answered:
+                self._reply(record, number)
+                answered.add(number)
+
+    def _reply(self, record: RankRecord, number: int) -> None:
+        ask = self._store.get(f"ask/{record.rank}/{number}", timeout_s=_DETAIL_TIMEOUT_S)
+        if ask is not None:
+            items = _items(record, ask["index"], Layer(ask["layer"]), ask["part"])
+            self._store.put(f"answer/{record.rank}/{number}", [item.model_dump(mode="json") for item in items])
+
+
+def _items(record: RankRecord, index: int, layer: Layer, part: str) -> Sequence[Item]:
+    return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)

@@ -1,0 +1,195 @@
+"""What modes A, B and C run, phase by phase -> facts of this rank."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.capture import CaptureSession, compat
+from tpcompile.config import Mode, RunConfig
+from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
+from tpcompile.evidence.checks import FIRST, RESIZED, STEADY
+from tpcompile.evidence.records import Collective
+from tpcompile.faults import NO_FAULT, Fault, FaultContext
+from tpcompile.gate import numerics
+from tpcompile.gate.numerics import Reference, Result
+from tpcompile.nn.block import TransformerStack
+
+_RESIZED_CALLS = 3
+
+
+@dataclass
+class Run:
+    """What every mode needs of its surroundings, and the facts it leaves."""
+
+    config: RunConfig
+    device: torch.device
+    group: dist.ProcessGroup
+    session: CaptureSession
+    reference: Reference
+    fault: Fault
+    context: FaultContext
+    begin: Callable[[str, str], None]
+    """Called at the start of a phase with its name and what it does: status, deadline, arrival of all ranks."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str, doing: str, *, fault: Fault = NO_FAULT) -> Iterator[None]:
+        """One phase of the run on all ranks."""
+        fault.phase(name, self.context)
+        self.begin(name, doing)
+        with self.session.phase(name):
+            yield
+
+    def compile(self, program: Any, backend: Any = None) -> Any:
+        """torch.compile as configured; breaks are allowed so that they can be reported."""
+        return torch.compile(program, backend=backend or self.config.compile.backend, dynamic=self.config.compile.dynamic)
+
+    def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
+        """One call of the program, with a backward pass when training."""
+        self.session.count_call()
+        cotangent = self.reference.cotangent(self.reference.dtype) if self.config.train else None
+        result = numerics.run_once(program, stack, self.reference.inputs(seq_len), cotangent)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return result
+
+    def build(self, comm: TpComm) -> TransformerStack:
+        """This rank's stack."""
+        return numerics.build(self.config.block, comm, self.reference.full, self.device)
+
+    def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
+        """The steady calls: nothing may compile; their median time is a fact."""
+        times_ms = []
+        with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", fault=fault):
+            for _ in range(self.config.gate.steady_calls):
+                start = time.perf_counter()
+                self.call(program, stack)
+                times_ms.append((time.perf_counter() - start) * 1e3)
+        self.facts[f"{mode}/median_ms"] = round(statistics.median(times_ms), 4)
+
+
+def mode_c(run: Run) -> None:
+    """The contract: one graph on every rank, equal digests, right numbers."""
+    fault, context, config = run.fault, run.context, run.config
+    stack = run.build(fault.comm(Collectives(run.group), context))
+    program = fault.program(stack, context)
+    compiled = fault.compile(program, context, run.compile)
+    with run.phase(f"C/{FIRST}", "compile and run", fault=fault):
+        first = run.call(compiled, stack)
+    _keep_errors(run, "C", stack, first)
+    run.steady("C", compiled, stack, fault=fault)
+    with run.phase(f"C/{RESIZED}", f"{config.resized_seq_len} tokens", fault=fault):
+        for _ in range(_RESIZED_CALLS):
+            run.call(compiled, stack, config.resized_seq_len)
+    with run.phase("C/eager", "the same without compile"):
+        eager = run.call(program, stack)
+    for name, value in numerics.difference(run.reference, stack, first, eager).items():
+        run.facts[f"C/error/eager {name}"] = value
+    _keep_schedule(run, stack)
+
+
+def mode_b(run: Run) -> None:
+    """In-place all-reduce, traced: looks fine, and multiplies gradients by the world size."""
+    stack = run.build(InPlaceCollectives(run.group))
+    compiled = run.compile(stack)
+    with run.phase(f"B/{FIRST}", "compile and run"):
+        first = run.call(compiled, stack)
+    _keep_errors(run, "B", stack, first, only_forward=True)
+    run.steady("B", compiled, stack)
+    with run.phase("B/trap", "gradient of an in-place all_reduce"):
+        run.facts["B/trap_eager"] = _gradient_factor(_in_place_sum(run.group), run.device)
+        traced = torch.compile(_in_place_sum(run.group), backend="aot_eager")
+        run.facts["B/trap_compiled"] = _gradient_factor(traced, run.device)
+
+
+def mode_a(run: Run) -> None:
+    """In-place all-reduce hidden from Dynamo: the region falls apart at every collective."""
+    recorder = SiteRecorder(DisabledCollectives(run.group))
+    with run.phase("A/eager", "find the call sites"), torch.no_grad():
+        run.build(recorder)(*run.reference.inputs())
+    stack = run.build(DisabledCollectives(run.group))
+    backend, entered = compat.counting_backend(run.config.compile.backend)
+    compiled = run.compile(stack, backend)
+    with run.phase(f"A/{FIRST}", "compile and run"):
+        run.call(compiled, stack)
+    entered[0] = 0
+    with run.phase("A/count", "count the regions"):
+        run.call(compiled, stack)
+    breaks = [b for c in run.session.compiles() if c.phase == f"A/{FIRST}" for b in c.breaks]
+    run.facts |= {
+        "A/sites": sorted(set(recorder.sites)),
+        "A/collectives_per_forward": len(recorder.sites),
+        "A/broken_sites": sorted({f"{Path(s.file).name}:{s.line}" for b in breaks for s in b.stack}),
+        "A/regions_per_forward": entered[0],
+    }
+    run.steady("A", compiled, stack)
+
+
+MODES: dict[Mode, Callable[[Run], None]] = {"A": mode_a, "B": mode_b, "C": mode_c}
+
+
+class SiteRecorder(DisabledCollectives):
+    """Notes which line of the model issues each all-reduce."""
+
+    def __init__(self, inner: DisabledCollectives) -> None:
+        super().__init__(inner.group)
+        self.sites: list[str] = []
+
+    def all_reduce(self, x: Tensor, dst: Any = "I") -> Tensor:
+        """Note the caller's line, then reduce."""
+        if self.size > 1:
+            frame = sys._getframe(1)
+            self.sites.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return super().all_reduce(x, dst)
+
+
+def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, only_forward: bool = False) -> None:
+    found = numerics.errors(run.reference, stack, got, only_forward=only_forward)
+    run.facts |= {f"{mode}/error/{name}": value for name, value in found.items()}
+
+
+def _keep_schedule(run: Run, stack: TransformerStack) -> None:
+    block = run.config.block
+    declared = stack.declared_collectives(block.batch, block.seq_len, block.dtype, run.config.train)
+    seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
+    run.facts |= {
+        "C/declared": [_text(c) for c in declared],
+        "C/collectives": [_text(c) for c in seen],
+        "C/collective_lines": [str(c.line) for c in seen],
+    }
+
+
+def _text(collective: Collective) -> str:
+    op = f"{collective.op}({collective.reduce_op})" if collective.reduce_op else collective.op
+    waited = "" if collective.waited else ", never waited for"
+    return f"{collective.phase} {op} {collective.dtype}{collective.shape} over {collective.group}{waited}"
+
+
+def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
+    def in_place_sum(x: Tensor) -> Tensor:
+        y = x * 1.0
+        dist.all_reduce(y, group=group)
+        return y
+
+    return in_place_sum
+
+
+def _gradient_factor(function: Callable[[Tensor], Tensor], device: torch.device) -> float:
+    x = torch.ones(4, device=device, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # c10d warns in eager that autograd does not see this: that is the point
+        function(x).sum().backward()
+    assert x.grad is not None, "no gradient reached the input"
+    return float(x.grad[0])

@@ -1,0 +1,189 @@
+"""Configuration and torchrun's environment -> modes in order -> verdict on disk -> exit code of this rank."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+
+from loguru import logger
+from rich.console import Console
+from torch.distributed.device_mesh import init_device_mesh
+
+from tpcompile import faults, logs
+from tpcompile.capture import CaptureSession
+from tpcompile.config import RunConfig
+from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
+from tpcompile.dist.mesh import mesh_roles
+from tpcompile.dist.store import RankStore
+from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.evidence.checks import ALIVE, NO_ERROR
+from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults import FaultContext
+from tpcompile.gate.agree import Agreement
+from tpcompile.gate.exchange import Exchange
+from tpcompile.gate.modes import MODES, Run
+from tpcompile.gate.numerics import Reference, free
+from tpcompile.gate.status import StatusBoard
+from tpcompile.gate.watch import Watch
+from tpcompile.report.publish import publish
+
+_LAST_WORDS_TIMEOUT_S = 8.0
+_STORE_PREFIX = "tpcompile/gate"
+
+
+def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitCode:
+    """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
+
+    Writes records, verdict and reports to `run_dir` before it returns. `quiet` leaves the terminal to the launcher.
+    A problem with the arguments or the machine is one line on stderr from rank 0.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        env = rank_env()
+        config.block.check_tp(env.world_size)
+        fault = faults.find(config.fault)
+        device = choose_device(config.device, env)
+        check_cpp_compiler(config.compile.backend, device)
+        directory = RunDir.create(run_dir)
+    except TpCompileError as error:
+        return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
+    logs.setup(rank=env.rank, log_dir=directory.logs)
+    target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
+    context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
+    with process_group(env, device, timeout_s=config.gate.phase_timeout_s) as group:
+        return _Gate(config, env, directory, quiet=quiet).run(device, group, fault, context)
+
+
+def _refuse(error: TpCompileError, config: RunConfig, run_dir: Path | str, *, rank: int, quiet: bool) -> ExitCode:
+    """A run that cannot start: one line, and a verdict for the launcher when the directory can hold one."""
+    if rank == 0:
+        if not quiet:
+            Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        check = Check(
+            name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
+        )
+        verdict = Verdict(
+            status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
+        )  # fmt: skip
+        try:
+            RunDir.create(run_dir).write_verdict(verdict)
+        except TpCompileError as unwritable:
+            logger.debug("no verdict written: {}", unwritable)
+    return error.exit_code
+
+
+class _Gate:
+    """One rank's run."""
+
+    def __init__(self, config: RunConfig, env: RankEnv, directory: RunDir, *, quiet: bool) -> None:
+        self.config, self.env, self.directory, self.quiet = config, env, directory, quiet
+        place = {"rank": env.rank, "world_size": env.world_size}
+        self.store = RankStore.connect(_STORE_PREFIX, **place)
+        self.board = StatusBoard(directory, self.store)
+        watch_store = RankStore.connect(_STORE_PREFIX, **place)
+        self.last_exchange = Exchange(watch_store, config, last_seen=StatusBoard(directory, watch_store).last_seen)
+        self.watch = Watch(watch_store, self.last_words, mode=config.modes[-1])
+        self.agreement = Agreement(RankStore.connect(_STORE_PREFIX, **place), config, self.board, self.watch.end)
+        self.session: CaptureSession | None = None
+        self.run_: Run | None = None
+
+    def run(self, device, group, fault, context) -> ExitCode:  # type: ignore[no-untyped-def]
+        """All modes, then the exchange; whatever goes wrong ends in a verdict."""
+        self.watch.start()
+        self.board.enter("start")
+        if self.env.rank == 0:
+            self.directory.write_config(self.config.model_dump_json(indent=1))
+        try:
+            with ExitStack() as stack:
+                self.session = stack.enter_context(self.new_session(device, fault, context))
+                reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
+                self.run_ = Run(
+                    self.config, device, group, self.session, reference, fault, context, self.begin_phase
+                )
+                for mode in self.config.modes:
+                    self.session.reset_compiler()
+                    self.agreement.mode = mode
+                    MODES[mode](self.run_)
+                    free(device)
+        except Exception as error:  # any failure of any rank must end in a verdict on all of them
+            self.watch.end(self.failure(error))
+        return self.finish()
+
+    def new_session(self, device, fault, context) -> CaptureSession:  # type: ignore[no-untyped-def]
+        """A capture session that knows the mesh and compares every compile before its code runs."""
+        mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
+        return CaptureSession(
+            groups=mesh_roles(mesh),
+            on_compile_start=lambda _: fault.phase("compiling", context),
+            on_compile=self.agreement.on_compile,
+        )
+
+    def begin_phase(self, name: str, doing: str) -> None:
+        """All ranks are here before anybody issues a collective."""
+        self.board.enter(name, doing=doing)
+        self.watch.deadline(name, self.config.gate.phase_timeout_s)
+        self.agreement.phase = name
+        missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.config.gate.store_timeout_s)
+        if missing:
+            self.watch.end(self.agreement.missing(name, missing))
+
+    def record(self) -> RankRecord:
+        """All evidence of this rank so far."""
+        assert self.session is not None, "no session yet"
+        return self.session.record(
+            rank=self.env.rank,
+            world_size=self.env.world_size,
+            tp_aware=self.config.gate.tp_aware_ops,
+            facts=self.run_.facts if self.run_ else {},
+        )
+
+    def finish(self) -> ExitCode:
+        """Exchange digests, publish the verdict, leave."""
+        self.board.enter("verdict", doing="compare ranks")
+        self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
+        record = self.record()
+        self.directory.write_record(record)
+        exchange = Exchange(self.store, self.config, last_seen=self.board.last_seen)
+        verdict = exchange.verdict(record, timeout_s=self.config.gate.store_timeout_s)
+        self.watch.stop()
+        self.board.end("finished")
+        return self.publish(verdict, judge=self.env.rank == 0)
+
+    def last_words(self, check: Check) -> ExitCode:
+        """On the watch's thread: what is known so far, one verdict, the exit code."""
+        self.board.end("stopped" if check.name == ALIVE else "failed", error=check.observed)
+        if self.session is None:
+            return ExitCode.FAIL
+        record = self.record()
+        self.directory.write_record(record)
+        verdict = self.last_exchange.verdict(record, timeout_s=_LAST_WORDS_TIMEOUT_S, problems=[check])
+        return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
+
+    def publish(self, verdict: Verdict | None, *, judge: bool) -> ExitCode:
+        """Write the verdict once; the rank that judged also reports it."""
+        if verdict is None:
+            return ExitCode.FAIL
+        if judge and self.directory.write_verdict(verdict) and not self.quiet:
+            publish(verdict, self.directory, Console(), os.environ)
+        return ExitCode(verdict.exit_code)
+
+    def failure(self, error: Exception) -> Check:
+        """An exception of this rank as a failed check, with the user's line."""
+        logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1]
+        lines = str(error).strip().splitlines() or [""]
+        return Check(
+            name=NO_ERROR,
+            mode=self.config.modes[-1],
+            status=Status.FAIL,
+            expected="no exception",
+            observed=f"{type(error).__name__} in phase {self.board.phase}: {lines[0]}",
+            details=tuple(lines[1:12]),
+            line=UserLine(file=last.filename, line=last.lineno or 0, function=last.name, code=last.line or ""),
+            ranks=(self.env.rank,),
+        )

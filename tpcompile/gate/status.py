@@ -1,0 +1,68 @@
+"""What this rank is doing -> the store for the other ranks, the run directory for whoever comes after a crash."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from rich.console import Console
+
+from tpcompile.dist.store import RankStore
+from tpcompile.evidence.rundir import RankStatus, RunDir
+
+
+class StatusBoard:
+    """Publishes this rank's phase; `last_seen` tells about another rank."""
+
+    def __init__(self, run_dir: RunDir, store: RankStore) -> None:
+        self._run_dir, self._store = run_dir, store
+        self._console = Console(stderr=True)
+        self.phase = "start"
+
+    def enter(self, phase: str, *, doing: str = "") -> None:
+        """Say that a phase begins; on a terminal, rank 0 also says so to the user."""
+        self.phase = phase
+        self._publish("running")
+        if self._store.rank == 0 and self._console.is_terminal:
+            self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
+
+    def end(self, state: str, *, error: str = "") -> None:
+        """Say how this rank ended: `finished`, `failed` or `stopped`."""
+        self._publish(state, error)
+
+    def last_seen(self, rank: int) -> str:
+        """What another rank last said, and whether its process is still there (same host only)."""
+        status = self._store.peek(f"status/{rank}")
+        if status is None:
+            return "never, it did not reach the store"
+        return f"in phase {status['phase']}{self._gone(status)}"
+
+    @staticmethod
+    def _gone(status: dict[str, Any]) -> str:
+        if status["host"] != socket.gethostname():
+            return f" on {status['host']}"
+        try:
+            os.kill(status["pid"], 0)
+        except ProcessLookupError:
+            return f"; its process {status['pid']} is gone"
+        # A killed child of torchrun stays a zombie until the agent reaps it.
+        try:
+            with open(f"/proc/{status['pid']}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+        return f"; its process {status['pid']} is dead" if state in "ZX" else ""
+
+    def _publish(self, state: str, error: str = "") -> None:
+        status = RankStatus(
+            rank=self._store.rank,
+            world_size=self._store.world_size,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            phase=self.phase,
+            state=state,
+            error=error,
+        )
+        self._run_dir.write_status(status)
+        self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))

@@ -1,0 +1,93 @@
+"""The thread that ends a run in which some rank is stuck, gone or has given up.
+
+A collective that waits for a dead rank cannot be interrupted from Python, so nothing here depends on the main
+thread: the watch has its own store client, learns of SIGTERM through a pipe, and leaves with `os._exit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from tpcompile.dist.store import RankStore
+from tpcompile.errors import ExitCode
+from tpcompile.evidence.checks import ALIVE, TIMED_OUT
+from tpcompile.evidence.records import Check, Status
+
+_POLL_S = 0.2
+ALARM = "alarm"
+
+LastWords = Callable[[Check], ExitCode]
+"""Called once, on the watch's thread: write down everything, return the exit code of the process."""
+
+
+class Watch:
+    """Watches the alarm key, SIGTERM and the deadline of the current phase."""
+
+    def __init__(self, store: RankStore, last_words: LastWords, *, mode: str) -> None:
+        self._store, self._last_words, self._mode = store, last_words, mode
+        self._deadline: float | None = None
+        self._phase = ""
+        self._done = threading.Event()
+        self._ending = threading.Lock()
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[0], False)
+        os.set_blocking(self._pipe[1], False)
+        self._thread = threading.Thread(target=self._watch, name="tpcompile-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; call on the main thread."""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; the main thread has taken over the ending."""
+        self._done.set()
+
+    def deadline(self, phase: str, seconds: float) -> None:
+        """Give the phase that begins now that many seconds."""
+        self._phase, self._deadline = phase, time.monotonic() + seconds
+
+    def alarm(self, check: Check) -> Check:
+        """Tell all ranks what went wrong; the first alarm is the cause, and is returned."""
+        return Check.model_validate(self._store.put_first(ALARM, check.model_dump(mode="json")))
+
+    def end(self, check: Check) -> None:
+        """Raise the alarm, write the last words and leave the process. Does not return."""
+        with self._ending:
+            code = ExitCode.FAIL
+            with contextlib.suppress(RuntimeError):  # the store went down with torchrun
+                check = self.alarm(check)
+            with contextlib.suppress(Exception):  # whatever happens, the process must not stay
+                code = self._last_words(check)
+            os._exit(code)
+
+    def _watch(self) -> None:
+        while not self._done.wait(_POLL_S):
+            check = self._trouble()
+            if check is not None and not self._done.is_set():
+                self.end(check)
+
+    def _trouble(self) -> Check | None:
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in os.read(self._pipe[0], 64):
+                return self._check(ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
+        try:
+            alarm = self._store.peek(ALARM)
+        except RuntimeError:
+            return self._check(ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died")
+        if alarm is not None:
+            return Check.model_validate(alarm)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return self._check(
+                TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
+            )
+        return None
+
+    def _check(self, name: str, expected: str, observed: str) -> Check:
+        return Check(name=name, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)

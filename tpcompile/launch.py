@@ -1,0 +1,282 @@
+"""GateRequest -> torchrun -> exit code: preflight, one process tree, a verdict whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from tpcompile import config
+from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.process_tree import Outcome, run_tree
+from tpcompile.report.publish import publish
+from tpcompile.report.wording import named_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateRequest:
+    """What the user asked for; None and "" are filled in by `plan`."""
+
+    nproc: int | None = None
+    mode: str = "C"
+    preset: str | None = None
+    layers: int | None = None
+    train: bool = False
+    dtype: str | None = None
+    overrides: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    device: str = "auto"
+    timeout_s: float = 3600.0
+    fault: str = ""
+    fault_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A request that passed the preflight: every default resolved."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    nproc: int
+    device: str
+    config: config.RunConfig
+    run_dir: Path
+    timeout_s: float
+
+
+def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
+    """Check everything that can be known before a process starts.
+
+    Raises ConfigError (preset, keys, tp) or PreflightError (GPUs, compiler, run directory).
+    """
+    num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
+    nproc = request.nproc if request.nproc is not None else num_gpus or 2
+    device = _device(request.device, nproc, num_gpus)
+    preset = request.preset or ("wan14b" if device == "cuda" else "cpu_smoke")
+    resolved = _config(request, preset)
+    resolved.block.check_tp(nproc)
+    environ = dict(environ)
+    if device == "cpu" and resolved.compile.backend == "inductor":
+        environ["CXX"] = cxx_compiler(environ)
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
+    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{preset}-tp{nproc}"
+    command = torchrun(nproc, repro_script(), _script_args(request, preset, device, run_dir))
+    _claim(run_dir)
+    return Plan(
+        command=tuple(command),
+        environ=environ,
+        nproc=nproc,
+        device=device,
+        config=resolved,
+        run_dir=run_dir,
+        timeout_s=request.timeout_s,
+    )
+
+
+def run(plan: Plan, console: Console) -> int:
+    """Run the plan, print and write its reports, return the exit code of design.md; nothing is left running."""
+    run_dir = RunDir(plan.run_dir)
+    outcome = run_tree(plan.command, environ=plan.environ, timeout_s=plan.timeout_s)
+    verdict = _verdict(run_dir, plan, outcome)
+    publish(verdict, run_dir, console, plan.environ)
+    return verdict.exit_code
+
+
+def torchrun(nproc: int, script: Path, args: Sequence[str]) -> list[str]:
+    """The command line of one single-node torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    return [*launcher, str(script), *args]
+
+
+def repro_script() -> Path:
+    """`tp_compile_repro.py`, in the installed package or in the repository's repro/. Raises PreflightError."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "repro", package.parent / "repro"):
+        if (folder / "tp_compile_repro.py").is_file():
+            return folder / "tp_compile_repro.py"
+    raise PreflightError(f"tp_compile_repro.py is neither in {package}/repro nor in {package.parent}/repro; reinstall")
+
+
+def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
+    """GPUs that a process would see, by `nvidia-smi -L` and CUDA_VISIBLE_DEVICES; 0 without nvidia-smi."""
+    tool = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if tool is None:
+        return 0
+    with suppress(OSError, subprocess.TimeoutExpired):
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=60, check=False)
+        count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        return count if visible is None else min(count, _num_visible(visible))
+    return 0
+
+
+def cxx_compiler(environ: Mapping[str, str] = os.environ) -> str:
+    """C++ compiler for Inductor: $CXX, else g++, c++ or clang++. Raises PreflightError when there is none."""
+    named = environ.get("CXX")
+    for name in (named,) if named else ("g++", "c++", "clang++"):
+        if shutil.which(name, path=environ.get("PATH")):
+            return name
+    missing = f"CXX={named} is not on the PATH" if named else "no g++, c++ or clang++ on the PATH"
+    raise PreflightError(f"no C++ compiler for Inductor on CPU: {missing}; install one or set CXX")
+
+
+def verdict_without_one(
+    statuses: Sequence[RankStatus], world_size: int, torchrun_exit_code: int, timed_out: bool
+) -> Verdict:
+    """What can be said when no rank lived to write the verdict: which rank ended where, from the ranks' last words."""
+    checks = _last_words(statuses, world_size, timed_out)
+    if timed_out:
+        code, why = ExitCode.TIMEOUT, "no verdict in time"
+    elif not statuses:
+        code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
+        why = f"no rank started; torchrun ended with code {torchrun_exit_code}"
+    elif torchrun_exit_code == 0 or any(s.state == "failed" for s in statuses):
+        code, why = ExitCode.BUG, "the gate ended without a verdict"
+    else:
+        code, why = ExitCode.FAIL, f"torchrun ended with code {torchrun_exit_code}"
+    first = next((c for c in checks if c.status == Status.FAIL), None)
+    summary = ": ".join([why, first.observed, *first.details]) if first and statuses else why
+    return Verdict(status=Status.FAIL, exit_code=code, world_size=world_size, summary=summary, checks=tuple(checks))
+
+
+def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool) -> list[Check]:
+    """One check per group of ranks that ended alike, the likeliest root cause first."""
+    verbs = {
+        "failed": "raised an exception in",
+        "running": "never left" if timed_out else "died or got killed in",
+        "stopped": "got stopped by a signal in",
+        "finished": "finished after",
+    }
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for state in verbs:
+        for s in statuses:
+            if s.state == state:
+                alike.setdefault((state, s.phase or "start", s.error), []).append(s.rank)
+    missing = sorted(set(range(world_size)) - {s.rank for s in statuses})
+    is_caused = bool(missing) or any(state in ("failed", "running") for state, _, _ in alike)
+    checks = [_ended(f"{named_ranks(missing)} never started", Status.FAIL, missing, "")] if missing else []
+    for (state, phase, error), ranks in alike.items():
+        status = Status.INFO if is_caused and state in ("stopped", "finished") else Status.FAIL
+        checks.append(_ended(f"{named_ranks(ranks)} {verbs[state]} phase {phase}", status, ranks, error))
+    return sorted(checks, key=lambda c: (c.status != Status.FAIL, not c.details))
+
+
+def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> Check:
+    details = (error,) if error else ()
+    return Check(
+        name="every rank ends with a verdict",
+        mode="",
+        status=status,
+        expected="finished",
+        observed=observed,
+        details=details,
+        ranks=tuple(ranks),
+    )
+
+
+def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
+    verdict = _read(run_dir)
+    if verdict is None:
+        statuses = run_dir.read_statuses()
+        verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, outcome.timed_out)
+        facts = {"preset": plan.config.preset, "modes": plan.config.modes}
+        verdict = _cut_short(verdict.model_copy(update=facts), plan, outcome)
+        run_dir.write_verdict(verdict)
+        return verdict
+    if verdict.exit_code == 0 and outcome.exit_code != 0:
+        verdict = _unclean(verdict, outcome)
+    return _cut_short(verdict, plan, outcome)
+
+
+def _read(run_dir: RunDir) -> Verdict | None:
+    try:
+        return run_dir.read_verdict()
+    except (ConfigError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{run_dir.path}: the verdict cannot be read: {error}") from None
+
+
+def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:
+    """A passed verdict whose ranks then hung or crashed on the way out is not a pass."""
+    observed = f"torchrun ended with code {outcome.exit_code}"
+    name = "ranks exit cleanly after the verdict"
+    check = Check(name=name, mode="", status=Status.FAIL, expected="code 0", observed=observed)
+    summary = f"every check passed, then the ranks did not exit cleanly: {observed}"
+    update = {"status": Status.FAIL, "exit_code": int(ExitCode.BUG), "summary": summary}
+    return verdict.model_copy(update=update | {"checks": (*verdict.checks, check)})
+
+
+def _cut_short(verdict: Verdict, plan: Plan, outcome: Outcome) -> Verdict:
+    """The verdict of a run that this launcher ended: the cause goes first, and no such run is green."""
+    if outcome.timed_out:
+        code, why = int(ExitCode.TIMEOUT), f"stopped after {plan.timeout_s:g} s (--timeout-s)"
+    elif outcome.signal:
+        code, why = 128 + outcome.signal, f"stopped by {signal.Signals(outcome.signal).name}"
+    else:
+        return verdict
+    return verdict.model_copy(update={"status": Status.FAIL, "exit_code": code, "summary": f"{why}: {verdict.summary}"})
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device(asked: str, nproc: int, num_gpus: int) -> str:
+    if nproc < 1:
+        raise ConfigError(f"--nproc {nproc}: at least one rank is needed")
+    if asked == "cpu" or (asked == "auto" and num_gpus == 0):
+        return "cpu"
+    if num_gpus == 0:
+        raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
+    if nproc > num_gpus:
+        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
+    return "cuda"
+
+
+def _config(request: GateRequest, preset: str) -> config.RunConfig:
+    overrides = [*request.overrides]
+    overrides += [f"block.num_layers={request.layers}"] if request.layers is not None else []
+    overrides += [f"block.dtype={request.dtype}"] if request.dtype else []
+    modes = config.ALL_MODES if request.mode == "all" else (request.mode,)
+    return config.load(preset, overrides, modes=modes, train=request.train)
+
+
+def _script_args(request: GateRequest, preset: str, device: str, run_dir: Path) -> list[str]:
+    args = ["--preset", preset, "--mode", request.mode, "--run-dir", str(run_dir), "--device", device]
+    args += ["--layers", str(request.layers)] if request.layers is not None else []
+    args += ["--train"] if request.train else []
+    args += ["--dtype", request.dtype] if request.dtype else []
+    for override in request.overrides:
+        args += ["--set", override]
+    args += ["--fault", request.fault] if request.fault else []
+    args += ["--fault-rank", str(request.fault_rank)] if request.fault_rank is not None else []
+    return [*args, "--quiet-report"]
+
+
+def _claim(run_dir: Path) -> None:
+    """Make the run directory; one that holds a run is refused, for its old verdict would pass for the new one."""
+    if run_dir.is_dir() and (RunDir(run_dir).read_statuses() or _read(RunDir(run_dir)) is not None):
+        raise ConfigError(f"{run_dir} already holds a run; choose another --run-dir or remove it")
+    RunDir.create(run_dir)
+
+
+def _num_visible(visible: str) -> int:
+    """Entries of CUDA_VISIBLE_DEVICES before the first invalid one, as CUDA reads it."""
+    count = 0
+    for entry in visible.split(","):
+        name = entry.strip()
+        if not (name.isdigit() or name.startswith(("GPU-", "MIG-"))):
+            break
+        count += 1
+    return count

@@ -1,0 +1,108 @@
+"""Command -> Outcome: one process tree, ended whole at timeout, SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from loguru import logger
+
+GRACE_S = 15.0
+"""Seconds between the signal that asks torchrun to end and the SIGKILL of everything left."""
+
+LAUNCH_ID = "TPCOMPILE_LAUNCH_ID"
+"""Environment variable that marks every process of one launch: torchrun gives each rank a session of its own,
+so killing torchrun's process group alone leaves ranks behind."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a process tree ended."""
+
+    exit_code: int
+    timed_out: bool = False
+    signal: int = 0
+    """Signal that stopped the launcher, 0 for none."""
+
+
+def run_tree(
+    command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float, grace_s: float | None = None
+) -> Outcome:
+    """Run a command, output streamed; at timeout, SIGINT or SIGTERM end it and everything it started."""
+    grace_s = GRACE_S if grace_s is None else grace_s
+    launch_id = uuid.uuid4().hex
+    with _signals_raised():
+        process = None
+        try:
+            process = subprocess.Popen(command, env={**environ, LAUNCH_ID: launch_id}, start_new_session=True)
+            return Outcome(exit_code=process.wait(timeout_s))
+        except subprocess.TimeoutExpired:
+            logger.warning("no end after {} s; stopping all ranks", timeout_s)
+            return Outcome(exit_code=_stop(process, signal.SIGTERM, grace_s), timed_out=True)
+        except _Signalled as stopped:
+            return Outcome(exit_code=_stop(process, stopped.signum, grace_s), signal=stopped.signum)
+        finally:
+            for signum in _SIGNALS:
+                signal.signal(signum, signal.SIG_IGN)  # what is left takes milliseconds and must not be cut short
+            _sweep(launch_id)
+
+
+class _Signalled(Exception):
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    def raise_signal(signum: int, frame: FrameType | None) -> None:
+        raise _Signalled(signum)
+
+    before = {signum: signal.signal(signum, raise_signal) for signum in _SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) -> int:
+    """Forward a signal, wait `grace_s` (a second signal ends the wait), then SIGKILL."""
+    if process is None:
+        return 128 + signum
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signum)
+    with suppress(subprocess.TimeoutExpired, _Signalled):
+        process.wait(grace_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _sweep(launch_id: str, timeout_s: float = 5.0) -> None:
+    """SIGKILL every process that still carries this launch's mark, wherever it was reparented."""
+    deadline = time.monotonic() + timeout_s
+    while (pids := _marked(f"{LAUNCH_ID}={launch_id}".encode())) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found

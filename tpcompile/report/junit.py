@@ -1,0 +1,80 @@
+"""Verdict -> JUnit XML, one testcase per check."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.report.wording import failed, item_text, mode_title, named_ranks, outcome, plain, red
+
+
+def render(verdict: Verdict) -> str:
+    """JUnit XML text; a verdict that failed outside its checks gets a testcase of its own, so red is never green."""
+    checks = list(verdict.checks)
+    if not checks or (verdict.exit_code != 0 and not failed(verdict)):
+        checks.append(_verdict_check(verdict))
+    counts = {
+        "tests": len(checks),
+        "failures": sum(c.status == Status.FAIL for c in checks),
+        "errors": 0,
+        "skipped": sum(c.status == Status.SKIPPED for c in checks),
+    }
+    attributes = {"name": "tpcompile", **{k: str(v) for k, v in counts.items()}}
+    root = ET.Element("testsuites", attributes)
+    suite = ET.SubElement(root, "testsuite", attributes)
+    _properties(suite, verdict)
+    for check in checks:
+        _testcase(suite, check, verdict.preset)
+    differences = "\n\n".join(_difference(d) for d in red(verdict))
+    if differences:
+        ET.SubElement(suite, "system-out").text = differences
+    ET.indent(root)
+    text: bytes = ET.tostring(root, encoding="us-ascii", xml_declaration=True)
+    return text.decode("ascii") + "\n"
+
+
+def _verdict_check(verdict: Verdict) -> Check:
+    status = Status.PASS if verdict.exit_code == 0 else Status.FAIL
+    return Check(
+        name="verdict", mode="", status=status, expected="exit 0", observed=outcome(verdict), details=(verdict.summary,)
+    )
+
+
+def _properties(suite: ET.Element, verdict: Verdict) -> None:
+    properties = ET.SubElement(suite, "properties")
+    facts = {"preset": verdict.preset, "world_size": verdict.world_size, "exit_code": verdict.exit_code}
+    for name, value in (facts | {"summary": verdict.summary}).items():
+        ET.SubElement(properties, "property", {"name": name, "value": plain(str(value))})
+
+
+def _testcase(suite: ET.Element, check: Check, preset: str) -> None:
+    classname = ".".join(
+        part for part in ("tpcompile", plain(preset), mode_title(check.mode).replace(" ", "_")) if part
+    )
+    case = ET.SubElement(suite, "testcase", {"classname": classname, "name": plain(check.name), "time": "0"})
+    text = plain("\n".join(_lines(check)))
+    if check.status == Status.FAIL:
+        message = plain(f"expected {check.expected}; observed {check.observed}")
+        ET.SubElement(case, "failure", {"message": message, "type": "CheckFailed"}).text = text
+    elif check.status == Status.SKIPPED:
+        ET.SubElement(case, "skipped", {"message": plain(check.observed)})
+    else:
+        ET.SubElement(case, "system-out").text = text
+
+
+def _lines(check: Check) -> list[str]:
+    lines = [f"expected: {check.expected}", f"observed: {check.observed}"]
+    if check.ranks:
+        lines.append(named_ranks(check.ranks))
+    if check.line:
+        lines += [str(check.line), f"    {check.line.code.strip()}"]
+    return lines + list(check.details)
+
+
+def _difference(divergence: Divergence) -> str:
+    lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where]
+    for group in divergence.groups:
+        lines.append(f"{named_ranks(group.ranks)}: {item_text(group.item)}")
+        if group.item and group.item.line:
+            lines += [f"    {group.item.line}", f"    {group.item.line.code.strip()}"]
+    return plain("\n".join(line for line in [*lines, divergence.advice] if line))

@@ -1,0 +1,20 @@
+"""Verdict + run directory -> every report: terminal, junit.xml, GitHub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.report import github, junit, terminal
+
+
+def publish(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str]) -> None:
+    """Write junit.xml, print the verdict to `console`, and in GitHub Actions add summary and annotations."""
+    run_dir.write_text(run_dir.junit.name, junit.render(verdict))
+    terminal.render(verdict, console, run=run_dir.path)
+    for line in github.write(verdict, environ):
+        console.file.write(f"{line}\n")  # as it is: a workflow command must not be wrapped or styled
+    console.file.flush()

@@ -1,0 +1,135 @@
+"""Verdict -> rich tables and panels on a console."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tpcompile.evidence.records import Check, Divergence, Status, UserLine, Verdict
+from tpcompile.report.wording import (
+    accepted,
+    failed,
+    groups_text,
+    headline,
+    item_text,
+    mode_title,
+    modes,
+    named_ranks,
+    outcome,
+    plain,
+    red,
+)
+
+MAX_GROUPS = 4
+"""Groups of ranks shown side by side in one panel; the others are counted."""
+
+_STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", Status.SKIPPED: "dim"}
+
+
+def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> None:
+    """Print the verdict; `run` is its run directory, named in the replay command."""
+    _line(console, f"tpcompile gate: {headline(verdict)}", "bold")
+    for mode in modes(verdict):
+        console.print()
+        console.print(_table(mode, [c for c in verdict.checks if c.mode == mode]))
+    console.print()
+    _facts(verdict, console)
+    for check in failed(verdict):
+        if check.details or check.line or check.ranks:
+            console.print(_failure(check))
+    divergences = red(verdict)
+    for number, divergence in enumerate(divergences, start=1):
+        console.print(_panel(divergence, f"difference {number} of {len(divergences)}"))
+    _accepted(verdict, console)
+    style = "bold green" if verdict.exit_code == 0 else "bold red"
+    _line(console, f"{outcome(verdict)}: {plain(verdict.summary)}", style)
+    target = shlex.quote(str(run)) if run else "RUN"
+    console.print(Text(f"replay: tpcompile compare {plain(target)}", style="dim"), soft_wrap=True)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style, overflow="fold"))
+
+
+def _table(mode: str, checks: list[Check]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.title, table.title_justify, table.title_style = mode_title(mode), "left", "bold"
+    for heading in ("check", "expected", "observed"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for check in checks:
+        status = Text(check.status.value.upper(), style=_STYLES[check.status])
+        table.add_row(*(Text(plain(t)) for t in (check.name, check.expected, check.observed)), status)
+    return table
+
+
+def _facts(verdict: Verdict, console: Console) -> None:
+    for domain, groups in sorted(verdict.domains.items()):
+        style = "" if len(groups) < 2 else "bold red"
+        note = " (all equal)" if len(groups) == 1 else ""
+        _line(console, f"equal ranks in {plain(domain)}: {groups_text(groups)}{note}", style)
+    if verdict.timings_ms:
+        times = ", ".join(f"{plain(mode)} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items()))
+        _line(console, f"median ms per call: {times}")
+
+
+def _failure(check: Check) -> Group:
+    parts: list[RenderableType] = [Text(f"{mode_title(check.mode)}, {plain(check.name)}", style="red")]
+    if check.ranks:
+        parts.append(_indented(Text(named_ranks(check.ranks))))
+    details = [_indented(Text(plain(detail), overflow="fold")) for detail in check.details]
+    return Group(*parts, *_source(check.line), *details)
+
+
+def _panel(divergence: Divergence, title: str) -> Panel:
+    head = [plain(divergence.title), f"layer {divergence.layer.value}: {divergence.cls.value}", _where(divergence)]
+    parts: list[RenderableType] = [Text(line, overflow="fold") for line in head if line]
+    lines = {g.item.line if g.item else None for g in divergence.groups}
+    for group in divergence.groups[:MAX_GROUPS]:
+        parts.append(Text(named_ranks(group.ranks), style="bold"))
+        parts.append(_indented(Text(item_text(group.item), style="cyan", overflow="fold")))
+        parts += _source(group.item.line) if group.item and len(lines) > 1 else []
+    hidden = divergence.groups[MAX_GROUPS:]
+    if hidden:
+        parts.append(Text(f"and {len(hidden)} more groups: {groups_text(g.ranks for g in hidden)}"))
+    if len(lines) == 1 and (line := lines.pop()) is not None:
+        parts += [Text("all of them at", style="bold"), *_source(line)]
+    if divergence.advice:
+        parts.append(Text(f"what to do: {plain(divergence.advice)}", style="bold", overflow="fold"))
+    return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ROUNDED)
+
+
+def _where(divergence: Divergence) -> str:
+    domain = f"domain {divergence.domain}" if divergence.domain else ""
+    where = ", ".join(plain(part) for part in (divergence.where, domain) if part)
+    return f"in {where}" if where else ""
+
+
+def _source(line: UserLine | None) -> list[Padding]:
+    if line is None:
+        return []
+    code = [_indented(Text(plain(line.code.strip()), overflow="fold"), 4)] if line.code.strip() else []
+    return [_indented(Text(plain(str(line)), style="dim", overflow="fold")), *code]
+
+
+def _indented(text: Text, by: int = 2) -> Padding:
+    return Padding(text, (0, 0, 0, by))
+
+
+def _accepted(verdict: Verdict, console: Console) -> None:
+    divergences = accepted(verdict)
+    if not divergences:
+        return
+    _line(console, "accepted differences:", "bold")
+    for d in divergences:
+        ranks = groups_text(g.ranks for g in d.groups)
+        reason = f"; {plain(d.advice)}" if d.advice else ""
+        text = f"{d.cls.value}, {d.layer.value}: {plain(d.title)} (ranks {ranks}){reason}"
+        console.print(_indented(Text(text, overflow="fold")))

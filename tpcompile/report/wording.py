@@ -1,0 +1,83 @@
+"""Ranks, groups and lines of a verdict -> the short text all reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Check, Divergence, Item, RankGroup, Status, UserLine, Verdict
+
+MAX_ITEM_CHARS = 2000
+"""Longest item text a report prints; the whole of it stays in the rank's record."""
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """`rank 7` or `ranks 0-6`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
+
+
+def groups_text(groups: Iterable[Sequence[int]]) -> str:
+    """Groups of equal ranks: `((0, 1), (2,))` -> `"0-1 | 2"`."""
+    return " | ".join(ranks_text(group) for group in groups)
+
+
+def plain(text: str) -> str:
+    r"""Text safe for terminals and XML: control characters and lone surrogates become `\x1b`-style escapes."""
+    text = text.replace("\r\n", "\n").replace("\t", "    ")
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def item_text(item: Item | None) -> str:
+    """What one group of ranks has at the difference."""
+    if item is None:
+        return "(nothing here)"
+    text = plain(item.text)
+    more = len(text) - MAX_ITEM_CHARS
+    return text if more <= 0 else f"{text[:MAX_ITEM_CHARS]} (and {more} more characters, see record.json)"
+
+
+def blamed_line(divergence: Divergence) -> UserLine | None:
+    """The user's line of the smallest group that has one: the odd rank out is the likely culprit."""
+    return next((g.item.line for g in by_size(divergence.groups) if g.item and g.item.line), None)
+
+
+def by_size(groups: Sequence[RankGroup]) -> list[RankGroup]:
+    """Smallest group first; of two equally small ones the later, since rank 0 is the usual reference."""
+    return sorted(groups, key=lambda g: (len(g.ranks), -min(g.ranks, default=0)))
+
+
+def red(verdict: Verdict) -> list[Divergence]:
+    """Divergences the gate fails on."""
+    return [d for d in verdict.divergences if d.is_red]
+
+
+def accepted(verdict: Verdict) -> list[Divergence]:
+    """Divergences that are listed and green: declared, rank-parametric, label only."""
+    return [d for d in verdict.divergences if not d.is_red]
+
+
+def failed(verdict: Verdict) -> list[Check]:
+    """Checks that did not hold."""
+    return [c for c in verdict.checks if c.status == Status.FAIL]
+
+
+def modes(verdict: Verdict) -> list[str]:
+    """Modes in the order their checks appear; `""` holds the checks of the whole run."""
+    return list(dict.fromkeys(check.mode for check in verdict.checks))
+
+
+def mode_title(mode: str) -> str:
+    """Heading of one mode's checks."""
+    return f"mode {mode}" if mode else "run"
+
+
+def outcome(verdict: Verdict) -> str:
+    """`PASS (exit 0)` or `FAIL (exit N)`."""
+    return f"{'PASS' if verdict.exit_code == 0 else 'FAIL'} (exit {verdict.exit_code})"
+
+
+def headline(verdict: Verdict) -> str:
+    """What was run: preset, modes, ranks."""
+    parts = [verdict.preset, f"mode {' '.join(verdict.modes)}" if verdict.modes else ""]
+    parts.append(f"{verdict.world_size} rank{'' if verdict.world_size == 1 else 's'}")
+    return ", ".join(plain(part) for part in parts if part)
