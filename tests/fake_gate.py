@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 
-from tpcompile.evidence.records import Status, Verdict
+from tpcompile.evidence.checks import ALIVE
+from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
 STOP_S = 600.0
@@ -39,10 +40,10 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if behaviour in ("hang", "stubborn"):
         time.sleep(STOP_S)
-    if behaviour == "killed" and rank == 1:
+    if behaviour.startswith("killed") and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if behaviour == "killed":
-        signal.signal(signal.SIGTERM, lambda *_: (_say(run, rank, world, "C/first", "stopped"), sys.exit(143)))
+    if behaviour.startswith("killed"):
+        signal.signal(signal.SIGTERM, lambda *_: _stopped(behaviour, run, rank, world))
         time.sleep(STOP_S)
     _say(run, rank, world, "done", "finished")
     codes = {"pass": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
@@ -51,6 +52,16 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
         status = Status.FAIL if code else Status.PASS
         run.write_verdict(Verdict(status=status, exit_code=code, world_size=world, summary=f"fake {behaviour}"))
     sys.exit(1 if code or behaviour == "crash_after_pass" else 0)
+
+
+def _stopped(behaviour: str, run: RunDir, rank: int, world: int) -> None:
+    _say(run, rank, world, "C/first", "stopped")
+    if behaviour == "killed_unknown":
+        check = Check(name=ALIVE, mode="C", status=Status.FAIL, expected="", observed="SIGTERM")
+        run.write_verdict(
+            Verdict(status=Status.FAIL, exit_code=5, world_size=world, summary="SIGTERM", checks=(check,))
+        )
+    sys.exit(143)
 
 
 def _say(run: RunDir, rank: int, world: int, phase: str, state: str) -> None:

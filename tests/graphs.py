@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64"}

@@ -25,8 +25,10 @@ def run_on_ranks(fn: Callable[..., Any], *args: Any, world_size: int = 2, timeou
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_entry, args=(rank, world_size, folder, fn, args), daemon=True)
-                     for rank in range(world_size)]
+        processes = [
+            context.Process(target=_entry, args=(rank, world_size, folder, fn, args), daemon=True)
+            for rank in range(world_size)
+        ]
         for process in processes:
             process.start()
         try:

@@ -244,7 +244,7 @@ def test_an_exception_is_the_root_cause_before_those_that_died_with_it() -> None
 
 def test_a_rank_that_never_started_is_named() -> None:
     verdict = launch.verdict_without_one([status(0, "finished")], 2, 1, False)
-    assert "rank 1 never started" in verdict.summary
+    assert "rank 1 never reported a phase" in verdict.summary
     assert verdict.exit_code == ExitCode.FAIL
 
 
@@ -261,7 +261,7 @@ def test_at_a_timeout_the_phase_of_every_rank_is_named() -> None:
 def test_no_word_from_any_rank_is_the_environment_or_a_bug(code: int, expected: ExitCode) -> None:
     verdict = launch.verdict_without_one([], 2, code, False)
     assert verdict.exit_code == expected
-    assert "no rank started" in verdict.summary
+    assert "no rank reported" in verdict.summary
 
 
 def test_ranks_that_finished_without_a_verdict_are_our_bug() -> None:
@@ -290,6 +290,12 @@ def test_torchrun_ends_with_the_right_code(tmp_path: Path, behaviour: str, code:
 def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, behaviour: str, code: int) -> None:
     found, verdict, _ = run(a_plan(tmp_path, behaviour))
     assert (found, verdict.exit_code) == (code, code)
+
+
+def test_a_verdict_that_only_saw_the_job_stop_is_completed_by_the_rank_that_died(tmp_path: Path) -> None:
+    code, _, text = run(a_plan(tmp_path, "killed_unknown"))
+    assert code == ExitCode.FAIL
+    assert "FAIL (exit 1): rank 1 died or got killed in phase C/first; SIGTERM" in " ".join(text.split())
 
 
 def test_a_crash_after_a_passed_verdict_is_not_a_pass(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tpcompile import config
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.evidence.checks import ALIVE
 from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.process_tree import Outcome, run_tree
@@ -138,10 +139,10 @@ def verdict_without_one(
     """What can be said when no rank lived to write the verdict: which rank ended where, from the ranks' last words."""
     checks = _last_words(statuses, world_size, timed_out)
     if timed_out:
-        code, why = ExitCode.TIMEOUT, "no verdict in time"
+        code, why = ExitCode.TIMEOUT, "no verdict yet"
     elif not statuses:
         code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
-        why = f"no rank started; torchrun ended with code {torchrun_exit_code}"
+        why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
     elif torchrun_exit_code == 0 or any(s.state == "failed" for s in statuses):
         code, why = ExitCode.BUG, "the gate ended without a verdict"
     else:
@@ -166,7 +167,7 @@ def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool
                 alike.setdefault((state, s.phase or "start", s.error), []).append(s.rank)
     missing = sorted(set(range(world_size)) - {s.rank for s in statuses})
     is_caused = bool(missing) or any(state in ("failed", "running") for state, _, _ in alike)
-    checks = [_ended(f"{named_ranks(missing)} never started", Status.FAIL, missing, "")] if missing else []
+    checks = [_ended(f"{named_ranks(missing)} never reported a phase", Status.FAIL, missing, "")] if missing else []
     for (state, phase, error), ranks in alike.items():
         status = Status.INFO if is_caused and state in ("stopped", "finished") else Status.FAIL
         checks.append(_ended(f"{named_ranks(ranks)} {verbs[state]} phase {phase}", status, ranks, error))
@@ -189,14 +190,16 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
 def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     verdict = _read(run_dir)
     if verdict is None:
-        statuses = run_dir.read_statuses()
-        verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, outcome.timed_out)
+        statuses, cut_short = run_dir.read_statuses(), outcome.timed_out or outcome.signal != 0
+        verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, cut_short)
         facts = {"preset": plan.config.preset, "modes": plan.config.modes}
         verdict = _cut_short(verdict.model_copy(update=facts), plan, outcome)
         run_dir.write_verdict(verdict)
         return verdict
     if verdict.exit_code == 0 and outcome.exit_code != 0:
         verdict = _unclean(verdict, outcome)
+    if not (outcome.timed_out or outcome.signal):
+        verdict = _with_dead(verdict, run_dir.read_statuses())
     return _cut_short(verdict, plan, outcome)
 
 
@@ -205,6 +208,18 @@ def _read(run_dir: RunDir) -> Verdict | None:
         return run_dir.read_verdict()
     except (ConfigError, json.JSONDecodeError) as error:
         raise ConfigError(f"{run_dir.path}: the verdict cannot be read: {error}") from None
+
+
+def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
+    """A verdict that knows only that the job was stopped, completed by the ranks that died without a word."""
+    if not any(c.name == ALIVE and c.status == Status.FAIL for c in verdict.checks):
+        return verdict
+    dead = [c for c in _last_words(statuses, verdict.world_size, False) if c.status == Status.FAIL]
+    if not dead:
+        return verdict
+    summary = "; ".join([*(c.observed for c in dead), verdict.summary])
+    update = {"exit_code": int(ExitCode.FAIL), "summary": summary, "checks": (*dead, *verdict.checks)}
+    return verdict.model_copy(update=update)
 
 
 def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:

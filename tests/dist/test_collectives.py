@@ -98,7 +98,7 @@ def _gradchecks(rank: int) -> dict[str, bool]:
     def linear(x: Tensor) -> Tensor:
         return tp.all_reduce(tp.copy_to_tp(x, group=g) * scale, group=g, dst="I")
 
-    def norm(x: Tensor, dst: str = "R") -> Tensor:
+    def norm(x: Tensor, dst: tp.Dst = "R") -> Tensor:
         y = tp.copy_to_tp(x, group=g) * scale
         return tp.all_reduce(y * tp.all_reduce(y * y, group=g, dst=dst) * scale, group=g, dst="I")
 
@@ -111,8 +111,13 @@ def _gradchecks(rank: int) -> dict[str, bool]:
     def no_entry(x: Tensor) -> Tensor:
         return tp.all_reduce(x * scale, group=g, dst="I")
 
-    checks = {"linear": linear, "norm": norm, "sequence": sequence,
-              "norm with dst=I": lambda x: norm(x, "I"), "linear without copy_to_tp": no_entry}
+    checks = {
+        "linear": linear,
+        "norm": norm,
+        "sequence": sequence,
+        "norm with dst=I": lambda x: norm(x, "I"),
+        "linear without copy_to_tp": no_entry,
+    }
     x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     return {name: torch.autograd.gradcheck(fn, (x,), raise_exception=False) for name, fn in checks.items()}
 
@@ -195,11 +200,16 @@ def _values(rank: int) -> dict[str, Tensor]:
 
 def _worker() -> dict[str, Any]:
     rank, g = dist.get_rank(), dist.group.WORLD
-    errors = {(name, backend): _gradient_error(name, backend, rank)
-              for name in CASES for backend in (None, "aot_eager")}
+    errors = {
+        (name, backend): _gradient_error(name, backend, rank) for name in CASES for backend in (None, "aot_eager")
+    }
     return {
-        "gradients": errors, "gradchecks": _gradchecks(rank), "inputs": _leaves_input_alone(rank),
-        "messages": _messages(rank), "values": _values(rank), "size one": _size_one(rank),
+        "gradients": errors,
+        "gradchecks": _gradchecks(rank),
+        "inputs": _leaves_input_alone(rank),
+        "messages": _messages(rank),
+        "values": _values(rank),
+        "size one": _size_one(rank),
         "neutral": _graph_texts(lambda x: _combined(x, g)),
         "baked": _graph_texts(lambda x: tp.copy_to_tp(x, group=g).narrow(0, 2 * rank, 2)),
         "inductor": _inductor_matches_eager(rank),
@@ -233,11 +243,18 @@ def test_input_is_never_overwritten_and_result_is_a_plain_tensor(ranks: list[dic
         assert bad == ["contiguous() is a copy"], "only the negative control may overwrite its input"
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("not a tensor", "is a list"), ("dst", "dst='P'"), ("gather dst", "dst='P'"), ("op", "op='mean'"),
-    ("max with gradient", "op='max' has no gradient"), ("indivisible", "size 5 of dim 1 is not divisible by the group"),
-    ("dim", "dim=2 is out of range for a tensor with 2 dims"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("not a tensor", "is a list"),
+        ("dst", "dst='P'"),
+        ("gather dst", "dst='P'"),
+        ("op", "op='mean'"),
+        ("max with gradient", "op='max' has no gradient"),
+        ("indivisible", "size 5 of dim 1 is not divisible by the group"),
+        ("dim", "dim=2 is out of range for a tensor with 2 dims"),
+    ],
+)
 def test_mistake_is_refused_before_any_communication(ranks: list[dict[str, Any]], name: str, text: str) -> None:
     assert text in ranks[0]["messages"][name]
 

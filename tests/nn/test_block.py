@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
@@ -26,8 +26,16 @@ CASES = [(form, qk_norm) for form in FORMS for qk_norm in ("full", "per_head", "
 
 def config_of(form: str, qk_norm: str, dtype: str = "float64", num_layers: int = 2) -> BlockConfig:
     return BlockConfig(
-        dim=32, num_heads=8, ffn_dim=24, num_layers=num_layers, qk_norm=qk_norm, eps=1e-6, batch=2, seq_len=6,
-        dtype=dtype, **FORMS[form],  # type: ignore[arg-type]
+        dim=32,
+        num_heads=8,
+        ffn_dim=24,
+        num_layers=num_layers,
+        qk_norm=qk_norm,
+        eps=1e-6,
+        batch=2,
+        seq_len=6,
+        dtype=dtype,
+        **FORMS[form],
     )
 
 
@@ -69,34 +77,36 @@ def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
     return errors
 
 
-def _traced(config: BlockConfig) -> dict[str, Any]:
-    """Errors under compile, the graphs, and what the stack declares, for training and inference."""
-    capture, inference = GraphCapture(), GraphCapture()
+def _rows(stack: TransformerStack, config: BlockConfig, *, train: bool) -> list[tuple[str, str, str, str, str]]:
+    declared = stack.declared_collectives(config.batch, config.seq_len, config.dtype, train=train)
+    assert all(c.group == "tp" and c.waited for c in declared)
+    return [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared]
+
+
+def _trained(config: BlockConfig) -> dict[str, Any]:
+    """Errors under compile, the graphs of a training step, and what the stack declares for it."""
+    capture = GraphCapture()
     errors = _errors(config, capture)
-    dtype = getattr(torch, config.dtype)
+    with torch.device("meta"):
+        stack = TransformerStack(config, Collectives(dist.group.WORLD))
+    declared = _rows(stack, config, train=True)
+    return {"errors": errors, "texts": capture.texts, "declared": declared, "traced": capture.collectives}
+
+
+def _lowered(config: BlockConfig, *, train: bool) -> dict[str, Any]:
+    """Declared and traced collectives of one call in the config's dtype."""
+    capture, dtype = GraphCapture(), getattr(torch, config.dtype)
+    torch._dynamo.reset()
     full = full_state_dict(config, seed=0, dtype=dtype, device="cpu")
     stack = build(config, Collectives(dist.group.WORLD), full)
-    with torch.no_grad():
-        torch.compile(stack, backend=inference, fullgraph=True)(
-            *make_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len))
-    size = (config.batch, config.seq_len, config.dtype)
-    declared = {train: [(c.phase, c.op, c.reduce_op, c.dtype, c.shape)
-                        for c in stack.declared_collectives(*size, train=train)] for train in (False, True)}
-    return {"errors": errors, "texts": capture.texts, "declared": declared,
-            "traced": {True: capture.collectives, False: inference.collectives}}
-
-
-def _bf16_collectives() -> dict[str, Any]:
-    config = config_of("wan", "full", dtype="bfloat16", num_layers=1)
-    capture = GraphCapture()
-    torch._dynamo.reset()
-    full = full_state_dict(config, seed=0, dtype=torch.bfloat16, device="cpu")
-    stack = build(config, Collectives(dist.group.WORLD), full)
-    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.bfloat16, seq_len=config.seq_len)
-    _step(torch.compile(stack, backend=capture, fullgraph=True), *inputs)
-    declared = stack.declared_collectives(config.batch, config.seq_len, torch.bfloat16, train=True)
-    return {"declared": [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared],
-            "traced": capture.collectives}
+    inputs = make_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len)
+    compiled = torch.compile(stack, backend=capture, fullgraph=True)
+    if train:
+        _step(compiled, *inputs)
+    else:
+        with torch.no_grad():
+            compiled(*inputs)
+    return {"declared": _rows(stack, config, train=train), "traced": capture.collectives}
 
 
 def _modes() -> dict[str, Any]:
@@ -123,8 +133,9 @@ def _modes() -> dict[str, Any]:
 def _worker_2() -> dict[str, Any]:
     return {
         "eager": {case: _errors(config_of(*case), None) for case in CASES},
-        "compiled": {case: _traced(config_of(*case)) for case in CASES},
-        "bf16": _bf16_collectives(),
+        "compiled": {case: _trained(config_of(*case, num_layers=1 + (case[1] == "full"))) for case in CASES},
+        "bf16": _lowered(config_of("wan", "full", dtype="bfloat16", num_layers=1), train=True),
+        "inference": _lowered(config_of("wan", "full"), train=False),
         "modes": _modes(),
     }
 
@@ -158,13 +169,19 @@ def test_eager_on_four_ranks_equals_the_unsharded_twin(four_ranks: list[Any], ca
     assert {k: e for r in four_ranks for k, e in r[case].items() if not e < 1e-10} == {}
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "train"])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_declared_collectives_are_the_traced_ones(ranks: list[Any], case: tuple[str, str], train: bool) -> None:
+def test_declared_collectives_are_the_traced_ones(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
     for r in ranks:
-        declared, traced = r["compiled"][case]["declared"][train], r["compiled"][case]["traced"][train]
-        assert traced == declared
-        assert len(traced) >= 4 * (1 + train)
+        found = r["compiled"][case]
+        assert found["traced"] == found["declared"]
+        assert {row[0] for row in found["traced"]} == {"forward", "backward"}
+        assert found["traced"] != found["declared"][::-1], "the order is part of the claim"
+
+
+def test_inference_declares_the_forward_only(ranks: list[dict[str, Any]]) -> None:
+    found = ranks[0]["inference"]
+    assert found["traced"] == found["declared"] and len(found["traced"]) == 6
+    assert found["declared"] == [row for row in ranks[0]["compiled"]["wan", "full"]["declared"] if row[0] == "forward"]
 
 
 def test_statistics_travel_in_float32_for_a_bf16_block(ranks: list[dict[str, Any]]) -> None:
@@ -206,23 +223,3 @@ class _Comm(Collectives):
 def test_tp_that_does_not_divide_the_heads_is_refused() -> None:
     with torch.device("meta"), pytest.raises(ConfigError, match="tp=3 does not divide num_heads=8"):
         TransformerBlock(config_of("wan", "full"), _Comm(3))
-
-
-def test_no_module_reads_its_rank_in_forward() -> None:
-    """`rank` may be read by state.py only; a forward that used it would bake it into the graph."""
-
-    class Rankless(_Comm):
-        @property
-        def rank(self) -> int:  # type: ignore[override]
-            raise AssertionError("forward read comm.rank")
-
-        @rank.setter
-        def rank(self, value: int) -> None:
-            pass
-
-    for case in CASES:
-        config = config_of(*case)
-        with torch.device("meta"):
-            stack = TransformerStack(config, Rankless(1))
-            x, table = torch.empty(2, 6, 32, dtype=torch.float64), torch.empty(6, 2, dtype=torch.float64)
-            assert isinstance(stack, nn.Module) and stack(x, table, table).shape == x.shape

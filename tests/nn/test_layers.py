@@ -143,8 +143,11 @@ def _errors(name: str, comm: Any, backend: str | None = None) -> dict[str, float
         outputs.append(y.detach())
     grads = {n: p.grad for n, p in twin.named_parameters()}
     pairs = [(p.grad, local_slice_of(n, grads[n], module=sharded)) for n, p in sharded.named_parameters()]
-    return {"output": _relative(outputs[1], outputs[0]), "input": _relative(inputs[1].grad, inputs[0].grad),
-            "weights": max(_relative(*pair) for pair in pairs)}
+    return {
+        "output": _relative(outputs[1], outputs[0]),
+        "input": _relative(inputs[1].grad, inputs[0].grad),
+        "weights": max(_relative(*pair) for pair in pairs),
+    }
 
 
 def _relative(value: Any, reference: Any) -> float:
@@ -164,9 +167,13 @@ def _full_width_norm(comm: Any, *, skewed: bool) -> float:
 
 def _worker() -> dict[str, Any]:
     g = dist.group.WORLD
-    right, wrong = Collectives(g), {c.__name__: c(g) for c in (ShardLocal, Dropped, IdentityBackward, NoEntry, DoubleEntry)}
-    widths = {(kind, skewed): _full_width_norm(comm, skewed=skewed) for skewed in (False, True)
-              for kind, comm in (("right", right), ("ShardLocal", wrong["ShardLocal"]))}
+    right, mistakes = Collectives(g), (ShardLocal, Dropped, IdentityBackward, NoEntry, DoubleEntry)
+    wrong = {mistake.__name__: mistake(g) for mistake in mistakes}
+    widths = {
+        (kind, skewed): _full_width_norm(comm, skewed=skewed)
+        for skewed in (False, True)
+        for kind, comm in (("right", right), ("ShardLocal", wrong["ShardLocal"]))
+    }
     return {
         "right": {name: _errors(name, right) for name in RIGHT},
         "bias before reduce": _errors("bias before reduce", right),
@@ -233,12 +240,16 @@ class _Two(Collectives):
         self.size = 2
 
 
-@pytest.mark.parametrize("make", [
-    lambda: ColumnParallelLinear(4, 7, bias=False, comm=_Two()),
-    lambda: PackedColumnLinear(4, (8, 7), bias=False, comm=_Two()),
-    lambda: RowParallelLinear(7, 4, bias=False, comm=_Two()),
-    lambda: DistributedRMSNorm(7, eps=1e-6, comm=_Two()),
-], ids=["column", "packed", "row", "norm"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ColumnParallelLinear(4, 7, bias=False, comm=_Two()),
+        lambda: PackedColumnLinear(4, (8, 7), bias=False, comm=_Two()),
+        lambda: RowParallelLinear(7, 4, bias=False, comm=_Two()),
+        lambda: DistributedRMSNorm(7, eps=1e-6, comm=_Two()),
+    ],
+    ids=["column", "packed", "row", "norm"],
+)
 def test_width_that_tp_does_not_divide_is_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ConfigError, match=r"=7 is not divisible by tp=2; choose tp from \[1, 7\]"):
         make()

@@ -20,6 +20,10 @@ def test_an_annotation_names_file_line_and_title_relative_to_the_workspace() -> 
     assert first.startswith("::error file=models/block.py,line=12,title=argument 2 of node 4 (mul) is 1 on ranks 0-6")
 
 
+def test_a_check_that_blames_the_line_of_a_divergence_is_not_annotated_twice() -> None:
+    assert len(github.annotations(samples.failing(), WORKSPACE)) == 1
+
+
 def test_a_file_outside_the_workspace_keeps_its_path() -> None:
     (line,) = github.annotations(red(), Path("/elsewhere"))
     assert "file=/repo/models/block.py," in line

@@ -23,6 +23,7 @@ class _Phase:
     name: str
     calls: int = 0
 
+
 class CaptureSession:
     """Listens to every compile of this process while it is active.
 
@@ -53,10 +54,13 @@ class CaptureSession:
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._stack = ExitStack()
         self._given_roles = dict(groups or {})
+        self._environment: dict[str, str] = {}
         self._roles: dict[str, str] = {}
         self._strings: dict[int, str] = {}
 
     def __enter__(self) -> CaptureSession:
+        # Now and on this thread: torch keeps its settings in context variables, another thread sees the defaults.
+        self._environment = compat.environment()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._callbacks = self._stack.enter_context(ExitStack())
         self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
@@ -115,7 +119,7 @@ class CaptureSession:
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
-            environment=tuple(sorted(compat.environment().items())),
+            environment=tuple(sorted(self._environment.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -56,11 +56,17 @@ class RankStore:
         return self.gather({0: key}, timeout_s=timeout_s)[0].get(0)
 
     def gather(
-        self, keys: dict[int, str], *, timeout_s: float, stop_at: str = ""
+        self,
+        keys: dict[int, str],
+        *,
+        timeout_s: float,
+        stop_at: str = "",
+        gone: Callable[[int], bool] = lambda rank: False,
     ) -> tuple[dict[int, Any], tuple[int, ...]]:
         """Values by rank and the ranks whose value did not come in time.
 
-        `keys` maps rank -> key. Returns early when the key `stop_at` appears.
+        `keys` maps rank -> key. Returns early when the key `stop_at` appears, or when every rank that is late is
+        `gone`.
         """
         found: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
@@ -70,7 +76,8 @@ class RankStore:
                 if value is not None:
                     found[rank] = value
             late = tuple(r for r in sorted(keys) if r not in found)
-            if not late or time.monotonic() > deadline or (stop_at and self._store.check([stop_at])):
+            stopped = stop_at and self._store.check([stop_at])
+            if not late or stopped or time.monotonic() > deadline or all(map(gone, late)):
                 return found, late
             time.sleep(_POLL_S)
 

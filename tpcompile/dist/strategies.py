@@ -1,9 +1,9 @@
 """Mode of the repro -> how a model issues its collectives; the model's own code is the same in all three.
 
-    mode   class                  all_reduce                                 gradient
-    A      DisabledCollectives    in-place, hidden from Dynamo               none stated: a cliff of graph breaks
-    B      InPlaceCollectives     in-place, rewritten by Dynamo              none stated: x group size under compile
-    C      Collectives            tpcompile.dist.collectives                 stated by dst, equal in eager and compiled
+mode   class                  all_reduce                                 gradient
+A      DisabledCollectives    in-place, hidden from Dynamo               none stated: a cliff of graph breaks
+B      InPlaceCollectives     in-place, rewritten by Dynamo              none stated: x group size under compile
+C      Collectives            tpcompile.dist.collectives                 stated by dst, equal in eager and compiled
 """
 
 from __future__ import annotations

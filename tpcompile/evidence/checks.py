@@ -15,9 +15,15 @@ TIMED_OUT = "finished in time"
 ALIVE = "every rank stayed alive"
 AGREED = "collectives agreed before they ran"
 NO_ERROR = "no rank raised"
-LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR})
+ARRIVED = "every rank arrived"
+REPORTED = "every rank reported"
+UNBROKEN = "no graph breaks"
+LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR, ARRIVED})
 """Checks that only the live run can make; a replay keeps their outcome."""
+CAUSES = LIVE_ONLY | {REPORTED, UNBROKEN, COMPILED}
+"""Checks whose failure explains a divergence, not the other way round."""
 
+AGREE = "equal on all ranks"
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
 
@@ -84,6 +90,15 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     ]
 
 
+def ended_early(judged: Sequence[Check]) -> list[Check]:
+    """Checks of a run that was stopped: what never happened is skipped, what was seen to be wrong stays red."""
+    seen = [c for c in judged if c.name == UNBROKEN or c.name.endswith(AGREE)]
+    return [
+        c if c in seen or c.status != Status.FAIL else c.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
+        for c in judged
+    ]
+
+
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c}
 
 
@@ -106,7 +121,7 @@ def _one_graph(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     graphs = {d.rank: _graphs(d, phase) for d in digests}
     return [
         _check(mode, "one graph", [r for r, n in graphs.items() if n != 1], "1 graph on every rank", _values(graphs)),
-        _no_breaks(mode, "no graph breaks", phase, digests),
+        _no_breaks(mode, UNBROKEN, phase, digests),
     ]
 
 
@@ -171,13 +186,14 @@ def _agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[D
         red = [d for d in mine if d.is_red]
         noted = [d for d in mine if not d.is_red]
         first = red[0] if red else None
-        seen = layer == Layer.ENVIRONMENT or any(x.layer == layer for d in digests for c in d.compiles for x in c.layers)
+        hashed = {x.layer for d in digests for c in d.compiles for x in c.layers}
+        seen = layer == Layer.ENVIRONMENT or layer in hashed
         observed = first.title if first else "equal" if seen else "not observed"
         if noted and not first:
             observed += f" ({'; '.join(dict.fromkeys(d.cls for d in noted))})"
         found.append(
             _check(
-                mode, f"{layer} equal on all ranks", [], "equal", observed,
+                mode, f"{layer} {AGREE}", [], "equal", observed,
                 status=Status.FAIL if first else Status.PASS if seen else Status.SKIPPED,
                 details=[d.title for d in (*red[1:], *noted)],
                 line=_blamed(first) if first else None,
@@ -216,14 +232,13 @@ def _first_difference(declared: Sequence[str], seen: Sequence[str]) -> str:
     return f"{len(seen)} instead of {len(declared)}; extra #{len(declared)} {seen[len(declared)]}"
 
 
-def _errors(
-    config: RunConfig, digests: Sequence[RankDigest], mode: str, name: str, *, only: str
-) -> list[Check]:
+def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: str, name: str, *, only: str) -> list[Check]:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
     prefix = f"{mode}/error/{only}"
     measured: dict[int, dict[str, Any]] = {
-        d.rank: {k.removeprefix(f"{mode}/error/"): v for k, v in d.facts.items() if k.startswith(prefix)} for d in digests
+        d.rank: {k.removeprefix(f"{mode}/error/"): v for k, v in d.facts.items() if k.startswith(prefix)}
+        for d in digests
     }
     ratios = {(rank, what): v["ratio"] for rank, by in measured.items() for what, v in by.items()}
     if not ratios:
@@ -236,7 +251,14 @@ def _errors(
         f"({value['error']:.2e} against {value['single']:.2e} on one device)"
     )
     details = [f"rank {r} {w}: {ratios[r, w]:.2f}x" for r, w in sorted(bad, key=lambda k: -ratios[k])[:8]]
-    return [_check(mode, name, [r for r, _ in bad], f"at most {limit:g}x the single-device error", observed, details=details)]
+    if bad and only == "forward":
+        details += [
+            f"rank {d.rank}: first wrong in {d.facts[key]}"
+            for d in digests
+            if (key := f"{mode}/first_wrong") in d.facts
+        ]
+    expected = f"at most {limit:g}x the single-device error"
+    return [_check(mode, name, [r for r, _ in bad], expected, observed, details=details)]
 
 
 def _tp_aware(digests: Sequence[RankDigest]) -> Check:
@@ -261,9 +283,7 @@ def _counters(digest: RankDigest, phase: str) -> PhaseCounters:
 
 def _graphs(digest: RankDigest, phase: str) -> int:
     """Graphs of a phase, the larger of Dynamo's counter and of the graphs in the trace."""
-    traced = sum(
-        c.phase == phase and any(x.layer == Layer.COLLECTIVES for x in c.layers) for c in digest.compiles
-    )
+    traced = sum(c.phase == phase and any(x.layer == Layer.COLLECTIVES for x in c.layers) for c in digest.compiles)
     return max(_counters(digest, phase).graphs, traced)
 
 

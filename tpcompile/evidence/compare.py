@@ -6,6 +6,7 @@ group of equal ranks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
@@ -22,6 +23,9 @@ from tpcompile.evidence.records import (
     RankDigest,
     RankGroup,
 )
+
+_BRIEF = 80
+_REFERENCE = re.compile(r"%\d+")
 
 Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
 """(rank, compile index, layer, part) -> items; index -1 is the rank itself, for the environment."""
@@ -154,7 +158,8 @@ class _Domain:
         later: list[tuple[Layer, str]],
     ) -> Iterator[Divergence]:
         differences = differing_items(items, ordered=layer not in UNORDERED)
-        declared, open_ = [], []
+        declared: list[tuple[tuple[Item | None, ...], str]] = []
+        open_: list[tuple[tuple[Item | None, ...], str]] = []
         for found in differences:
             reason = self.reason(layer, found)
             (declared if reason else open_).append((found, reason))
@@ -184,14 +189,13 @@ class _Domain:
         cls: DivergenceClass,
         text: str,
     ) -> Divergence:
-        about = next((item.text.partition(SEPARATOR)[0] for item in found if item is not None), "")
         return Divergence(
             layer=layer,
             cls=cls,
             domain=self.name,
             where=where,
             groups=tuple(RankGroup(ranks=r, item=item) for r, item in zip(groups, found, strict=True)),
-            title=f"{layer} differs at {about}" if about else f"{layer} differs",
+            title=_title(layer, groups, found),
             advice=text,
         )
 
@@ -237,8 +241,8 @@ def _group(values: dict[int, str]) -> list[tuple[int, ...]]:
 def differing_items(items: Sequence[Sequence[Item]], *, ordered: bool) -> list[tuple[Item | None, ...]]:
     """Rows of items, one per group, wherever the groups do not all say the same; None where a group has nothing."""
     if ordered:
-        rows = zip_longest(*items)
-        return [row for row in rows if len({item.text if item else None for item in row}) > 1]
+        rows = [r for r in zip_longest(*items) if len({item.text if item else None for item in r}) > 1]
+        return _inserted(items) or rows
     texts = [{item.text for item in group} for group in items]
     common = set.intersection(*texts)
     about: dict[str, list[Item | None]] = {}
@@ -250,6 +254,46 @@ def differing_items(items: Sequence[Sequence[Item]], *, ordered: bool) -> list[t
                     row[position] = item
     # A value that differs says more than a thing only one side has.
     return sorted((tuple(row) for row in about.values()), key=lambda row: sum(item is None for item in row))
+
+
+def _title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | None]) -> str:
+    have = [(ranks, item) for ranks, item in zip(groups, found, strict=True) if item is not None]
+    says = [_brief(item) for _, item in have]
+    if len(have) < len(groups):
+        who = ", ".join(ranks_text(ranks) for ranks, _ in have)
+        return f"{layer}: {says[0]} on rank {who} only" if says else f"{layer} differs"
+    about = have[0][1].text.partition(SEPARATOR)[0].removeprefix("call ")
+    return f"{layer} differs at {about}: {' against '.join(dict.fromkeys(says))}"
+
+
+def _brief(item: Item) -> str:
+    """What an item says, short enough for a title."""
+    about, _, says = item.text.partition(SEPARATOR)
+    text = (says or about).removeprefix("call ").partition(" -> ")[0]
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
+
+
+def _inserted(items: Sequence[Sequence[Item]]) -> list[tuple[Item | None, ...]]:
+    """When some groups have one item more at the first difference, show that item, not all that moved behind it."""
+    keys = [[_without_position(item.text) for item in group] for group in items]
+    start = next((i for i, column in enumerate(zip(*keys, strict=False)) if len(set(column)) > 1), None)
+    if start is None or len({len(group) for group in items}) == 1:
+        return []
+    short = min(range(len(items)), key=lambda g: len(items[g]))
+    row: list[Item | None] = [None] * len(items)
+    for g, group in enumerate(items):
+        extra = len(group) - len(items[short])
+        moved = keys[g][start + extra : start + extra + 1] == keys[short][start : start + 1]
+        if extra and moved:
+            row[g] = group[start]
+        elif extra or keys[g][start] != keys[short][start]:
+            return []
+    return [tuple(row)]
+
+
+def _without_position(text: str) -> str:
+    """An item without the numbers that an insertion before it shifts."""
+    return _REFERENCE.sub("%", text)
 
 
 def equal_groups(digests: Sequence[RankDigest]) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -58,7 +58,11 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         for items in [layer_items(compile_, layer, part)]
     ]
     return CompileDigest(
-        index=index, compile_id=compile_.compile_id, phase=compile_.phase, frame=frame_name(compile_), layers=tuple(layers)
+        index=index,
+        compile_id=compile_.compile_id,
+        phase=compile_.phase,
+        frame=frame_name(compile_),
+        layers=tuple(layers),
     )
 
 
@@ -99,9 +103,7 @@ def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[
         case Layer.COLLECTIVES:
             items = (_collective_item(collective) for collective in compile_.collectives)
         case Layer.LOWERED:
-            items = (
-                item for g in compile_.graphs if LOWERED_PART.get(g.kind) == part for item in graph_items(g)
-            )
+            items = (item for g in compile_.graphs if LOWERED_PART.get(g.kind) == part for item in graph_items(g))
         case Layer.KERNELS:
             items = (item for k in compile_.kernels if k.phase == part for item in _kernel_items(k))
         case Layer.ENVIRONMENT:

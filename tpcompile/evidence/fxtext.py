@@ -55,7 +55,8 @@ def _unparsed(source: str) -> Iterator[Node]:
 
 def _user_lines(source: str) -> list[UserLine | None]:
     """User's line in force at each line of the text, index 0 unused."""
-    current, lines = None, [None]
+    current: UserLine | None = None
+    lines: list[UserLine | None] = [None]
     for text in source.splitlines():
         if match := _FILE_COMMENT.search(text):
             current = _user_line(match)
@@ -69,9 +70,7 @@ def _user_line(match: re.Match[str]) -> UserLine:
     return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())
 
 
-def _class_nodes(
-    cls: ast.ClassDef, scope: str, lines: list[UserLine | None], roles: GroupRoles
-) -> Iterator[Node]:
+def _class_nodes(cls: ast.ClassDef, scope: str, lines: list[UserLine | None], roles: GroupRoles) -> Iterator[Node]:
     forwards = [item for item in cls.body if isinstance(item, ast.FunctionDef)]
     for forward in forwards:
         yield from _Reader(scope, lines, roles).read(forward)
@@ -165,9 +164,7 @@ class _Reader:
             texts, named = self.group_role(texts, named)
         return self.add("call", target, tuple(texts), tuple(named), annotation, name, line)
 
-    def group_role(
-        self, texts: list[str], named: list[tuple[str, str]]
-    ) -> tuple[list[str], list[tuple[str, str]]]:
+    def group_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
         named = [(k, f"group:{self.roles(v.strip(chr(39)))}" if k == "group_name" else v) for k, v in named]
         if len(texts) > 1 and texts[-1][:1] in "'\"":
             texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]

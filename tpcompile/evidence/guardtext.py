@@ -34,18 +34,15 @@ def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> 
     for text_line in text.splitlines():
         if manager := _MANAGER.match(text_line):
             sources[len(manager["bars"])] = normalise.generic(manager["source"])
-        elif guard := _GUARD.match(text_line):
-            if not guard["type"].endswith("Manager"):
-                source = sources.get(len(guard["bars"]) - 2, "")
-                guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
+        elif (guard := _GUARD.match(text_line)) and not guard["type"].endswith("Manager"):
+            source = sources.get(len(guard["bars"]) - 2, "")
+            guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
     return tuple(guards)
 
 
 def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[str]) -> Guard:
     expression, comments = split_comments(rest)
-    return Guard(
-        type=type_, source=source, expression=_expression(expression, roles), line=_user_line(comments, known)
-    )
+    return Guard(type=type_, source=source, expression=_expression(expression, roles), line=_user_line(comments, known))
 
 
 def _expression(text: str, roles: GroupRoles) -> str:

@@ -14,7 +14,6 @@ from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 
-
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -161,7 +160,9 @@ class RunDir:
         data = json.loads(path.read_text())
         version = data.get("schema_version", SCHEMA_VERSION)
         if version != SCHEMA_VERSION:
-            raise ConfigError(f"{path} has schema {version}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it")
+            raise ConfigError(
+                f"{path} has schema {version}, this tpcompile reads {SCHEMA_VERSION}; use the version that wrote it"
+            )
         try:
             return model.model_validate(data)
         except ValidationError as error:

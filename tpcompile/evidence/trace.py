@@ -15,7 +15,7 @@ from typing import Any
 
 from tpcompile.evidence import normalise
 from tpcompile.evidence.codetext import parse_kernels
-from tpcompile.evidence.collectives import collectives_of
+from tpcompile.evidence.collectives import collectives_of, is_library
 from tpcompile.evidence.fxtext import parse_graph
 from tpcompile.evidence.guardtext import parse_guards
 from tpcompile.evidence.normalise import GroupRoles
@@ -195,7 +195,9 @@ def _inputs(compile_: _Compile) -> tuple[InputTensor, ...]:
     """Tensors of the last attempt: an earlier attempt saw the same frame and was thrown away."""
     sources = compile_.all("describe_source")
     last = max((e.attempt for e in sources), default=0)
-    tensors = {_described(e): e.metadata["describe_tensor"] for e in compile_.all("describe_tensor") if e.attempt == last}
+    tensors = {
+        _described(e): e.metadata["describe_tensor"] for e in compile_.all("describe_tensor") if e.attempt == last
+    }
     inputs = {}
     for found in sources:
         body = found.metadata["describe_source"]
@@ -250,8 +252,13 @@ def parse_break(text: str) -> GraphBreak:
     if not at:
         return GraphBreak(reason=normalise.generic(what), line=stack[-1] if stack else None, stack=stack)
     here = [line for line in stack if (line.file, line.line) == (at["file"], int(at["line"]))]
-    line = here[-1] if here else UserLine(file=at["file"], line=int(at["line"]))
-    return GraphBreak(reason=normalise.generic(what), line=line, stack=stack)
+    innermost = here[-1] if here else UserLine(file=at["file"], line=int(at["line"]))
+    own = [line for line in stack if not is_library(line)]
+    return GraphBreak(
+        reason=normalise.generic(what),
+        line=own[-1] if own and is_library(innermost) else innermost,
+        stack=stack,
+    )
 
 
 def _recompile_reasons(compile_: _Compile) -> tuple[str, ...]:
@@ -270,4 +277,3 @@ def _failure(compile_: _Compile) -> str:
     body = metrics.metadata["compilation_metrics"] if metrics else {}
     reason = body.get("fail_reason") if isinstance(body, Mapping) else None
     return normalise.generic(str(reason).splitlines()[0]) if reason else ""
-

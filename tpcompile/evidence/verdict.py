@@ -11,7 +11,17 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.compare import Fetch, compare, equal_groups
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, Divergence, Item, Layer, RankDigest, RankRecord, Status, Verdict
+from tpcompile.evidence.records import (
+    Check,
+    Divergence,
+    Item,
+    Layer,
+    RankDigest,
+    RankRecord,
+    Status,
+    UserLine,
+    Verdict,
+)
 from tpcompile.evidence.rundir import RunDir
 
 
@@ -35,9 +45,10 @@ def conclude(
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
     allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
     divergences = compare(digests, fetch, allowed=allowed)
-    found = [*problems, *(_absent_check(config, a) for a in absent)]
+    found = [*(_absent_check(config, a) for a in absent), *problems]
     for mode in config.modes:
-        found += checks.MODES[mode](config, digests, divergences)
+        judged = checks.MODES[mode](config, digests, divergences)
+        found += checks.ended_early(judged) if problems else judged
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
         exit_code=_exit_code(found, divergences),
@@ -80,14 +91,12 @@ def replay(run_dir: RunDir) -> Verdict:
     before = run_dir.read_verdict()
     problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
     digests = [digest_rank(record) for record in records]
-    return conclude(
-        config, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems
-    )
+    return conclude(config, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
 
 
 def _absent_check(config: RunConfig, absent: Absent) -> Check:
     return Check(
-        name="every rank reported",
+        name=checks.REPORTED,
         mode=config.modes[-1],
         status=Status.FAIL,
         expected=f"a digest within {config.gate.store_timeout_s:g} s",
@@ -118,10 +127,15 @@ def _summary(
     if not red and not failed:
         passed = sum(c.status == Status.PASS for c in found)
         return f"{len(digests)} rank(s) agree in mode {'+'.join(config.modes)}; {passed} checks passed"
-    if red and not any(c.name in checks.LIVE_ONLY for c in failed):
-        odd = red.groups[-1]
-        line = odd.item.line if odd.item else None
-        return f"rank {ranks_text(odd.ranks)}: {red.title}" + (f" ({line})" if line else "")
-    first = failed[0]
+    # What ended the run, and a break, explain a divergence; a divergence explains every other failure.
+    cause = next((c for c in failed if c.name in checks.CAUSES), None)
+    if red and cause is None:
+        line = next((g.item.line for g in reversed(red.groups) if g.item and g.item.line), None)
+        return f"rank {' against '.join(ranks_text(g.ranks) for g in red.groups)}: {red.title}" + _at(line)
+    first = cause or failed[0]
     who = f"rank {ranks_text(first.ranks)}: " if first.ranks else ""
-    return f"{who}{first.name}: {first.observed}" + (f" ({first.line})" if first.line else "")
+    return f"{who}{first.name}: {first.observed}{_at(first.line)}"
+
+
+def _at(line: UserLine | None) -> str:
+    return f" ({line})" if line else ""

@@ -1,11 +1,11 @@
 """The in-rank sequence of the gate: capture -> digest -> exchange -> verdict.
 
-    sequence.py   start-up, the modes in order, verdict, exit code
-    modes.py      what modes A, B and C run, phase by phase
-    numerics.py   errors against a float64 single-device reference
-    exchange.py   digests between ranks, details on difference, one judge
-    watch.py      the thread that ends a run in which some rank is stuck or gone
-    status.py     what this rank is doing, for the others and for the next day
+sequence.py   start-up, the modes in order, verdict, exit code
+modes.py      what modes A, B and C run, phase by phase
+numerics.py   errors against a float64 single-device reference
+exchange.py   digests between ranks, details on difference, one judge
+watch.py      the thread that ends a run in which some rank is stuck or gone
+status.py     what this rank is doing, for the others and for the next day
 """
 
 from tpcompile.gate.sequence import run

@@ -1,4 +1,4 @@
-"""Every compile, before its code runs for the first time -> all ranks would issue the same collectives, or the run ends.
+"""Every compile, before its code runs -> all ranks would issue the same collectives, or the run ends.
 
 Comparing afterwards would be too late: collectives that differ hang. What differs otherwise is left to the verdict.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
-from tpcompile.evidence.checks import AGREED, STEADY
+from tpcompile.evidence.checks import AGREED, ARRIVED, STEADY
 from tpcompile.evidence.digest import SEPARATOR, frame_name, layer_items
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, CompileRecord, Item, Layer, Status
@@ -18,11 +18,9 @@ from tpcompile.gate.watch import ALARM
 
 
 class Agreement:
-    """Compares the collectives of the n-th compile of mode C across ranks."""
+    """Compares the collectives of the n-th compile of mode C that has any, across ranks."""
 
-    def __init__(
-        self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]
-    ) -> None:
+    def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._count = 0
         self._last: list[str] | None = None
@@ -33,8 +31,10 @@ class Agreement:
         """Called on every rank after a compile of a frame, before the new code runs."""
         if self.mode != "C" or self._store.world_size == 1:
             return
-        self._count += 1
         items = layer_items(compile_, Layer.COLLECTIVES)
+        if not items:
+            return  # nobody can hang in it; if only one rank has it, the verdict says so
+        self._count += 1
         texts = [item.text for item in items]
         unchanged, self._last = texts == self._last, texts
         self._store.put(f"compile/{self._count}/{self._store.rank}", [i.model_dump(mode="json") for i in items])
@@ -44,7 +44,9 @@ class Agreement:
 
     def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> None:
         keys = {rank: f"compile/{self._count}/{rank}" for rank in range(self._store.world_size)}
-        found, late = self._store.gather(keys, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM)
+        found, late = self._store.gather(
+            keys, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM, gone=self._board.is_gone
+        )
         if late:
             self._end(self._one_rank(compile_, late))
         theirs = {rank: [Item.model_validate(item) for item in items] for rank, items in found.items()}
@@ -81,7 +83,7 @@ class Agreement:
         """The check that fails when ranks do not arrive at a phase."""
         seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
         return Check(
-            name="every rank arrived",
+            name=ARRIVED,
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",

@@ -11,6 +11,7 @@ from tpcompile.dist.store import RankStore
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
 from tpcompile.evidence.verdict import Absent, conclude
+from tpcompile.gate.status import StatusBoard
 
 _DETAIL_TIMEOUT_S = 60.0
 
@@ -18,8 +19,8 @@ _DETAIL_TIMEOUT_S = 60.0
 class Exchange:
     """One exchange of digests. The lowest rank that reported judges; the others answer its questions."""
 
-    def __init__(self, store: RankStore, config: RunConfig, *, last_seen: Callable[[int], str]) -> None:
-        self._store, self._config, self._last_seen = store, config, last_seen
+    def __init__(self, store: RankStore, config: RunConfig, *, board: StatusBoard) -> None:
+        self._store, self._config, self._board = store, config, board
 
     def verdict(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check] = ()) -> Verdict | None:
         """Publish this rank's digest and return the verdict; None when the judge fell silent.
@@ -32,21 +33,23 @@ class Exchange:
         if record.rank != 0:
             # Rank 0 judges unless it is gone: without its digest, the lowest rank that reported takes over.
             keys = {rank: key for rank, key in keys.items() if rank <= record.rank}
-        found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at="" if record.rank == 0 else "digest/0")
+        stop_at = "" if record.rank == 0 else "digest/0"
+        found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at=stop_at, gone=self._board.is_gone)
         if min(found) == record.rank:
             return self._judge(record, timeout_s=timeout_s, problems=problems)
         return self._answer(record, timeout_s=timeout_s)
 
     def _judge(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check]) -> Verdict:
         world = self._store.world_size
-        found, late = self._store.gather({r: f"digest/{r}" for r in range(world)}, timeout_s=timeout_s)
+        keys = {r: f"digest/{r}" for r in range(world)}
+        found, late = self._store.gather(keys, timeout_s=timeout_s, gone=self._board.is_gone)
         digests = [RankDigest.model_validate(value) for _, value in sorted(found.items())]
         verdict = conclude(
             self._config,
             digests,
             self._fetcher(record),
             world_size=world,
-            absent=[Absent(rank, self._last_seen(rank)) for rank in late],
+            absent=[Absent(rank, self._board.last_seen(rank)) for rank in late],
             problems=problems,
         )
         self._store.put("verdict", verdict.model_dump(mode="json"))

@@ -41,20 +41,24 @@ class Run:
     fault: Fault
     context: FaultContext
     begin: Callable[[str, str], None]
-    """Called at the start of a phase with its name and what it does: status, deadline, arrival of all ranks."""
+    """Called at the start of a phase with its name and what it does: status, deadline."""
+    arrive: Callable[[str], None]
+    """Waits until all ranks are at that phase."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str, doing: str, *, fault: Fault = NO_FAULT) -> Iterator[None]:
         """One phase of the run on all ranks."""
-        fault.phase(name, self.context)
         self.begin(name, doing)
+        fault.phase(name, self.context)
+        self.arrive(name)
         with self.session.phase(name):
             yield
 
     def compile(self, program: Any, backend: Any = None) -> Any:
         """torch.compile as configured; breaks are allowed so that they can be reported."""
-        return torch.compile(program, backend=backend or self.config.compile.backend, dynamic=self.config.compile.dynamic)
+        settings = self.config.compile
+        return torch.compile(program, backend=backend or settings.backend, dynamic=settings.dynamic)
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
         """One call of the program, with a backward pass when training."""
@@ -98,6 +102,7 @@ def mode_c(run: Run) -> None:
     for name, value in numerics.difference(run.reference, stack, first, eager).items():
         run.facts[f"C/error/eager {name}"] = value
     _keep_schedule(run, stack)
+    _find_first_wrong(run, stack)
 
 
 def mode_b(run: Run) -> None:
@@ -116,6 +121,7 @@ def mode_b(run: Run) -> None:
 
 def mode_a(run: Run) -> None:
     """In-place all-reduce hidden from Dynamo: the region falls apart at every collective."""
+    warnings.filterwarnings("ignore", message=".*autograd kernel was not registered.*")  # that is what mode A does
     recorder = SiteRecorder(DisabledCollectives(run.group))
     with run.phase("A/eager", "find the call sites"), torch.no_grad():
         run.build(recorder)(*run.reference.inputs())
@@ -158,6 +164,16 @@ class SiteRecorder(DisabledCollectives):
 def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, only_forward: bool = False) -> None:
     found = numerics.errors(run.reference, stack, got, only_forward=only_forward)
     run.facts |= {f"{mode}/error/{name}": value for name, value in found.items()}
+
+
+def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
+    """When the output is wrong, say from which module on. It is on all ranks or on none: their outputs are equal."""
+    limit = run.config.gate.error_ratio
+    ratios = [value["ratio"] for key, value in run.facts.items() if key == "C/error/forward"]
+    if not all(ratio <= limit for ratio in ratios):
+        with run.phase("C/localise", "find the first wrong module"):
+            wrong = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)
+            run.facts["C/first_wrong"] = wrong or "the program around the stack"
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:

@@ -15,8 +15,12 @@ from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import Collectives, TpComm
+from tpcompile.gate.localise import first_wrong, module_outputs
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of, make_inputs
+
+Errors = dict[str, dict[str, float]]
+"""Name of a tensor -> `error`, `single` (the single-device error) and their `ratio`."""
 
 
 @dataclass
@@ -48,10 +52,11 @@ class Reference:
 
     def inputs(self, seq_len: int | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x, cos, sin, equal on all ranks; in float64 the same numbers as in the dtype under test."""
-        x, cos, sin = make_inputs(
-            self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=seq_len or self.config.seq_len
-        )
-        return (x, cos, sin) if dtype is None else (x.to(dtype), cos.to(dtype), sin.to(dtype))
+        tokens = seq_len or self.config.seq_len
+        x, cos, sin = make_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
+        if dtype in (None, self.dtype):
+            return x, cos, sin
+        return x.to(dtype), cos.to(dtype), sin.to(dtype)
 
     def cotangent(self, dtype: torch.dtype) -> Tensor:
         """Gradient of the output that the backward pass starts from, [B, S, D]."""
@@ -59,16 +64,22 @@ class Reference:
         shape = (self.config.batch, self.config.seq_len, self.config.dim)
         return torch.randn(shape, generator=generator, device=self.device).to(self.dtype).to(dtype)
 
-    def _run(self, dtype: torch.dtype) -> Result:
+    def first_wrong(self, stack: nn.Module, *, rank: int, limit: float) -> str:
+        """The first module of a wrong stack that is wrong, run in eager; all ranks must call it. Empty for none."""
+        got = module_outputs(stack, self.inputs())
+        single, exact = (module_outputs(self._twin(d), self.inputs(dtype=d)) for d in (self.dtype, torch.float64))
+        return first_wrong(got, single, exact, rank=rank, limit=limit)
+
+    def _twin(self, dtype: torch.dtype) -> TransformerStack:
         config = self.config.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
-        stack = build(config, Collectives(None), {k: v.to(dtype) for k, v in self.full.items()}, self.device)
-        inputs = self.inputs(dtype=None if dtype == self.dtype else dtype)
-        return run_once(stack, stack, inputs, self.cotangent(dtype) if self.train else None)
+        return build(config, Collectives(None), {k: v.to(dtype) for k, v in self.full.items()}, self.device)
+
+    def _run(self, dtype: torch.dtype) -> Result:
+        stack = self._twin(dtype)
+        return run_once(stack, stack, self.inputs(dtype=dtype), self.cotangent(dtype) if self.train else None)
 
 
-def run_once(
-    program: Any, stack: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor | None
-) -> Result:
+def run_once(program: Any, stack: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor | None) -> Result:
     """Call `program` (the stack, or its compiled form) once, with a backward pass when there is a cotangent."""
     x, cos, sin = inputs
     if cotangent is None:
@@ -85,7 +96,7 @@ def run_once(
     return result
 
 
-def errors(reference: Reference, stack: nn.Module, got: Result, *, only_forward: bool = False) -> dict[str, dict[str, float]]:
+def errors(reference: Reference, stack: nn.Module, got: Result, *, only_forward: bool = False) -> Errors:
     """`forward` and `grad NAME` -> error, single-device error and their ratio, on this rank's slices."""
     found = {"forward": _error(got.output, reference.single.output, reference.exact.output)}
     for name in () if only_forward else reference.exact.grads:
@@ -98,7 +109,7 @@ def errors(reference: Reference, stack: nn.Module, got: Result, *, only_forward:
     return found
 
 
-def difference(reference: Reference, stack: nn.Module, one: Result, two: Result) -> dict[str, dict[str, float]]:
+def difference(reference: Reference, stack: nn.Module, one: Result, two: Result) -> Errors:
     """How far two runs of the same maths are apart, in units of the single-device error."""
     pairs = {"forward": (one.output, two.output, reference.single.output, reference.exact.output)}
     for name in sorted(set(one.grads) & set(two.grads)):
@@ -137,4 +148,3 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-

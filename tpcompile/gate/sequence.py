@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from loguru import logger
 from rich.console import Console
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +24,7 @@ from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.checks import ALIVE, NO_ERROR
 from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import FaultContext
+from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.exchange import Exchange
 from tpcompile.gate.modes import MODES, Run
@@ -85,13 +88,13 @@ class _Gate:
         self.store = RankStore.connect(_STORE_PREFIX, **place)
         self.board = StatusBoard(directory, self.store)
         watch_store = RankStore.connect(_STORE_PREFIX, **place)
-        self.last_exchange = Exchange(watch_store, config, last_seen=StatusBoard(directory, watch_store).last_seen)
+        self.last_exchange = Exchange(watch_store, config, board=StatusBoard(directory, watch_store))
         self.watch = Watch(watch_store, self.last_words, mode=config.modes[-1])
         self.agreement = Agreement(RankStore.connect(_STORE_PREFIX, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
         self.run_: Run | None = None
 
-    def run(self, device, group, fault, context) -> ExitCode:  # type: ignore[no-untyped-def]
+    def run(self, device: torch.device, group: dist.ProcessGroup, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; whatever goes wrong ends in a verdict."""
         self.watch.start()
         self.board.enter("start")
@@ -102,7 +105,7 @@ class _Gate:
                 self.session = stack.enter_context(self.new_session(device, fault, context))
                 reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
                 self.run_ = Run(
-                    self.config, device, group, self.session, reference, fault, context, self.begin_phase
+                    self.config, device, group, self.session, reference, fault, context, self.begin_phase, self.arrive
                 )
                 for mode in self.config.modes:
                     self.session.reset_compiler()
@@ -113,20 +116,28 @@ class _Gate:
             self.watch.end(self.failure(error))
         return self.finish()
 
-    def new_session(self, device, fault, context) -> CaptureSession:  # type: ignore[no-untyped-def]
+    def new_session(self, device: torch.device, fault: Fault, context: FaultContext) -> CaptureSession:
         """A capture session that knows the mesh and compares every compile before its code runs."""
         mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
         return CaptureSession(
             groups=mesh_roles(mesh),
-            on_compile_start=lambda _: fault.phase("compiling", context),
+            on_compile_start=partial(self.compile_starts, fault, context),
             on_compile=self.agreement.on_compile,
         )
 
+    def compile_starts(self, fault: Fault, context: FaultContext, compile_id: str) -> None:
+        """Say so: a rank that dies or stays in a compile is named with it."""
+        self.board.doing(f"compiling {compile_id}")
+        fault.phase("compiling", context)
+
     def begin_phase(self, name: str, doing: str) -> None:
-        """All ranks are here before anybody issues a collective."""
+        """Say what begins, and give it its time."""
         self.board.enter(name, doing=doing)
         self.watch.deadline(name, self.config.gate.phase_timeout_s)
         self.agreement.phase = name
+
+    def arrive(self, name: str) -> None:
+        """All ranks are here before anybody issues a collective."""
         missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.config.gate.store_timeout_s)
         if missing:
             self.watch.end(self.agreement.missing(name, missing))
@@ -147,7 +158,7 @@ class _Gate:
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
         self.directory.write_record(record)
-        exchange = Exchange(self.store, self.config, last_seen=self.board.last_seen)
+        exchange = Exchange(self.store, self.config, board=self.board)
         verdict = exchange.verdict(record, timeout_s=self.config.gate.store_timeout_s)
         self.watch.stop()
         self.board.end("finished")

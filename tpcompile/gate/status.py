@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 
 from rich.console import Console
 
@@ -27,6 +26,10 @@ class StatusBoard:
         if self._store.rank == 0 and self._console.is_terminal:
             self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
 
+    def doing(self, what: str) -> None:
+        """Say what this rank does within the phase, e.g. `compiling`."""
+        self._publish(what)
+
     def end(self, state: str, *, error: str = "") -> None:
         """Say how this rank ended: `finished`, `failed` or `stopped`."""
         self._publish(state, error)
@@ -36,23 +39,13 @@ class StatusBoard:
         status = self._store.peek(f"status/{rank}")
         if status is None:
             return "never, it did not reach the store"
-        return f"in phase {status['phase']}{self._gone(status)}"
+        gone = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
+        return f"{status['state']} in phase {status['phase']} on {status['host']}{gone}"
 
-    @staticmethod
-    def _gone(status: dict[str, Any]) -> str:
-        if status["host"] != socket.gethostname():
-            return f" on {status['host']}"
-        try:
-            os.kill(status["pid"], 0)
-        except ProcessLookupError:
-            return f"; its process {status['pid']} is gone"
-        # A killed child of torchrun stays a zombie until the agent reaps it.
-        try:
-            with open(f"/proc/{status['pid']}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
-        except OSError:
-            return ""
-        return f"; its process {status['pid']} is dead" if state in "ZX" else ""
+    def is_gone(self, rank: int) -> bool:
+        """True when the rank's process is known to be dead; on another host nothing is known."""
+        status = self._store.peek(f"status/{rank}")
+        return status is not None and status["host"] == socket.gethostname() and _is_dead(status["pid"])
 
     def _publish(self, state: str, error: str = "") -> None:
         status = RankStatus(
@@ -66,3 +59,16 @@ class StatusBoard:
         )
         self._run_dir.write_status(status)
         self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # A killed child of torchrun stays a zombie until the agent reaps it.
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return False

@@ -35,7 +35,11 @@ class Attention(nn.Module):
         # Without a norm on q and k, equal skews would multiply in the logits; opposite ones cancel.
         k_skew = -config.num_kv_heads if config.qk_norm == "none" else config.num_kv_heads
         self.wqkv = PackedColumnLinear(
-            config.dim, (q_width, kv_width, kv_width), bias=config.bias, comm=comm, dtype=dtype,
+            config.dim,
+            (q_width, kv_width, kv_width),
+            bias=config.bias,
+            comm=comm,
+            dtype=dtype,
             head_skew=(config.num_heads, k_skew, 0),
         )
         self.qk_norm: DistributedQKNorm | PerHeadQKNorm | None = None
@@ -53,9 +57,7 @@ class Attention(nn.Module):
         q_BhSE = rotate(self._heads(q_BSd), cos_SR, sin_SR).transpose(1, 2)
         k_BgSE = rotate(self._heads(k_BSc), cos_SR, sin_SR).transpose(1, 2)
         v_BgSE = self._heads(v_BSc).transpose(1, 2)
-        o_BhSE = F.scaled_dot_product_attention(
-            q_BhSE, k_BgSE, v_BgSE, is_causal=self.causal, enable_gqa=self.grouped
-        )
+        o_BhSE = F.scaled_dot_product_attention(q_BhSE, k_BgSE, v_BgSE, is_causal=self.causal, enable_gqa=self.grouped)
         return self.wo(o_BhSE.transpose(1, 2).flatten(2))
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:

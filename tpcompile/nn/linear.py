@@ -20,7 +20,13 @@ class _ColumnLinear(nn.Module):
     """Output features sharded, part by part; enters the TP region once however many parts are packed."""
 
     def __init__(
-        self, in_features: int, parts: Sequence[int], *, bias: bool, comm: TpComm, dtype: torch.dtype,
+        self,
+        in_features: int,
+        parts: Sequence[int],
+        *,
+        bias: bool,
+        comm: TpComm,
+        dtype: torch.dtype,
         head_skew: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -67,8 +73,14 @@ class PackedColumnLinear(_ColumnLinear):
     """
 
     def __init__(
-        self, in_features: int, parts: Sequence[int], *, bias: bool, comm: TpComm,
-        dtype: torch.dtype = torch.float32, head_skew: Sequence[int] = (),
+        self,
+        in_features: int,
+        parts: Sequence[int],
+        *,
+        bias: bool,
+        comm: TpComm,
+        dtype: torch.dtype = torch.float32,
+        head_skew: Sequence[int] = (),
     ) -> None:
         super().__init__(in_features, parts, bias=bias, comm=comm, dtype=dtype, head_skew=head_skew)
 

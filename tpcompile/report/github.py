@@ -41,9 +41,11 @@ def summary(verdict: Verdict) -> str:
 
 
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
-    """At most ten `::error` lines: red divergences first, then failed checks, at the user's file and line."""
-    lines = [_error(blamed_line(d), d.title, _message(d), workspace) for d in red(verdict)]
-    lines += [_error(c.line, c.name, _check_message(c), workspace) for c in failed(verdict)]
+    """At most ten `::error` lines: red divergences, then failed checks that blame no line annotated already."""
+    divergences = red(verdict)
+    blamed = {line for d in divergences if (line := blamed_line(d))}
+    lines = [_error(blamed_line(d), d.title, _message(d), workspace) for d in divergences]
+    lines += [_error(c.line, c.name, _check_message(c), workspace) for c in failed(verdict) if c.line not in blamed]
     if not lines and verdict.exit_code != 0:
         lines = [_error(None, "tpcompile gate", verdict.summary, workspace)]
     return list(dict.fromkeys(lines))[:MAX_ERRORS]
