@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Gate and benchmarks on N GPUs of this node; everything that matters ends in one JSON file.
+#
+#     scripts/gpu_suite.sh N OUT_DIR [quick|full]
+#
+# Each step has a hard time limit, a failed step does not stop the rest, and the table is printed last.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+num_gpus=${1:?number of GPUs}
+out=${2:?output directory}
+size=${3:-full}
+work=$(mktemp -d)
+mkdir -p "$out"
+log="$out/suite.log"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+
+torchrun() { timeout -s KILL "$1" python3 -m torch.distributed.run --standalone --nproc-per-node "$2" "${@:3}" >>"$log" 2>&1; }
+
+# gate NAME RANKS LIMIT_S EXPECTED_EXIT ARGS...: one run of the gate; its verdict must carry the expected exit code.
+gate() {
+  local name=$1 ranks=$2 limit=$3 expected=$4 start
+  start=$(date +%s.%N)
+  echo "=== gate $name: ${*:5}" >>"$log"
+  torchrun "$limit" "$ranks" repro/tp_compile_repro.py --device cuda --run-dir "$work/gate-$name" "${@:5}"
+  python3 - "$work/gate-$name" "$expected" "$ranks" "$start" "${@:5}" >"$work/gate-$name.json" <<'PY'
+import json, pathlib, sys, time
+run, expected, ranks, start, *arguments = sys.argv[1:]
+path = pathlib.Path(run, "verdict.json")
+verdict = json.loads(path.read_text()) if path.exists() else None
+print(json.dumps({
+    "command": f"torchrun --standalone --nproc-per-node {ranks} repro/tp_compile_repro.py " + " ".join(arguments),
+    "wall_s": round(time.time() - float(start), 1),
+    "expected_exit": int(expected),
+    "as_expected": verdict is not None and verdict["exit_code"] == int(expected),
+    "verdict": verdict,
+}))
+PY
+}
+
+# bench NAME LIMIT_S ARGS...: interleaved timings of eager, A, B and C.
+bench() {
+  echo "=== bench $1: ${*:3}" >>"$log"
+  torchrun "$2" "$num_gpus" scripts/bench_modes.py --json "$work/bench-$1.json" "${@:3}"
+}
+
+gate smoke "$num_gpus" 150 0 --preset cpu_smoke --mode C --train
+gate wan14b-train "$num_gpus" 300 0 --preset wan14b --mode all --train
+gate wan14b-8 "$num_gpus" 240 0 --preset wan14b_8 --mode all
+bench wan14b 240 --preset wan14b
+bench wan14b-8 240 --preset wan14b_8
+if [ "$size" = full ]; then
+  gate wan14b-8-train "$num_gpus" 240 0 --preset wan14b_8 --mode all --train
+  gate wan14b-256 "$num_gpus" 240 0 --preset wan14b_256 --mode C --train
+  gate llama8b "$num_gpus" 240 0 --preset llama8b --mode C --train
+  gate two-ranks 2 150 0 --preset wan14b_8 --mode C
+  gate one-rank 1 150 0 --preset wan14b_8 --mode C
+  bench wan14b-train 240 --preset wan14b --train
+  bench wan14b-256 240 --preset wan14b_256
+fi
+gate fault-rank-constant "$num_gpus" 150 1 --preset cpu_smoke --mode C --fault rank_constant
+gate fault-killed "$num_gpus" 150 1 --preset cpu_smoke --mode C --fault killed
+gate fault-reduce-op "$num_gpus" 150 1 --preset cpu_smoke --mode C --fault other_reduce_op
+
+python3 - "$work" "$out/results.json" "$num_gpus" <<'PY'
+import json, pathlib, sys
+import torch
+work, result, num_gpus = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+read = lambda pattern: {p.stem.partition("-")[2]: json.loads(p.read_text() or "null") for p in sorted(work.glob(pattern))}
+gates, benches = read("gate-*.json"), read("bench-*.json")
+result.write_text(json.dumps({
+    "num_gpus": num_gpus,
+    "gpu": torch.cuda.get_device_name(0),
+    "torch": torch.__version__,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    "gates": gates,
+    "benchmarks": benches,
+}, indent=1) + "\n")
+for name, gate in gates.items():
+    verdict = gate["verdict"] or {}
+    mark = "ok " if gate["as_expected"] else "BAD"
+    print(f"{mark} {name:22} {gate['wall_s']:6.1f} s  exit {verdict.get('exit_code')}  {verdict.get('summary', 'no verdict')[:150]}")
+    for check in verdict.get("checks", []):
+        if check["status"] == "fail" and not gate["as_expected"]:
+            print("      ", check["name"], "|", check["observed"][:200], "|", check["details"][:3])
+for name, bench in benches.items():
+    print(f"    {name:22} ms {bench['median_ms']}  ratio to C {bench['ratio_to_C']}")
+sys.exit(0 if gates and all(g["as_expected"] for g in gates.values()) else 1)
+PY
+status=$?
+rm -rf "$work"
+exit $status
