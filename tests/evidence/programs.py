@@ -109,8 +109,10 @@ def graph_text(program: Program, noise: Noise) -> str:
     for number, op in enumerate(program.ops):
         name = f"{rng.choice(['mul', 'tmp', 'y', 'view'])}_{rng.randrange(1000)}_{number}"
         if rng.random() < 0.5:
-            lines.append(f"        # File: /home/u{rng.randrange(99)}/model.py:{rng.randrange(99)} in forward, code: y = f(x)")
-        lines.append(f"        {name}: \"{value(op, device)}\" = {call(op, names, noise, rng)};  tmp_free = None")
+            lines.append(
+                f"        # File: /home/u{rng.randrange(99)}/model.py:{rng.randrange(99)} in forward, code: y = f(x)"
+            )
+        lines.append(f'        {name}: "{value(op, device)}" = {call(op, names, noise, rng)};  tmp_free = None')
         names.append(name)
     lines.append(f"        return ({names[-1]},)")
     return "\n".join(lines) + "\n"
@@ -139,7 +141,9 @@ def guard_text(program: Program, noise: Noise) -> str:
     lines = ["", "TREE_GUARD_MANAGER:", "+- RootGuardManager"]
     for guard in guards:
         says = guard.says.format(id=rng.randrange(10**13, 10**15), hex=f"{rng.randrange(16**6, 16**11):x}")
-        lines.append(f"| +- GuardManager: source={guard.source}, accessed_by=DictGetItemGuardAccessor('x'), type=<class 'int'>")
+        lines.append(
+            f"| +- GuardManager: source={guard.source}, accessed_by=DictGetItemGuardAccessor('x'), type=<class 'int'>"
+        )
         lines.append(f"| | +- {guard.type}: {says}  # y = f(x)  # app/model.py:{rng.randrange(99)} in forward")
     lines.append(f"Guard latency = {rng.random() * 100:.2f} us")
     return "\n".join(lines)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,6 +179,7 @@ def _cuda_facts() -> dict[str, str]:
     cuda = torch.backends.cuda
     return {
         "gpu": properties.name,
+        "driver": _driver_version(),
         "capability": f"{properties.major}.{properties.minor}",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
         "sdpa": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
@@ -184,6 +187,16 @@ def _cuda_facts() -> dict[str, str]:
         "allow_tf32": str(cuda.matmul.allow_tf32),
         "bf16_reduced_precision": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
     }
+
+
+def _driver_version() -> str:
+    """Version of the NVIDIA kernel module, as the kernel reports it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return match[0] if match else "unknown"
 
 
 def _triton_version() -> str:

@@ -12,7 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.ranktext import ranks_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ def choose_device(requested: str, env: RankEnv) -> torch.device:
     if requested == "cpu" or (requested == "auto" and gpus < env.local_world_size):
         return torch.device("cpu")
     if gpus == 0:
-        raise PreflightError("device=cuda, but torch sees no GPU; use --device cpu, or check the driver with nvidia-smi")
+        raise PreflightError(
+            "device=cuda, but torch sees no GPU; use --device cpu, or check the driver with nvidia-smi"
+        )
     if env.local_world_size > gpus:
         raise PreflightError(f"{env.local_world_size} ranks on this node but {gpus} GPU(s); start at most {gpus} ranks")
     return torch.device("cuda", env.local_rank)
@@ -65,15 +69,29 @@ def check_cpp_compiler(backend: str, device: torch.device) -> None:
 
 
 @contextmanager
-def process_group(env: RankEnv, device: torch.device, *, timeout_s: float) -> Iterator[dist.ProcessGroup]:
-    """The default process group, NCCL or gloo, destroyed on the way out without a barrier."""
+def process_group(
+    env: RankEnv, device: torch.device, *, timeout_s: float, start_timeout_s: float = 300.0, prefix: str = "tpcompile"
+) -> Iterator[dist.ProcessGroup]:
+    """The default process group, NCCL or gloo, destroyed on the way out without a barrier.
+
+    A process that makes several, one after the other, gives each its own `prefix`: the store still holds the
+    addresses of the one before. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
+    store, _, _ = next(dist.rendezvous("env://", env.rank, env.world_size, timeout=timeout))
+    place = {"rank": env.rank, "world_size": env.world_size}
+    missing = RankStore(dist.PrefixStore(prefix, store), **place).wait_for_ranks("started", timeout_s=start_timeout_s)
+    if missing:
+        raise PreflightError(
+            f"rank {ranks_text(missing)} did not start within {start_timeout_s:g} s; see its own output"
+        )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        rank=env.rank,
-        world_size=env.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        store=dist.PrefixStore(prefix, store),
+        **place,
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     try:

@@ -45,7 +45,7 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _compiled("A", digests),
         _check(
             "A", "every collective call site breaks the graph", bad_sites,
-            f"{len(sites)} site(s): {', '.join(sites)}",
+            f"{len(sites)} sites: {', '.join(sites)}",
             f"missing: {missed[bad_sites[0]]}" if bad_sites else f"all {len(sites)} among the break reasons",
         ),
         _check(
@@ -86,8 +86,15 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *_errors(config, digests, "C", "forward right", only="forward"),
         *(_errors(config, digests, "C", "gradients right", only="grad") if config.train else []),
         *_errors(config, digests, "C", "eager equals compiled", only="eager"),
-        _tp_aware(digests),
+        _tp_aware("C", digests),
     ]
+
+
+def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+    """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
+    phases = dict.fromkeys(c.phase for d in digests for c in d.counters)
+    broken = [_no_breaks("", f"{UNBROKEN} in {phase}", phase, digests, frames=False) for phase in phases]
+    return [_compiled("", digests), *broken, *_agreement("", digests, divergences), _tp_aware("", digests)]
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
@@ -113,7 +120,7 @@ def _compiled(mode: str, digests: Sequence[RankDigest]) -> Check:
     none = [rank for rank, count in graphs.items() if count == 0]
     # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
     name = COMPILED if len(none) == len(digests) else "every rank compiled"
-    return _check(mode, name, none, "at least 1 graph on every rank", _values(graphs, "graph(s)"))
+    return _check(mode, name, none, "at least 1 graph on every rank", _values(graphs, "graph"))
 
 
 def _one_graph(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
@@ -125,9 +132,9 @@ def _one_graph(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     ]
 
 
-def _no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest]) -> Check:
+def _no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True) -> Check:
     """Counter, frames and trace events all say so: any one alone misses leading or trailing breaks."""
-    evidence = {d.rank: _break_evidence(d, phase) for d in digests}
+    evidence = {d.rank: _break_evidence(d, phase, frames=frames) for d in digests}
     bad = [rank for rank, text in evidence.items() if text]
     events = [b for d in digests for p, b in d.breaks if p == phase]
     first = next((b for b in events if b.line), events[0] if events else None)
@@ -137,16 +144,16 @@ def _no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest]) 
     )  # fmt: skip
 
 
-def _break_evidence(digest: RankDigest, phase: str) -> str:
+def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
     counters = _counters(digest, phase)
     events = [b for p, b in digest.breaks if p == phase]
     said = []
     if counters.breaks:
         said.append(f"break counter {counters.breaks}")
     if events:
-        said.append(f"{len(events)} break event(s)")
-    if counters.frames > max(1, counters.graphs):
-        said.append(f"{counters.frames} frames for {counters.graphs} graph(s)")
+        said.append(f"break events {len(events)}")
+    if frames and counters.frames > max(1, counters.graphs):
+        said.append(f"frames {counters.frames} for graphs {counters.graphs}")
     return ", ".join(said)
 
 
@@ -157,7 +164,7 @@ def _steady(config: RunConfig, digests: Sequence[RankDigest]) -> Check:
     bad = [r for r in frames if frames[r] or calls[r] != config.gate.steady_calls]
     return _check(
         "C", "no recompile in steady calls", bad, f"0 compiles in {config.gate.steady_calls} calls",
-        f"{_values(frames, 'compile(s)')} in {_values(calls, 'call(s)')}",
+        f"{_values(frames, 'compile')} in {_values(calls, 'call')}",
         details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase],
     )  # fmt: skip
 
@@ -171,7 +178,7 @@ def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
     return [
         _check(
             "C", "one recompile at most when the length changes", bad, f"at most 1 compile, on all ranks ({seq})",
-            _values(graphs, "compile(s)"),
+            _values(graphs, "compile"),
             details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase and bad],
         ),
         _no_breaks("C", "no graph breaks after the change", phase, digests),
@@ -182,25 +189,33 @@ def _agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[D
     """One check per layer: equal in the symmetry domain, or the first difference."""
     found = []
     for layer in Layer:
-        mine = [d for d in divergences if d.layer == layer and (d.where.startswith(f"{mode}/") or not d.where)]
+        mine = [d for d in divergences if d.layer == layer and _of_mode(d, mode)]
         red = [d for d in mine if d.is_red]
         noted = [d for d in mine if not d.is_red]
         first = red[0] if red else None
         hashed = {x.layer for d in digests for c in d.compiles for x in c.layers}
         seen = layer == Layer.ENVIRONMENT or layer in hashed
+        cause = next((d for d in divergences if d.is_red and layer in d.consequences and _of_mode(d, mode)), None)
+        blamed = first or cause
         observed = first.title if first else "equal" if seen else "not observed"
+        if cause and not first:
+            observed = f"differs, a consequence of the {cause.layer}"
         if noted and not first:
             observed += f" ({'; '.join(dict.fromkeys(d.cls for d in noted))})"
         found.append(
             _check(
                 mode, f"{layer} {AGREE}", [], "equal", observed,
-                status=Status.FAIL if first else Status.PASS if seen else Status.SKIPPED,
+                status=Status.FAIL if blamed else Status.PASS if seen else Status.SKIPPED,
                 details=[d.title for d in (*red[1:], *noted)],
                 line=_blamed(first) if first else None,
-                ranks=first.groups[-1].ranks if first else (),
+                ranks=blamed.groups[-1].ranks if blamed else (),
             )
         )  # fmt: skip
     return found
+
+
+def _of_mode(divergence: Divergence, mode: str) -> bool:
+    return not mode or not divergence.where or divergence.where.startswith(f"{mode}/")
 
 
 def _blamed(divergence: Divergence) -> UserLine | None:
@@ -217,7 +232,7 @@ def _schedule(digests: Sequence[RankDigest]) -> Check:
     number = len(digests[0].facts.get("C/declared", [])) if digests else 0
     lines = [d.facts.get("C/collective_lines", []) for d in digests if d.rank in wrong]
     return _check(
-        "C", "collectives as declared by the block", list(wrong), f"{number} collective(s), in order",
+        "C", "collectives as declared by the block", list(wrong), f"{number} collectives, in order",
         next(iter(wrong.values()), f"the same {number}"),
         details=[f"compiled at {line}" for line in dict.fromkeys(lines[0])] if lines else [],
     )  # fmt: skip
@@ -252,20 +267,20 @@ def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: str, name: s
     )
     details = [f"rank {r} {w}: {ratios[r, w]:.2f}x" for r, w in sorted(bad, key=lambda k: -ratios[k])[:8]]
     if bad and only == "forward":
-        details += [
-            f"rank {d.rank}: first wrong in {d.facts[key]}"
-            for d in digests
-            if (key := f"{mode}/first_wrong") in d.facts
-        ]
+        first_wrong = {d.rank: d.facts[key] for d in digests if (key := f"{mode}/first_wrong") in d.facts}
+        details += [f"rank {rank}: first wrong in {name}" for rank, name in first_wrong.items()]
+        observed += f", first wrong in {_values(first_wrong)}" if first_wrong else ""
+    unmeasured = [rank for rank, by in measured.items() if not by]
+    observed += f"; not measured on rank {ranks_text(unmeasured)}" if unmeasured else ""
     expected = f"at most {limit:g}x the single-device error"
-    return [_check(mode, name, [r for r, _ in bad], expected, observed, details=details)]
+    return [_check(mode, name, [*(r for r, _ in bad), *unmeasured], expected, observed, details=details)]
 
 
-def _tp_aware(digests: Sequence[RankDigest]) -> Check:
+def _tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
     found = {item.text: item for d in digests for item in d.undeclared_ops}
     first = next(iter(found.values()), None)
     return _check(
-        "C", "no undeclared custom op or Triton kernel", [d.rank for d in digests if d.undeclared_ops],
+        mode, "no undeclared custom op or Triton kernel", [d.rank for d in digests if d.undeclared_ops],
         "only ops declared TP-aware",
         ", ".join(text.partition(SEPARATOR)[0] for text in found) if found else "none",
         details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
@@ -274,7 +289,7 @@ def _tp_aware(digests: Sequence[RankDigest]) -> Check:
 
 
 def _phases(digest: RankDigest, mode: str) -> list[str]:
-    return [c.phase for c in digest.counters if c.phase.startswith(f"{mode}/")]
+    return [c.phase for c in digest.counters if not mode or c.phase.startswith(f"{mode}/")]
 
 
 def _counters(digest: RankDigest, phase: str) -> PhaseCounters:
@@ -292,7 +307,7 @@ def _values(values: dict[int, Any], unit: str = "") -> str:
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         text = f"{value:g}" if isinstance(value, float) else str(value)
-        groups.setdefault(f"{text} {unit}".strip(), []).append(rank)
+        groups.setdefault(f"{text} {unit}{'' if not unit or value == 1 else 's'}".strip(), []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{value} (rank {ranks_text(ranks)})" for value, ranks in groups.items())

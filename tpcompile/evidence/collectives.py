@@ -10,6 +10,7 @@ from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
 _REFERENCE = re.compile(r"^%(\d+)$")
+_ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
@@ -29,18 +30,22 @@ def _in_graph(graph: Graph) -> list[Collective]:
     by_scope: dict[str, list[Node]] = {}
     for node in graph.nodes:
         by_scope.setdefault(node.scope, []).append(node)
-    waited = {(n.scope, arg) for n in graph.nodes if ".wait_tensor" in n.target for arg in n.args}
     found = []
-    for scope, nodes in by_scope.items():
+    for nodes in by_scope.values():
+        waits = {arg: f"%{i}" for i, n in enumerate(nodes) if ".wait_tensor" in n.target for arg in n.args}
+        read = {
+            ref for n in nodes for arg in (*n.args, *(v for _, v in n.kwargs)) for ref in _ANY_REFERENCE.findall(arg)
+        }
         for index, node in enumerate(nodes):
             match = _TARGET.match(node.target) or _INPLACE.match(node.target)
             if node.op == "call" and match and match[1] not in _NOT_COLLECTIVES:
-                done = (scope, f"%{index}") in waited or bool(_INPLACE.match(node.target))
-                found.append(_collective(graph.kind, match[1], nodes, index, waited=done))
+                wait, in_place = waits.get(f"%{index}"), bool(_INPLACE.match(node.target))
+                done = {"waited": in_place or wait is not None, "used": in_place or wait is None or wait in read}
+                found.append(_collective(graph.kind, match[1], nodes, index).model_copy(update=done))
     return found
 
 
-def _collective(kind: str, op: str, nodes: list[Node], index: int, *, waited: bool) -> Collective:
+def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective:
     node = nodes[index]
     operand = _REFERENCE.match(node.args[0]) if node.args else None
     value = _VALUE.match(nodes[int(operand[1])].value if operand else node.value)
@@ -52,7 +57,6 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int, *, waited: bo
         dtype=value["dtype"] if value else "",
         shape=value["shape"] if value else "",
         group=next((t.removeprefix("group:") for t in texts if t.startswith("group:")), ""),
-        waited=waited,
         line=blamed_line(nodes, index),
     )
 

@@ -105,15 +105,14 @@ class _Domain:
                 red = red or any(d.is_red for d in found)
                 if red:
                     return  # everything after the first red layer is its consequence
-            return
-        explained = True
-        for layer, part in differing:
-            if layer == Layer.KERNELS and explained and any(d[0] == Layer.LOWERED for d in differing):
+            if any(layer != Layer.GUARDS for layer, _ in strict):
+                return  # a declared input or constant is in the lowered graph too; a declared guard is not
+        for layer, part in (pair for pair in differing if pair not in strict):
+            if layer == Layer.KERNELS and (Layer.LOWERED, part) in differing:
                 continue  # constants of the lowered graph are in the code made from it
             found = list(self.difference(slot, layer, part, hang=hang, later=differing))
             yield from found
-            explained = explained and not any(d.is_red for d in found)
-            if not explained:
+            if any(d.is_red for d in found):
                 return
 
     def groups(self, slot: Slot, layer: Layer, part: str) -> list[tuple[int, ...]]:
@@ -167,11 +166,13 @@ class _Domain:
             yield self.divergence(layer, where, groups, found, DivergenceClass.DECLARED, f"declared: {reason}")
         if open_:
             cls = DivergenceClass.COLLECTIVES if hang else DivergenceClass.CONTENT
-            consequences = [name for name, _ in later if name != layer]
+            order = list(Layer)
+            consequences = tuple(dict.fromkeys(x for x, _ in later if order.index(x) > order.index(layer)))
             text = advice.for_difference(layer, [item for item in open_[0][0] if item is not None])
             if consequences:
-                text += f" Also different, as a consequence: {', '.join(dict.fromkeys(consequences))}."
-            yield self.divergence(layer, where, groups, open_[0][0], cls, text)
+                text += f" Also different, as a consequence: {', '.join(consequences)}."
+            divergence = self.divergence(layer, where, groups, open_[0][0], cls, text)
+            yield divergence.model_copy(update={"consequences": consequences})
 
     def reason(self, layer: Layer, found: Sequence[Item | None]) -> str:
         texts = [item.text for item in found if item is not None]
@@ -245,15 +246,14 @@ def differing_items(items: Sequence[Sequence[Item]], *, ordered: bool) -> list[t
         return _inserted(items) or rows
     texts = [{item.text for item in group} for group in items]
     common = set.intersection(*texts)
-    about: dict[str, list[Item | None]] = {}
+    about: dict[str, list[list[Item]]] = {}
     for position, group in enumerate(items):
         for item in group:
             if item.text not in common:
-                row = about.setdefault(item.text.partition(SEPARATOR)[0], [None] * len(items))
-                if row[position] is None:
-                    row[position] = item
+                about.setdefault(item.text.partition(SEPARATOR)[0], [[] for _ in items])[position].append(item)
+    found = [row for columns in about.values() for row in zip_longest(*columns)]
     # A value that differs says more than a thing only one side has.
-    return sorted((tuple(row) for row in about.values()), key=lambda row: sum(item is None for item in row))
+    return sorted(found, key=lambda row: sum(item is None for item in row))
 
 
 def _title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | None]) -> str:
@@ -261,9 +261,18 @@ def _title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | N
     says = [_brief(item) for _, item in have]
     if len(have) < len(groups):
         who = ", ".join(ranks_text(ranks) for ranks, _ in have)
-        return f"{layer}: {says[0]} on rank {who} only" if says else f"{layer} differs"
+        return f"{layer}: {_subject(layer, have[0][1])}{says[0]} on rank {who} only" if says else f"{layer} differs"
     about = have[0][1].text.partition(SEPARATOR)[0].removeprefix("call ")
     return f"{layer} differs at {about}: {' against '.join(dict.fromkeys(says))}"
+
+
+def _subject(layer: Layer, item: Item) -> str:
+    """What an item is about, where that is a name and not a position."""
+    about = item.text.partition(SEPARATOR)[0]
+    named = layer in (Layer.ENVIRONMENT, Layer.INPUTS, Layer.KERNELS) or about.startswith(
+        ("graph break", "compile failed")
+    )
+    return f"{about}: " if named else ""
 
 
 def _brief(item: Item) -> str:

@@ -159,7 +159,9 @@ def node_text(node: Node, index: int) -> str:
 
 
 def _guard_item(guard: Guard) -> Item:
-    return Item(text=f"{guard.type} {guard.source}{SEPARATOR}{guard.expression}", line=guard.line)
+    # By source, so that TRUE_MATCH here and FALSE_MATCH there are one difference.
+    about = guard.source or guard.type
+    return Item(text=f"{about}{SEPARATOR}{guard.type}: {guard.expression}", line=guard.line)
 
 
 def _collective_item(collective: Collective) -> Item:

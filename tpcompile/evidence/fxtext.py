@@ -118,14 +118,20 @@ class _Reader:
     def assign(self, target: ast.expr | None, value: ast.expr, annotation: ast.expr | None) -> None:
         if isinstance(value, ast.Constant) and value.value is None:
             return  # `x = None` only frees a temporary
-        if isinstance(value, ast.Name):
-            if isinstance(target, ast.Name) and value.id in self.names:
-                self.names[target.id] = self.names[value.id]
-            return
         if target is not None and not isinstance(target, ast.Name):
             self.call("setitem", (target, value), (), None, "", value.lineno)
             return
+        if isinstance(value, ast.Name):
+            if target is not None and value.id in self.names:
+                self.alias(target.id, self.names[value.id], annotation)
+            return
         self.expression(value, annotation, target.id if isinstance(target, ast.Name) else "")
+
+    def alias(self, name: str, index: int, annotation: ast.expr | None) -> None:
+        """Another name for a node; torch puts the annotation of `x += y` on the alias it makes of it."""
+        self.names[name] = index
+        if annotation is not None and not self.nodes[index].value:
+            self.nodes[index] = self.nodes[index].model_copy(update={"value": self.value(annotation)})
 
     def expression(self, value: ast.expr, annotation: ast.expr | None, name: str) -> None:
         line = value.lineno
@@ -166,7 +172,7 @@ class _Reader:
 
     def group_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
         named = [(k, f"group:{self.roles(v.strip(chr(39)))}" if k == "group_name" else v) for k, v in named]
-        if len(texts) > 1 and texts[-1][:1] in "'\"":
+        if "group_name" not in dict(named) and len(texts) > 1 and texts[-1][:1] in "'\"":
             texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]
         return texts, named
 

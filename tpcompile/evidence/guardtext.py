@@ -15,7 +15,7 @@ from tpcompile.evidence.records import Guard, UserLine
 
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
-_ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*), \d+\)")
+_ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*?), \d+\)(?=, type=|\s*$)")
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
 _TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
 _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
@@ -57,12 +57,13 @@ def _expression(text: str, roles: GroupRoles) -> str:
 
 def split_comments(text: str) -> tuple[str, list[str]]:
     """Split `expr  # code  # file:line in f` at the first `  # ` outside quotes."""
-    quote = ""
+    quote, escaped = "", False
     for index, char in enumerate(text):
         if quote:
-            quote = "" if char == quote and text[index - 1] != "\\" else quote
+            quote = "" if char == quote and not escaped else quote
+            escaped = char == "\\" and not escaped
         elif char in "'\"":
-            quote = char
+            quote, escaped = char, False
         elif char == "#" and text[index - 1 : index] == " ":
             comment = text[index + 1 :]
             return text[:index].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", comment)]

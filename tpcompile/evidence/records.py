@@ -118,6 +118,8 @@ class Collective(Frozen):
     group: str = ""
     """Role of the process group in the mesh, e.g. `tp`, never its name."""
     waited: bool = True
+    used: bool = True
+    """False when nothing reads the result: an out-of-place reduce taken for an in-place one."""
     line: UserLine | None = None
 
 
@@ -284,6 +286,8 @@ class Divergence(Frozen):
     """One line: what differs."""
     advice: str = ""
     """What to do about it."""
+    consequences: tuple[Layer, ...] = ()
+    """Later layers of the same compile that differ too."""
 
     @property
     def is_red(self) -> bool:

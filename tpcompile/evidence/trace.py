@@ -6,6 +6,7 @@ nothing knows which it was. Event names and metadata seen on torch 2.11.0 and 2.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,7 +82,7 @@ def event(metadata: Mapping[str, Any], payload: str | None, *, phase: str = "") 
 
 
 def read_trace_file(path: Path) -> Iterator[TraceEvent]:
-    """Events of one TORCH_TRACE file, in order. A last line cut off by a killed process is skipped."""
+    """Events of one TORCH_TRACE file, in order. A last event cut off by a killed process is skipped."""
     metadata: dict[str, Any] | None = None
     payload: list[str] = []
     with path.open(errors="replace") as file:
@@ -91,7 +92,8 @@ def read_trace_file(path: Path) -> Iterator[TraceEvent]:
             elif match := _LOG_LINE.match(line.rstrip("\n")):
                 yield from _flush(metadata, payload)
                 metadata, payload = _metadata(match[1]), []
-    yield from _flush(metadata, payload)
+    if metadata is not None and _is_whole(metadata, payload):
+        yield from _flush(metadata, payload)
 
 
 def _metadata(text: str) -> dict[str, Any] | None:
@@ -103,8 +105,18 @@ def _metadata(text: str) -> dict[str, Any] | None:
 
 
 def _flush(metadata: dict[str, Any] | None, payload: list[str]) -> Iterator[TraceEvent]:
-    if metadata is not None and (found := event(metadata, "".join(payload))):
+    if metadata is not None and (found := event(metadata, _text(payload))):
         yield found
+
+
+def _text(payload: list[str]) -> str:
+    return "".join(payload).removesuffix("\n")
+
+
+def _is_whole(metadata: Mapping[str, Any], payload: list[str]) -> bool:
+    """False when the payload is not the one torch hashed: half a graph would look like another graph."""
+    said = metadata.get("has_payload")
+    return said is None or said == hashlib.md5(_text(payload).encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass
@@ -153,9 +165,7 @@ def _is_start(item: TraceEvent) -> bool:
 
 def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str]) -> CompileRecord:
     stack = _stack(compile_, table)
-    graphs = tuple(
-        parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in compile_.events if e.name in GRAPH_KINDS
-    )
+    graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in _graph_events(compile_))
     files = {line.file for line in stack} | {n.line.file for g in graphs for n in g.nodes if n.line}
     guards = compile_.last("dynamo_cpp_guards_str")
     start = compile_.last("dynamo_start")
@@ -175,6 +185,14 @@ def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str]) -> 
         cache=tuple(e.name for e in compile_.events if e.name in CACHE_EVENTS),
         failure=_failure(compile_),
     )
+
+
+def _graph_events(compile_: _Compile) -> list[TraceEvent]:
+    """Graphs from the last attempt's Dynamo graph on: a restart after tracing throws the earlier ones away."""
+    found = [e for e in compile_.events if e.name in GRAPH_KINDS]
+    last = max((e.attempt for e in found if e.name == "dynamo_output_graph"), default=0)
+    first = next((i for i, e in enumerate(found) if e.name == "dynamo_output_graph" and e.attempt == last), 0)
+    return found[first:]
 
 
 def _stack(compile_: _Compile, table: Mapping[int, str]) -> tuple[UserLine, ...]:

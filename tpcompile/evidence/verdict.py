@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
-from tpcompile.evidence.compare import Fetch, compare, equal_groups
+from tpcompile.evidence.compare import Allowed, Fetch, compare, equal_groups
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
@@ -33,8 +33,37 @@ class Absent:
     last_seen: str
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What is asked of a run."""
+
+    judge: Callable[[Sequence[RankDigest], Sequence[Divergence]], list[Check]]
+    """Digests and divergences -> checks."""
+    timeout_s: float
+    """Seconds ranks had to report; for the text of a missing rank."""
+    allowed: Allowed = ()
+    """Intended differences."""
+    preset: str = ""
+    modes: tuple[str, ...] = ()
+
+
+def gate_rules(config: RunConfig) -> Rules:
+    """The checks of the configured modes of the gate."""
+
+    def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+        return [check for mode in config.modes for check in checks.MODES[mode](config, digests, divergences)]
+
+    allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
+    return Rules(judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes)
+
+
+def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
+    """What can be asked of any program: something was compiled, no breaks, ranks agree, no undeclared op."""
+    return Rules(checks.captured, timeout_s, allowed, preset="captured program")
+
+
 def conclude(
-    config: RunConfig,
+    rules: Rules,
     digests: Sequence[RankDigest],
     fetch: Fetch,
     *,
@@ -43,19 +72,17 @@ def conclude(
     problems: Sequence[Check] = (),
 ) -> Verdict:
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
-    allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
-    divergences = compare(digests, fetch, allowed=allowed)
-    found = [*(_absent_check(config, a) for a in absent), *problems]
-    for mode in config.modes:
-        judged = checks.MODES[mode](config, digests, divergences)
-        found += checks.ended_early(judged) if problems else judged
+    divergences = compare(digests, fetch, allowed=rules.allowed)
+    judged = rules.judge(digests, divergences)
+    missing = [_absent_check(rules, a) for a in absent]
+    found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged)]
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
         exit_code=_exit_code(found, divergences),
         world_size=world_size,
-        preset=config.preset,
-        modes=config.modes,
-        summary=_summary(config, digests, found, divergences),
+        preset=rules.preset,
+        modes=rules.modes,
+        summary=_summary(rules, digests, found, divergences),
         checks=tuple(found),
         divergences=divergences,
         timings_ms=checks.timings(digests),
@@ -91,15 +118,17 @@ def replay(run_dir: RunDir) -> Verdict:
     before = run_dir.read_verdict()
     problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
     digests = [digest_rank(record) for record in records]
-    return conclude(config, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
+    return conclude(
+        gate_rules(config), digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems
+    )
 
 
-def _absent_check(config: RunConfig, absent: Absent) -> Check:
+def _absent_check(rules: Rules, absent: Absent) -> Check:
     return Check(
         name=checks.REPORTED,
-        mode=config.modes[-1],
+        mode=rules.modes[-1] if rules.modes else "",
         status=Status.FAIL,
-        expected=f"a digest within {config.gate.store_timeout_s:g} s",
+        expected=f"a digest within {rules.timeout_s:g} s",
         observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
         ranks=(absent.rank,),
     )
@@ -120,13 +149,15 @@ def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> Exi
 
 
 def _summary(
-    config: RunConfig, digests: Sequence[RankDigest], found: Sequence[Check], divergences: Sequence[Divergence]
+    rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check], divergences: Sequence[Divergence]
 ) -> str:
     red = next((d for d in divergences if d.is_red), None)
     failed = [c for c in found if c.status == Status.FAIL]
     if not red and not failed:
         passed = sum(c.status == Status.PASS for c in found)
-        return f"{len(digests)} rank(s) agree in mode {'+'.join(config.modes)}; {passed} checks passed"
+        ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
+        where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
+        return f"{ranks}{where}; {passed} checks passed"
     # What ended the run, and a break, explain a divergence; a divergence explains every other failure.
     cause = next((c for c in failed if c.name in checks.CAUSES), None)
     if red and cause is None:

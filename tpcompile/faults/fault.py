@@ -49,6 +49,7 @@ class Fault:
     name: str
     what: str
     """One line: what is broken."""
+    needs_gpu: bool = False
     comm: Callable[[Collectives, FaultContext], TpComm] = _same_comm
     """Replaces the way collectives are issued."""
     program: Callable[[nn.Module, FaultContext], nn.Module] = _same_program
@@ -56,4 +57,4 @@ class Fault:
     compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = _compile
     """Compiles the program, or does not."""
     phase: Callable[[str, FaultContext], None] = _no_phase
-    """Called when a phase begins, and with `compiling` when Dynamo starts on a frame."""
+    """Called when a phase begins, with `start` before there are other ranks, with `compiling` when Dynamo starts."""

@@ -16,6 +16,11 @@ def _killed(phase: str, context: FaultContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _never_starts(phase: str, context: FaultContext) -> None:
+    if phase == "start" and context.is_target:
+        time.sleep(86400)
+
+
 def _never_arrives(phase: str, context: FaultContext) -> None:
     if phase == "C/first" and context.is_target:
         time.sleep(86400)
@@ -36,6 +41,7 @@ def _compiled_on_target(program: Any, context: FaultContext, compile_: Callable[
 
 FAULTS = (
     Fault("killed", "one rank is killed while it compiles", phase=_killed),
+    Fault("never_starts", "one rank never joins the process group", phase=_never_starts),
     Fault("never_arrives", "one rank never reaches the first call", phase=_never_arrives),
     Fault("raises", "one rank raises between calls", phase=_raises),
     Fault("nothing_compiled", "the program is not compiled on any rank", compile=_not_compiled),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tpcompile.faults.fault import Fault, FaultContext
 
 
-class _Wrapped(nn.Module):
+class Wrapped(nn.Module):
     """A program around the stack, as a user's model is."""
 
     def __init__(self, inner: nn.Module, context: FaultContext) -> None:
@@ -19,7 +19,7 @@ class _Wrapped(nn.Module):
         self.is_target = context.is_target
 
 
-class LeadingPrint(_Wrapped):
+class LeadingPrint(Wrapped):
     """Prints before the first op: a break that `explain()` does not count."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class LeadingPrint(_Wrapped):
         return self.inner(x, cos, sin)
 
 
-class TrailingPrint(_Wrapped):
+class TrailingPrint(Wrapped):
     """Prints after the last op."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class TrailingPrint(_Wrapped):
         return y
 
 
-class OneRankPrint(_Wrapped):
+class OneRankPrint(Wrapped):
     """One rank prints, the others do not."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class OneRankPrint(_Wrapped):
         return y * 1.0
 
 
-class RankBranch(_Wrapped):
+class RankBranch(Wrapped):
     """One more op on one rank."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class RankBranch(_Wrapped):
         return self.inner(x, cos, sin)
 
 
-class RankConstant(_Wrapped):
+class RankConstant(Wrapped):
     """The rank baked in as a number, read from an attribute."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -68,13 +68,25 @@ class RankConstant(_Wrapped):
         return self.inner(x, cos, sin)
 
 
-class GetRankConstant(_Wrapped):
+class GetRankConstant(Wrapped):
     """The rank baked in through `dist.get_rank()`, which folds with no guard."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Scale by the rank, then run the stack."""
         x = x * (dist.get_rank() + 1)
         return self.inner(x, cos, sin)
+
+
+class OneRankOutput(Wrapped):
+    """Wrong numbers on one rank under equal graphs: a buffer holds another value."""
+
+    def __init__(self, inner: nn.Module, context: FaultContext) -> None:
+        super().__init__(inner, context)
+        self.register_buffer("scale", torch.tensor(2.0 if context.is_target else 1.0))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Run the stack, then scale its output."""
+        return self.inner(x, cos, sin) * self.scale
 
 
 @torch.library.custom_op("tpcompile_faults::local_scale", mutates_args=())
@@ -91,13 +103,19 @@ def _(x: Tensor) -> Tensor:
 local_scale.register_autograd(lambda ctx, grad: grad * 1.0)
 
 
-class CustomOp(_Wrapped):
+class CustomOp(Wrapped):
     """Calls the undeclared custom op."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Run the custom op, then the stack."""
         x = local_scale(x)
         return self.inner(x, cos, sin)
+
+
+def _triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
+    from tpcompile.faults.triton_kernel import TritonKernel
+
+    return TritonKernel(stack, context)
 
 
 FAULTS = (
@@ -107,5 +125,7 @@ FAULTS = (
     Fault("rank_branch", "if rank == 0: x = x.sin()", program=RankBranch),
     Fault("rank_constant", "x * (rank + 1)", program=RankConstant),
     Fault("get_rank_constant", "x * (dist.get_rank() + 1), folded with no guard", program=GetRankConstant),
+    Fault("one_rank_output", "a buffer with another value on one rank, equal graphs", program=OneRankOutput),
     Fault("custom_op", "an undeclared custom op in the graph", program=CustomOp),
+    Fault("triton_kernel", "an undeclared Triton kernel in the graph", program=_triton_kernel, needs_gpu=True),
 )

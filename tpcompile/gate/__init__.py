@@ -8,6 +8,7 @@ watch.py      the thread that ends a run in which some rank is stuck or gone
 status.py     what this rank is doing, for the others and for the next day
 """
 
+from tpcompile.gate.ranks import check_ranks
 from tpcompile.gate.sequence import run
 
-__all__ = ["run"]
+__all__ = ["check_ranks", "run"]

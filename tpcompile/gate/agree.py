@@ -5,7 +5,8 @@ Comparing afterwards would be too late: collectives that differ hang. What diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
@@ -49,11 +50,14 @@ class Agreement:
         )
         if late:
             self._end(self._one_rank(compile_, late))
-        theirs = {rank: [Item.model_validate(item) for item in items] for rank, items in found.items()}
-        texts = [item.text for item in mine]
-        for rank, items in sorted(theirs.items()):
-            if [item.text for item in items] != texts:
-                self._end(self._differ(compile_, mine, rank, items))
+        issued = {rank: [Item.model_validate(item) for item in items] for rank, items in sorted(found.items())}
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for rank, items in issued.items():
+            alike.setdefault(tuple(item.text for item in items), []).append(rank)
+        if len(alike) > 1:
+            # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
+            usual, *odd = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+            self._end(self._differ(compile_, usual[0], sorted(itertools.chain(*odd)), issued))
 
     def _one_rank(self, compile_: CompileRecord, late: Sequence[int]) -> Check:
         seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
@@ -65,19 +69,21 @@ class Agreement:
             ranks=late,
         )
 
-    def _differ(self, compile_: CompileRecord, mine: Sequence[Item], rank: int, theirs: Sequence[Item]) -> Check:
-        pairs = [(a, b) for a, b in zip(mine, theirs, strict=False) if a.text != b.text]
-        if pairs:
-            number = next(i for i, a in enumerate(mine) if a is pairs[0][0])
-            a, b = pairs[0]
-            what = f"#{number} is {_says(a)} here and {_says(b)} on rank {rank}"
-            line = a.line or b.line
+    def _differ(
+        self, compile_: CompileRecord, usual: int, odd: Sequence[int], issued: Mapping[int, Sequence[Item]]
+    ) -> Check:
+        """The first collective in which the lowest of the `odd` ranks leaves what rank `usual` does."""
+        rank = odd[0]
+        pairs = enumerate(itertools.zip_longest(issued[rank], issued[usual]))
+        number, (theirs, wanted) = next(
+            (n, (a, b)) for n, (a, b) in pairs if a is None or b is None or a.text != b.text
+        )
+        if theirs and wanted:
+            what = f"#{number} is {_says(theirs)} on rank {rank} and {_says(wanted)} on rank {usual}"
         else:
-            extra, who = (mine, self._store.rank) if len(mine) > len(theirs) else (theirs, rank)
-            first = extra[min(len(mine), len(theirs))]
-            what, line = f"only rank {who} issues {_says(first)}", first.line
-        check = self._check("the same collectives on every rank", what, compile_, ranks=(self._store.rank,))
-        return check.model_copy(update={"line": line})
+            what = f"#{number} is on rank {rank if theirs else usual} only: {_says(theirs or wanted)}"
+        check = self._check("the same collectives on every rank", what, compile_, ranks=odd)
+        return check.model_copy(update={"line": (theirs or wanted).line})
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""

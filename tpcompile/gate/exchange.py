@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from loguru import logger
 
-from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
-from tpcompile.evidence.verdict import Absent, conclude
-from tpcompile.gate.status import StatusBoard
+from tpcompile.evidence.verdict import Absent, Rules, conclude
 
 _DETAIL_TIMEOUT_S = 60.0
+
+
+class Seen(Protocol):
+    """What is known of the other ranks."""
+
+    def last_seen(self, rank: int) -> str:
+        """What that rank last said."""
+        ...
+
+    def is_gone(self, rank: int) -> bool:
+        """True when that rank is known to be dead."""
+        ...
 
 
 class Exchange:
     """One exchange of digests. The lowest rank that reported judges; the others answer its questions."""
 
-    def __init__(self, store: RankStore, config: RunConfig, *, board: StatusBoard) -> None:
-        self._store, self._config, self._board = store, config, board
+    def __init__(self, store: RankStore, rules: Rules, *, board: Seen) -> None:
+        self._store, self._rules, self._board = store, rules, board
 
     def verdict(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check] = ()) -> Verdict | None:
         """Publish this rank's digest and return the verdict; None when the judge fell silent.
@@ -45,7 +56,7 @@ class Exchange:
         found, late = self._store.gather(keys, timeout_s=timeout_s, gone=self._board.is_gone)
         digests = [RankDigest.model_validate(value) for _, value in sorted(found.items())]
         verdict = conclude(
-            self._config,
+            self._rules,
             digests,
             self._fetcher(record),
             world_size=world,

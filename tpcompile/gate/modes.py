@@ -44,6 +44,8 @@ class Run:
     """Called at the start of a phase with its name and what it does: status, deadline."""
     arrive: Callable[[str], None]
     """Waits until all ranks are at that phase."""
+    any_rank: Callable[[str, bool], bool]
+    """Waits for the answer of every rank to that question; true when one of them says so."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
@@ -62,9 +64,18 @@ class Run:
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
         """One call of the program, with a backward pass when training."""
+        return self.call_with(program, stack, self.reference.inputs(seq_len), self.cotangent())
+
+    def cotangent(self) -> Tensor | None:
+        """What the backward pass starts from; None for forward only."""
+        return self.reference.cotangent(self.reference.dtype) if self.config.train else None
+
+    def call_with(
+        self, program: Any, stack: TransformerStack, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor | None
+    ) -> Result:
+        """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        cotangent = self.reference.cotangent(self.reference.dtype) if self.config.train else None
-        result = numerics.run_once(program, stack, self.reference.inputs(seq_len), cotangent)
+        result = numerics.run_once(program, stack, inputs, cotangent)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result
@@ -77,9 +88,10 @@ class Run:
         """The steady calls: nothing may compile; their median time is a fact."""
         times_ms = []
         with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", fault=fault):
+            inputs, cotangent = self.reference.inputs(), self.cotangent()
             for _ in range(self.config.gate.steady_calls):
                 start = time.perf_counter()
-                self.call(program, stack)
+                self.call_with(program, stack, inputs, cotangent)
                 times_ms.append((time.perf_counter() - start) * 1e3)
         self.facts[f"{mode}/median_ms"] = round(statistics.median(times_ms), 4)
 
@@ -167,13 +179,14 @@ def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, 
 
 
 def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
-    """When the output is wrong, say from which module on. It is on all ranks or on none: their outputs are equal."""
+    """When some rank's output is wrong, all ranks look for the module it begins in: the search issues collectives."""
     limit = run.config.gate.error_ratio
-    ratios = [value["ratio"] for key, value in run.facts.items() if key == "C/error/forward"]
-    if not all(ratio <= limit for ratio in ratios):
+    is_wrong = not run.facts["C/error/forward"]["ratio"] <= limit  # NaN is wrong too
+    if run.any_rank("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
-            wrong = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)
-            run.facts["C/first_wrong"] = wrong or "the program around the stack"
+            found = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)
+        if is_wrong:
+            run.facts["C/first_wrong"] = found or "the program around the stack"
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:
@@ -190,7 +203,8 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
 def _text(collective: Collective) -> str:
     op = f"{collective.op}({collective.reduce_op})" if collective.reduce_op else collective.op
     waited = "" if collective.waited else ", never waited for"
-    return f"{collective.phase} {op} {collective.dtype}{collective.shape} over {collective.group}{waited}"
+    used = "" if collective.used else ", its result dropped"
+    return f"{collective.phase} {op} {collective.dtype}{collective.shape} over {collective.group}{waited}{used}"
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import traceback
 from contextlib import ExitStack
@@ -20,10 +21,11 @@ from tpcompile.config import RunConfig
 from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
-from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.errors import ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.checks import ALIVE, NO_ERROR
 from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import gate_rules
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.exchange import Exchange
@@ -34,21 +36,25 @@ from tpcompile.gate.watch import Watch
 from tpcompile.report.publish import publish
 
 _LAST_WORDS_TIMEOUT_S = 8.0
-_STORE_PREFIX = "tpcompile/gate"
+_RUN_NUMBERS = itertools.count()
 
 
 def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitCode:
     """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
 
     Writes records, verdict and reports to `run_dir` before it returns. `quiet` leaves the terminal to the launcher.
-    A problem with the arguments or the machine is one line on stderr from rank 0.
+    A problem with the arguments or the machine is one line on stderr from rank 0. May be called again, on all ranks
+    alike; but a run that some rank cannot finish ends the process, for that rank cannot be waited for.
     """
+    prefix = f"tpcompile/gate/{next(_RUN_NUMBERS)}"  # the store still holds the keys of the runs before
     rank = int(os.environ.get("RANK", "0"))
     try:
         env = rank_env()
         config.block.check_tp(env.world_size)
         fault = faults.find(config.fault)
         device = choose_device(config.device, env)
+        if fault.needs_gpu and device.type != "cuda":
+            raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")
         check_cpp_compiler(config.compile.backend, device)
         directory = RunDir.create(run_dir)
     except TpCompileError as error:
@@ -56,47 +62,53 @@ def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitC
     logs.setup(rank=env.rank, log_dir=directory.logs)
     target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
-    with process_group(env, device, timeout_s=config.gate.phase_timeout_s) as group:
-        return _Gate(config, env, directory, quiet=quiet).run(device, group, fault, context)
+    fault.phase("start", context)
+    limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(process_group(env, device, prefix=prefix, **limits))
+        except TpCompileError as error:
+            return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
+        gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
+        stack.enter_context(gate.watch)
+        return gate.run(device, group, fault, context)
 
 
 def _refuse(error: TpCompileError, config: RunConfig, run_dir: Path | str, *, rank: int, quiet: bool) -> ExitCode:
     """A run that cannot start: one line, and a verdict for the launcher when the directory can hold one."""
-    if rank == 0:
-        if not quiet:
-            Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        check = Check(
-            name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
-        )
-        verdict = Verdict(
-            status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
-            preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
-        )  # fmt: skip
-        try:
-            RunDir.create(run_dir).write_verdict(verdict)
-        except TpCompileError as unwritable:
-            logger.debug("no verdict written: {}", unwritable)
+    check = Check(
+        name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
+    )
+    verdict = Verdict(
+        status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
+    )  # fmt: skip
+    try:
+        is_first = RunDir.create(run_dir).write_verdict(verdict)  # rank 0 may be the one that is missing
+    except TpCompileError:
+        is_first = rank == 0
+    if is_first and not quiet:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return error.exit_code
 
 
 class _Gate:
     """One rank's run."""
 
-    def __init__(self, config: RunConfig, env: RankEnv, directory: RunDir, *, quiet: bool) -> None:
+    def __init__(self, config: RunConfig, env: RankEnv, directory: RunDir, *, prefix: str, quiet: bool) -> None:
         self.config, self.env, self.directory, self.quiet = config, env, directory, quiet
         place = {"rank": env.rank, "world_size": env.world_size}
-        self.store = RankStore.connect(_STORE_PREFIX, **place)
+        self.store = RankStore.connect(prefix, **place)
         self.board = StatusBoard(directory, self.store)
-        watch_store = RankStore.connect(_STORE_PREFIX, **place)
-        self.last_exchange = Exchange(watch_store, config, board=StatusBoard(directory, watch_store))
+        watch_store = RankStore.connect(prefix, **place)
+        self.last_exchange = Exchange(watch_store, gate_rules(config), board=StatusBoard(directory, watch_store))
         self.watch = Watch(watch_store, self.last_words, mode=config.modes[-1])
-        self.agreement = Agreement(RankStore.connect(_STORE_PREFIX, **place), config, self.board, self.watch.end)
+        self.agreement = Agreement(RankStore.connect(prefix, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
         self.run_: Run | None = None
 
     def run(self, device: torch.device, group: dist.ProcessGroup, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; whatever goes wrong ends in a verdict."""
-        self.watch.start()
         self.board.enter("start")
         if self.env.rank == 0:
             self.directory.write_config(self.config.model_dump_json(indent=1))
@@ -105,8 +117,9 @@ class _Gate:
                 self.session = stack.enter_context(self.new_session(device, fault, context))
                 reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
                 self.run_ = Run(
-                    self.config, device, group, self.session, reference, fault, context, self.begin_phase, self.arrive
-                )
+                    self.config, device, group, self.session, reference, fault, context,
+                    begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+                )  # fmt: skip
                 for mode in self.config.modes:
                     self.session.reset_compiler()
                     self.agreement.mode = mode
@@ -142,6 +155,15 @@ class _Gate:
         if missing:
             self.watch.end(self.agreement.missing(name, missing))
 
+    def any_rank(self, question: str, answer: bool) -> bool:
+        """True when any rank says so; ranks must not branch on what only they know before a collective."""
+        self.store.put(f"{question}/{self.env.rank}", answer)
+        keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
+        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
+        if late:
+            self.watch.end(self.agreement.missing(question, late))
+        return any(found.values())
+
     def record(self) -> RankRecord:
         """All evidence of this rank so far."""
         assert self.session is not None, "no session yet"
@@ -158,7 +180,7 @@ class _Gate:
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
         self.directory.write_record(record)
-        exchange = Exchange(self.store, self.config, board=self.board)
+        exchange = Exchange(self.store, gate_rules(self.config), board=self.board)
         verdict = exchange.verdict(record, timeout_s=self.config.gate.store_timeout_s)
         self.watch.stop()
         self.board.end("finished")

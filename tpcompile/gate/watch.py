@@ -26,7 +26,7 @@ LastWords = Callable[[Check], ExitCode]
 
 
 class Watch:
-    """Watches the alarm key, SIGTERM and the deadline of the current phase."""
+    """Watches the alarm key, SIGTERM and the deadline of the current phase, while used as a context manager."""
 
     def __init__(self, store: RankStore, last_words: LastWords, *, mode: str) -> None:
         self._store, self._last_words, self._mode = store, last_words, mode
@@ -39,15 +39,25 @@ class Watch:
         os.set_blocking(self._pipe[1], False)
         self._thread = threading.Thread(target=self._watch, name="tpcompile-watch", daemon=True)
 
-    def start(self) -> None:
-        """Begin to watch; call on the main thread."""
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+    def __enter__(self) -> Watch:
+        """Begin to watch; on the main thread, where alone Python sets signal handlers."""
+        self._handler = signal.signal(signal.SIGTERM, lambda *_: None)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop watching, and leave signals as they were."""
+        self.stop()
+        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGTERM, self._handler or signal.SIG_DFL)
+        for end in self._pipe:
+            os.close(end)
 
     def stop(self) -> None:
-        """Stop watching; the main thread has taken over the ending."""
+        """Stop watching: the main thread has taken over the ending. Does not return when the watch already ends it."""
         self._done.set()
+        self._thread.join()
 
     def deadline(self, phase: str, seconds: float) -> None:
         """Give the phase that begins now that many seconds."""

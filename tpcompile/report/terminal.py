@@ -34,7 +34,7 @@ _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", S
 
 
 def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> None:
-    """Print the verdict; `run` is its run directory, named in the replay command."""
+    """Print the verdict; `run` is its run directory, for the replay command."""
     _line(console, f"tpcompile gate: {headline(verdict)}", "bold")
     for mode in modes(verdict):
         console.print()
@@ -50,8 +50,9 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> No
     _accepted(verdict, console)
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     _line(console, f"{outcome(verdict)}: {plain(verdict.summary)}", style)
-    target = shlex.quote(str(run)) if run else "RUN"
-    console.print(Text(f"replay: tpcompile compare {plain(target)}", style="dim"), soft_wrap=True)
+    if run is not None:
+        command = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
+        console.print(Text(command, style="dim"), soft_wrap=True)
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -1,0 +1,292 @@
+"""Each check of modes A, B and C passes on healthy facts and fails on broken ones, naming rank and line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.evidence.samples import broken, call, compiled, counters, divergences, guard, kernel, line, lowered, record
+from tpcompile.config import RunConfig, load
+from tpcompile.evidence import checks
+from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.records import Check, Item, PhaseCounters, RankRecord, Status
+
+CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
+GOOD = {"error": 1e-7, "single": 1e-7, "ratio": 1.0}
+BAD = {"error": 5e-2, "single": 1e-7, "ratio": 5e5}
+SITES = ["/app/model.py:5", "/app/model.py:9"]
+
+
+def phases(**changes: PhaseCounters) -> tuple[PhaseCounters, ...]:
+    """Counters of a healthy run; a keyword `C_first=...` replaces one phase."""
+    steady = CONFIG.gate.steady_calls
+    healthy = {
+        "A/first": counters("A/first", frames=5, graphs=5, breaks=4),
+        "B/first": counters("B/first"),
+        "C/first": counters("C/first"),
+        "C/steady": counters("C/steady", calls=steady, frames=0, graphs=0),
+        "C/resized": counters("C/resized", recompiles=1),
+    }
+    return tuple((healthy | {key.replace("_", "/"): value for key, value in changes.items()}).values())
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """Measured values of a healthy rank; a keyword `C_declared=...` replaces `C/declared`."""
+    healthy = {
+        "A/sites": SITES, "A/broken_sites": SITES, "A/collectives_per_forward": 2, "A/regions_per_forward": 3,
+        "B/trap_eager": 1.0, "B/trap_compiled": 2.0, "B/error/forward": GOOD,
+        "C/declared": ["all_reduce(sum)", "all_gather"], "C/collectives": ["all_reduce(sum)", "all_gather"],
+        "C/error/forward": GOOD, "C/error/grad w": GOOD, "C/error/eager forward": GOOD,
+    }  # fmt: skip
+    return healthy | {key.replace("_", "/", 1): value for key, value in changes.items()}
+
+
+def healthy(rank: int, **fields: Any) -> RankRecord:
+    """A rank where everything is as it should be."""
+    compiles = [
+        lowered(call("torch.ops.aten.mul.Tensor", "%0", "2"), kernels=(kernel(),), phase=phase)
+        for phase in ("B/first", "C/first")
+    ]
+    values = {"counters": phases(), "facts": facts()} | fields
+    return record(rank, *values.pop("compiles", compiles), **values)
+
+
+def judge(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, Check]:
+    """The checks of a mode by name."""
+    digests = [digest_rank(r) for r in records]
+    return {c.name: c for c in checks.MODES[mode](config, digests, divergences(*records))}
+
+
+def failed(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, tuple[int, ...]]:
+    """Names of the checks that fail, with the ranks they blame."""
+    found = judge(mode, *records, config=config).values()
+    return {c.name: c.ranks for c in found if c.status == Status.FAIL}
+
+
+@pytest.mark.parametrize("mode", ["A", "B", "C"])
+def test_a_healthy_run_passes_every_check(mode: str) -> None:
+    found = judge(mode, healthy(0), healthy(1))
+    assert {c.status for c in found.values()} == {Status.PASS}
+    assert all(c.mode == mode and c.expected and c.observed for c in found.values())
+
+
+def test_nothing_compiled_anywhere_has_its_own_name() -> None:
+    idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
+    assert failed("C", healthy(0, **idle), healthy(1, **idle))[checks.COMPILED] == (0, 1)
+
+
+def test_nothing_compiled_on_one_rank_blames_that_rank() -> None:
+    idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
+    found = failed("C", healthy(0), healthy(1, **idle))
+    assert found["every rank compiled"] == (1,) and checks.COMPILED not in found
+
+
+def test_two_graphs_on_one_rank_blame_it() -> None:
+    assert failed("C", healthy(0), healthy(1, counters=phases(C_first=counters(frames=2, graphs=2)))) == {
+        "one graph": (1,)
+    }
+
+
+@pytest.mark.parametrize("evidence", [{"breaks": 1}, {"frames": 2}], ids=["break counter", "more frames than graphs"])
+def test_each_counter_alone_shows_a_break(evidence: dict[str, int]) -> None:
+    other = healthy(1, counters=phases(C_first=counters(**evidence)))
+    assert failed("C", healthy(0), other) == {checks.UNBROKEN: (1,)}
+
+
+def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
+    compiles = [compiled(breaks=(broken(at=4),))]
+    check = judge("C", *(healthy(rank, compiles=compiles) for rank in range(2)))[checks.UNBROKEN]
+    assert (check.status, check.ranks) == (Status.FAIL, (0, 1))
+    assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
+
+
+def test_a_break_in_another_mode_is_not_blamed_on_this_one() -> None:
+    compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
+    assert judge("C", healthy(0, compiles=compiles))[checks.UNBROKEN].status == Status.PASS
+
+
+def test_a_recompile_in_a_steady_call_blames_the_rank_and_says_why() -> None:
+    steady = counters("C/steady", calls=CONFIG.gate.steady_calls, frames=1, graphs=1)
+    again = [*healthy(1).compiles, compiled(phase="C/steady", compile_id="0/1", recompile_reasons=("0/0: k == 2",))]
+    check = judge("C", healthy(0), healthy(1, counters=phases(C_steady=steady), compiles=again))[
+        "no recompile in steady calls"
+    ]
+    assert (check.status, check.ranks) == (Status.FAIL, (1,)) and any("k == 2" in d for d in check.details)
+
+
+def test_steady_calls_that_never_ran_prove_nothing() -> None:
+    other = healthy(1, counters=phases(C_steady=counters("C/steady", calls=3, frames=0, graphs=0)))
+    assert failed("C", healthy(0), other) == {"no recompile in steady calls": (1,)}
+
+
+LENGTH = "one recompile at most when the length changes"
+
+
+def test_two_recompiles_after_the_change_of_length_are_too_many() -> None:
+    twice = {"counters": phases(C_resized=counters("C/resized", frames=2, graphs=2))}
+    assert failed("C", healthy(0, **twice), healthy(1, **twice))[LENGTH] == (0, 1)
+
+
+def test_a_recompile_after_the_change_of_length_on_one_rank_of_three_blames_it() -> None:
+    none = {"counters": phases(C_resized=counters("C/resized", frames=0, graphs=0))}
+    assert failed("C", healthy(0, **none), healthy(1), healthy(2, **none)) == {LENGTH: (1,)}
+
+
+def test_no_recompile_after_the_change_of_length_is_fine() -> None:
+    none = {"counters": phases(C_resized=counters("C/resized", frames=0, graphs=0))}
+    assert failed("C", healthy(0, **none), healthy(1, **none)) == {}
+
+
+def test_a_break_after_the_change_of_length_has_its_own_check() -> None:
+    other = healthy(1, counters=phases(C_resized=counters("C/resized", breaks=1)))
+    assert failed("C", healthy(0), other) == {"no graph breaks after the change": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        ("graph", {"graphs": compiled(call("mul", "%0", "9", at=12)).graphs}),
+        ("guards", {"guards": (guard(says="== 9", at=12),)}),
+    ],
+)
+def test_a_layer_that_differs_fails_its_check_with_rank_and_line(layer: str, change: dict[str, Any]) -> None:
+    check = judge("C", *(healthy(rank, compiles=[compiled()]) for rank in range(3)),
+                  healthy(3, compiles=[compiled(**change)]))[f"{layer} {checks.AGREE}"]  # fmt: skip
+    assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (3,), "/app/model.py:12 in forward")
+
+
+def test_another_environment_fails_its_check() -> None:
+    assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {
+        f"environment {checks.AGREE}": (1,)
+    }
+
+
+def test_a_divergence_of_another_mode_leaves_this_one_green() -> None:
+    other = [compiled(call("mul", "%0", "9"), phase="B/first"), compiled()]
+    ranks = healthy(0, compiles=[compiled(phase="B/first"), compiled()]), healthy(1, compiles=other)
+    assert f"graph {checks.AGREE}" in failed("B", *ranks)
+    assert failed("C", *ranks) == {}
+
+
+def test_a_layer_nobody_observed_is_skipped_and_not_called_equal() -> None:
+    check = judge("C", healthy(0, compiles=[compiled()]), healthy(1, compiles=[compiled()]))[f"kernels {checks.AGREE}"]
+    assert check.status == Status.SKIPPED
+
+
+def test_a_green_difference_is_mentioned_in_its_check() -> None:
+    def rank(number: int) -> RankRecord:
+        bound = call("torch.ops.aten.lt.Scalar", "%0", str(32 * number), value="b8[4, 8][8, 1]cpu")
+        return healthy(number, compiles=[lowered(bound)])
+
+    check = judge("C", rank(0), rank(1))[f"lowered {checks.AGREE}"]
+    assert check.status == Status.PASS and "rank-parametric" in check.observed and check.details
+
+
+SCHEDULE = "collectives as declared by the block"
+
+
+@pytest.mark.parametrize(
+    ("seen", "shown"),
+    [
+        (["all_reduce(max)", "all_gather"], "all_reduce(max)"),
+        (["all_gather", "all_reduce(sum)"], "#0"),
+        (["all_reduce(sum)"], "all_gather"),
+        (["all_reduce(sum)", "all_gather", "broadcast"], "broadcast"),
+    ],
+    ids=["another", "another order", "missing", "extra"],
+)
+def test_a_schedule_that_is_not_the_declared_one_fails(seen: list[str], shown: str) -> None:
+    other = healthy(1, facts=facts(C_collectives=seen, C_collective_lines=SITES))
+    check = judge("C", healthy(0), other)[SCHEDULE]
+    assert (check.status, check.ranks) == (Status.FAIL, (1,))
+    assert shown in check.observed and any(SITES[0] in d for d in check.details)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("C_error/forward", "forward right"), ("C_error/grad w", "gradients right"),
+     ("C_error/eager forward", "eager equals compiled")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [BAD, BAD | {"ratio": float("nan")}], ids=["too large", "nan"])
+def test_a_wrong_number_fails_its_check_and_names_the_rank(key: str, name: str, value: dict[str, float]) -> None:
+    other = healthy(1, facts=facts(**{key: value}))
+    check = judge("C", healthy(0), other)[name]
+    assert (check.status, check.ranks) == (Status.FAIL, (1,)) and "on rank 1" in check.observed
+    assert failed("C", healthy(0), other) == {name: (1,)}
+
+
+def test_an_error_just_within_the_limit_passes() -> None:
+    assert failed("C", healthy(0, facts=facts(**{"C_error/forward": GOOD | {"ratio": CONFIG.gate.error_ratio}}))) == {}
+
+
+def test_the_first_wrong_module_is_named() -> None:
+    other = healthy(1, facts=facts(**{"C_error/forward": BAD, "C_first_wrong": "blocks.0.norm"}))
+    assert any("blocks.0.norm" in d for d in judge("C", healthy(0), other)["forward right"].details)
+
+
+def test_numbers_that_were_never_measured_fail() -> None:
+    without = {k: v for k, v in facts().items() if not k.startswith("C/error")}
+    found = failed("C", healthy(0, facts=without), healthy(1, facts=without))
+    assert set(found) == {"forward right", "gradients right", "eager equals compiled"}
+
+
+def test_numbers_that_one_rank_never_measured_fail_on_it() -> None:
+    without = {k: v for k, v in facts().items() if k != "C/error/forward"}
+    assert failed("C", healthy(0), healthy(1, facts=without)) == {"forward right": (1,)}
+
+
+def test_gradients_are_judged_only_when_the_run_trains() -> None:
+    config = load("cpu_smoke")
+    without = {k: v for k, v in facts().items() if "grad" not in k}
+    assert "gradients right" not in judge("C", healthy(0, facts=without), config=config)
+
+
+def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
+    item = Item(text="my::norm :: in the dynamo graph", line=line(7))
+    check = judge("C", healthy(0), healthy(1, undeclared_ops=(item,)))["no undeclared custom op or Triton kernel"]
+    assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:7 in forward")
+    assert check.observed == "my::norm"
+
+
+def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
+    check = judge("A", healthy(0), healthy(1, facts=facts(A_broken_sites=SITES[:1])))[
+        "every collective call site breaks the graph"
+    ]
+    assert (check.status, check.ranks) == (Status.FAIL, (1,)) and SITES[1] in check.observed
+
+
+def test_mode_a_fails_when_regions_do_not_exceed_collectives() -> None:
+    found = failed("A", healthy(0), healthy(1, facts=facts(A_regions_per_forward=2)))
+    assert found == {"regions entered per forward exceed collectives": (1,)}
+
+
+def test_mode_a_is_skipped_without_collectives() -> None:
+    found = judge("A", healthy(0, facts=facts(A_collectives_per_forward=0)))
+    assert {c.status for c in found.values()} == {Status.SKIPPED}
+
+
+@pytest.mark.parametrize("change", [{"B_trap_eager": 2.0}, {"B_trap_compiled": 1.0}, {"B_trap_compiled": None}])
+def test_mode_b_fails_when_the_gradient_trap_is_not_there(change: dict[str, float]) -> None:
+    assert failed("B", healthy(0), healthy(1, facts=facts(**change))) == {"gradient trap detected": (1,)}
+
+
+def test_mode_b_has_no_trap_on_one_rank() -> None:
+    assert judge("B", healthy(0))["gradient trap detected"].status == Status.SKIPPED
+
+
+@pytest.mark.parametrize("mode", ["A", "B", "C"])
+def test_without_any_digest_a_mode_can_still_be_judged(mode: str) -> None:
+    assert all(c.status in (Status.FAIL, Status.PASS, Status.SKIPPED) for c in judge(mode).values())
+
+
+def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happened() -> None:
+    never = healthy(1, compiles=[compiled(breaks=(broken(),))], counters=(counters(),), facts={})
+    ended = {c.name: c.status for c in checks.ended_early(list(judge("C", healthy(0), never).values()))}
+    assert ended[checks.UNBROKEN] == ended[f"graph {checks.AGREE}"] == Status.FAIL
+    assert ended["no recompile in steady calls"] == ended["forward right"] == Status.SKIPPED
+
+
+def test_timings_are_those_of_the_slowest_rank() -> None:
+    ranks = [healthy(rank, facts={"C/median_ms": 2.0 + rank, "B/median_ms": 5.0}) for rank in range(2)]
+    assert checks.timings([digest_rank(r) for r in ranks]) == {"B": 5.0, "C": 3.0}

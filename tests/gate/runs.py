@@ -1,0 +1,117 @@
+"""Arguments of the gate -> a real torchrun of it, its verdict and last lines; nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.process_tree import run_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+REPRO = ROOT / "repro" / "tp_compile_repro.py"
+MANY = Path(__file__).parent / "many.py"
+AOT = ("compile.backend=aot_eager",)
+PER_RANK = 'export PYTHONHASHSEED=$((SEED + RANK)) TORCHINDUCTOR_CACHE_DIR="$CACHES/$RANK"; exec "$0" "$@"'
+"""Shell in front of each rank: a hash seed and an Inductor cache of its own, before Python starts."""
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["triton"] = None
+from tpcompile import cli
+sys.argv[0] = "tpcompile"
+cli.main()
+"""
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """How one torchrun of the gate ended."""
+
+    exit_code: int
+    verdict: Verdict | None
+    stderr: str
+    run_dir: Path
+
+    @property
+    def judged(self) -> Verdict:
+        """The verdict; fails the test with the ranks' last lines when there is none."""
+        assert self.verdict is not None, f"no verdict, torchrun ended with {self.exit_code}:\n{self.stderr}"
+        return self.verdict
+
+    def failed(self) -> dict[str, Check]:
+        """Failed checks by name."""
+        return {c.name: c for c in self.judged.checks if c.status == Status.FAIL}
+
+
+def run_gate(
+    run_dir: Path, *args: str, nproc: int = 2, device: str = "cpu", environ: Mapping[str, str] | None = None
+) -> GateRun:
+    """`torchrun repro/tp_compile_repro.py ARGS` on `nproc` ranks."""
+    command = [str(REPRO), "--run-dir", str(run_dir), "--device", device, "--quiet-report", *args]
+    code, stderr = torchrun(run_dir.with_suffix(".err"), command, nproc=nproc, environ=environ)
+    return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir)
+
+
+def run_per_rank(run_dir: Path, *args: str, caches: Path, seed: int) -> GateRun:
+    """The gate on two ranks, each with the hash seed `seed` + RANK and the Inductor cache `caches`/RANK."""
+    rank = ["--no-python", "sh", "-c", PER_RANK, sys.executable, str(REPRO)]
+    command = [*rank, "--run-dir", str(run_dir), "--device", "cpu", "--quiet-report", *args]
+    environ = {"CACHES": str(caches), "SEED": str(seed)}
+    code, stderr = torchrun(run_dir.with_suffix(".err"), command, environ=environ)
+    return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir)
+
+
+def run_many(folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2) -> dict[str, GateRun]:
+    """Every job in one torchrun; the exit code of each is that of its own run."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    code, stderr = torchrun(folder / "stderr", [str(MANY), str(folder)], nproc=nproc, timeout_s=500)
+    done = {name: folder / name / "process_0.json" for name in jobs}
+    codes = {name: json.loads(path.read_text())["exit_code"] if path.exists() else code for name, path in done.items()}
+    return {name: GateRun(codes[name], RunDir(folder / name).read_verdict(), stderr, folder / name) for name in jobs}
+
+
+def torchrun(
+    stderr: Path,
+    command: Sequence[str],
+    *,
+    nproc: int = 2,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 200,
+) -> tuple[int, str]:
+    """Exit code and last lines of stderr of a torchrun; it is killed whole after `timeout_s`, exit code 124."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    to_file = ["sh", "-c", 'exec "$@" >/dev/null 2>"$0"', str(stderr)]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(environ or {})}
+    outcome = run_tree([*to_file, *launcher, *command], environ=variables, timeout_s=timeout_s, grace_s=3)
+    lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
+    return 124 if outcome.timed_out else outcome.exit_code, "\n".join(lines[-60:])
+
+
+def compare_offline(run_dir: Path) -> tuple[int, str]:
+    """`tpcompile compare RUN` in a process that refuses to import torch: exit code and output."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, "compare", str(run_dir)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    return found.returncode, found.stdout + found.stderr
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    """Command lines of processes that still mention this run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(run_dir) in text:
+            found.append(text)
+    return found

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gate.threads import CountingStore, on_threads, stores
+from tpcompile import config
+from tpcompile.evidence.checks import AGREED, STEADY
+from tpcompile.evidence.records import Check, Collective, CompileRecord, Graph, UserLine
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate.agree import Agreement
+from tpcompile.gate.status import StatusBoard
+
+CONFIG = config.load("cpu_smoke", ["gate.store_timeout_s=0.5"])
+
+
+class Ended(Exception):
+    """What `end` does instead of leaving the process."""
+
+    def __init__(self, check: Check) -> None:
+        super().__init__(check.observed)
+        self.check = check
+
+
+def a_compile(*reduce_ops: str) -> CompileRecord:
+    """A frame that issues those all-reduces, one source line each."""
+    found = tuple(
+        Collective(
+            phase="forward", op="all_reduce", reduce_op=op, dtype="f32", shape="[4]", group="tp",
+            line=UserLine(file="model.py", line=number),
+        )
+        for number, op in enumerate(reduce_ops)
+    )  # fmt: skip
+    graph = Graph(kind="inference", nodes=())
+    return CompileRecord(compile_id="0/0", phase="C/first", function="forward", graphs=(graph,), collectives=found)
+
+
+def an_agreement(store: CountingStore, folder: Path, *, mode: str = "C", phase: str = "C/first") -> Agreement:
+    """This rank's agreement, in that mode and phase."""
+
+    def end(check: Check) -> None:
+        raise Ended(check)
+
+    board = StatusBoard(RunDir.create(folder), store)
+    board.enter(phase)
+    agreement = Agreement(store, CONFIG, board, end)
+    agreement.mode, agreement.phase = mode, phase
+    return agreement
+
+
+def checks_of(tmp_path: Path, compiles: list[CompileRecord], **place: str) -> list[Check | None]:
+    """Each rank compiles its own frame, all at once; the check each one ended with, None when it went on."""
+    clients = stores(len(compiles))
+    agreements = [an_agreement(client, tmp_path, **place) for client in clients]
+    results = on_threads(lambda rank: agreements[rank].on_compile(compiles[rank]), range(len(compiles)))
+    assert all(result is None or isinstance(result, Ended) for result in results), results
+    return [result.check if result else None for result in results]
+
+
+def test_equal_collectives_go_on(tmp_path: Path) -> None:
+    assert checks_of(tmp_path, [a_compile("sum", "sum")] * 3) == [None] * 3
+
+
+def test_differing_reduce_op_blames_the_minority_whichever_rank_says_so(tmp_path: Path) -> None:
+    found = checks_of(tmp_path, [a_compile("sum", "sum"), a_compile("sum", "max"), a_compile("sum", "sum")])
+    assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(AGREED, (1,), 1)}
+    assert all(c and c.observed.startswith("#1 is all_reduce(reduce_op=max") for c in found)
+    assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
+
+
+def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> None:
+    found = checks_of(tmp_path, [a_compile("sum"), a_compile("max")])
+    assert [c and c.ranks for c in found] == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), 1), ((2, 1, 2), 0)])
+def test_collective_too_many_or_too_few_names_who_issues_it(tmp_path: Path, counts: tuple[int, ...], who: int) -> None:
+    found = checks_of(tmp_path, [a_compile(*["sum"] * count) for count in counts])
+    assert all(c and c.ranks == (1,) and c.observed.startswith(f"#1 is on rank {who} only") for c in found)
+
+
+def test_compile_without_collectives_does_not_wait_for_anybody(tmp_path: Path) -> None:
+    store = stores(2)[0]
+    an_agreement(store, tmp_path).on_compile(a_compile())
+    assert not any(key.startswith("compile/") for key in store.written)
+
+
+@pytest.mark.parametrize("mode", ["A", "B"])
+def test_modes_that_are_wrong_by_design_are_left_alone(tmp_path: Path, mode: str) -> None:
+    assert checks_of(tmp_path, [a_compile("sum"), a_compile("max")], mode=mode) == [None, None]
+
+
+def test_rank_that_does_not_compile_is_named_with_what_it_does(tmp_path: Path) -> None:
+    clients = stores(3)
+    StatusBoard(RunDir.create(tmp_path), clients[2]).enter("C/steady")
+    agreements = [an_agreement(client, tmp_path) for client in clients[:2]]
+    found = on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1])
+    assert [error.check.ranks for error in found] == [(2,), (2,)]
+    assert all("rank 2 last seen running in phase C/steady" in str(error) for error in found)
+
+
+def test_steady_recompile_with_the_same_collectives_is_left_to_the_verdict(tmp_path: Path) -> None:
+    clients = stores(2)
+    agreements = [an_agreement(client, tmp_path) for client in clients]
+    assert on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1]) == [None, None]
+    agreements[0].phase = f"C/{STEADY}"
+    agreements[0].on_compile(a_compile("sum"))  # the other rank never comes, and nobody waits for it

@@ -1,0 +1,137 @@
+"""A correct block stays green: presets, modes, one rank and more, every state of the Inductor cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many, run_per_rank
+from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.records import RankDigest, Status
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import replay
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+JOBS = {
+    "wan": {"preset": "cpu_smoke"},
+    "wan_train": {"preset": "cpu_smoke", "train": True},
+    "llama_train": {"preset": "llama_smoke", "train": True},
+    "llama": {"preset": "llama_smoke"},
+    "all_modes": {"preset": "cpu_smoke", "modes": ["A", "B", "C"]},
+    "wan_again": {"preset": "cpu_smoke"},
+}
+ON_ONE_RANK = ("wan", "llama_train", "all_modes")
+CACHES = ("cold", "warm", "split")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    jobs = {name: {**job, "overrides": AOT, "device": "cpu"} for name, job in JOBS.items()}
+    return run_many(tmp_path_factory.mktemp("two"), jobs)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    jobs = {name: {**JOBS[name], "overrides": AOT, "device": "cpu"} for name in ON_ONE_RANK}
+    return run_many(tmp_path_factory.mktemp("one"), jobs, nproc=1)
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    """Inductor with training: empty caches, the same caches filled, one of the two emptied again."""
+    folder = tmp_path_factory.mktemp("cached")
+    caches = folder / "caches"
+    found = {}
+    for number, state in enumerate(CACHES):
+        if state == "split":
+            shutil.rmtree(caches / "1")
+        found[state] = run_per_rank(folder / state, "--train", caches=caches, seed=10 * number)
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_two_ranks_are_green(two_ranks: dict[str, GateRun], name: str) -> None:
+    assert_green(two_ranks[name])
+    assert two_ranks[name].judged.world_size == 2
+
+
+@pytest.mark.parametrize("name", ON_ONE_RANK)
+def test_one_rank_is_green(one_rank: dict[str, GateRun], name: str) -> None:
+    assert_green(one_rank[name])
+
+
+def test_a_run_leaves_signals_and_threads_as_they_were(two_ranks: dict[str, GateRun]) -> None:
+    for run in two_ranks.values():
+        for rank in (0, 1):
+            found = json.loads((run.run_dir / f"process_{rank}.json").read_text())
+            assert found["before"] == found["after"]
+            assert found["after"]["threads"] == []
+
+
+@pytest.mark.parametrize("state", CACHES)
+def test_inductor_is_green_with_any_cache_and_hash_seed(cached: dict[str, GateRun], state: str) -> None:
+    assert_green(cached[state])
+    assert status_of(cached[state], "kernels equal on all ranks") == Status.PASS
+
+
+def test_split_cache_is_a_hit_on_one_rank_and_a_miss_on_the_other(cached: dict[str, GateRun]) -> None:
+    assert [outcomes(cached["split"], rank) for rank in (0, 1)] == [{"hit"}, {"miss"}]
+    assert [outcomes(cached["warm"], rank) for rank in (0, 1)] == [{"hit"}, {"hit"}]
+
+
+def test_digests_do_not_depend_on_the_cache_or_the_hash_seed(cached: dict[str, GateRun]) -> None:
+    verdicts = [cached[state].judged for state in CACHES]
+    assert all(v.domains == verdicts[0].domains for v in verdicts)
+    layers = [[c.layers for c in digest(cached[state], rank).compiles] for state in CACHES for rank in (0, 1)]
+    assert all(one == layers[0] for one in layers)
+
+
+def test_all_modes_are_judged_in_one_run(two_ranks: dict[str, GateRun]) -> None:
+    verdict = two_ranks["all_modes"].judged
+    assert {c.mode for c in verdict.checks} == {"A", "B", "C"}
+    assert sorted(verdict.timings_ms) == ["A", "B", "C"]
+
+
+def test_green_verdict_is_the_same_when_it_is_replayed_from_the_records(two_ranks: dict[str, GateRun]) -> None:
+    for run in two_ranks.values():
+        assert replay(RunDir(run.run_dir)) == run.judged
+
+
+def test_compare_of_a_green_run_ends_with_0_and_needs_no_torch(two_ranks: dict[str, GateRun]) -> None:
+    code, text = compare_offline(two_ranks["all_modes"].run_dir)
+    assert code == 0, text
+    assert "PASS (exit 0)" in text
+
+
+def test_eight_ranks_are_green_on_the_cores_there_are(tmp_path: Path) -> None:
+    run = run_gate(tmp_path / "run", "--set", AOT[0], nproc=8)
+    assert_green(run)
+    assert run.judged.domains == {"tp": (tuple(range(8)),)}
+    assert leftovers(tmp_path) == []
+
+
+def assert_green(run: GateRun) -> None:
+    """Exit 0, every check passed or skipped, no divergence."""
+    assert (run.judged.exit_code, run.exit_code) == (0, 0), f"{run.judged.summary}\n{run.stderr}"
+    assert not run.failed()
+    assert not run.judged.divergences
+
+
+def status_of(run: GateRun, name: str) -> Status:
+    """Outcome of one check."""
+    return next(c.status for c in run.judged.checks if c.name == name)
+
+
+def digest(run: GateRun, rank: int) -> RankDigest:
+    """The digest that rank published."""
+    return digest_rank(RunDir(run.run_dir).read_records()[rank])
+
+
+def outcomes(run: GateRun, rank: int) -> set[str]:
+    """`hit`, `miss` or `bypass` of every graph that rank looked up in Inductor's cache."""
+    found = {text for c in RunDir(run.run_dir).read_records()[rank].compiles for text in c.cache}
+    return {text.rpartition("_")[2] for text in found if text.startswith("fx_graph_cache")}

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gate.threads import CountingStore, on_threads, stores
+from tpcompile import config
+from tpcompile.evidence.checks import REPORTED
+from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate import exchange as exchange_module
+from tpcompile.gate.exchange import Exchange
+from tpcompile.gate.status import StatusBoard
+
+CONFIG = config.load("cpu_smoke")
+
+
+def record(rank: int, world_size: int, shape: str = "[1, 16]") -> RankRecord:
+    """A rank that compiled one frame with one input."""
+    tensor = InputTensor(source="L['x']", dtype="f32", shape=shape, stride="[16, 1]", device="cpu")
+    compile_ = CompileRecord(compile_id="0/0", phase="C/first", function="forward", inputs=(tensor,))
+    return RankRecord(rank=rank, world_size=world_size, compiles=(compile_,))
+
+
+def exchange(
+    store: CountingStore, folder: Path, *, shape: str = "[1, 16]", timeout_s: float = 20, state: str = "running"
+) -> Verdict | None:
+    """This rank's side of one exchange."""
+    board = StatusBoard(RunDir.create(folder), store)
+    board.doing(state)
+    found = Exchange(store, CONFIG, board=board)
+    return found.verdict(record(store.rank, store.world_size, shape), timeout_s=timeout_s)
+
+
+def test_all_ranks_get_the_verdict_of_rank_0(tmp_path: Path) -> None:
+    clients = stores(3)
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path), range(3))
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    assert verdicts[0].domains == {"tp": ((0, 1, 2),)}
+    assert [c.rank for c in clients if "verdict" in c.written] == [0]
+
+
+def test_equal_digests_cost_one_message_per_rank_and_no_details(tmp_path: Path) -> None:
+    clients = stores(3)
+    on_threads(lambda rank: exchange(clients[rank], tmp_path), range(3))
+    sent = [[key for key in client.written if not key.startswith("status/")] for client in clients]
+    assert sent == [["digest/0", "verdict"], ["digest/1"], ["digest/2"]]
+
+
+def test_details_are_asked_only_where_hashes_differ(tmp_path: Path) -> None:
+    clients = stores(3)
+    shapes = ["[1, 16]", "[1, 16]", "[1, 12]"]
+    verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, shape=shapes[rank]), range(3))[0]
+    assert [(d.layer, [g.ranks for g in d.groups]) for d in verdict.divergences] == [(Layer.INPUTS, [(0, 1), (2,)])]
+    assert "[1, 12]" in verdict.divergences[0].title
+    answered = [[key for key in client.written if key.startswith("answer/")] for client in clients]
+    assert answered == [[], [], ["answer/2/1"]]
+
+
+def test_rank_that_does_not_report_is_named_with_what_it_was_doing(tmp_path: Path) -> None:
+    clients = stores(3)
+    StatusBoard(RunDir.create(tmp_path), clients[1]).enter("C/steady")
+    verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [0, 2])[0]
+    missing = next(c for c in verdict.checks if c.name == REPORTED)
+    assert (missing.status, missing.ranks) == (Status.FAIL, (1,))
+    assert "running in phase C/steady" in missing.observed
+
+
+def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path) -> None:
+    clients = stores(3)
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [1, 2])
+    assert verdicts[0] == verdicts[1]
+    assert [c.rank for c in clients if "verdict" in c.written] == [1]
+    assert [c.ranks for c in verdicts[0].checks if c.name == REPORTED] == [(0,)]
+    assert "never, it did not reach the store" in verdicts[0].summary
+
+
+def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, other = stores(2)
+    judge.put("digest/0", {})
+    assert exchange(other, tmp_path, timeout_s=0.1) is None
+
+
+def test_rank_that_does_not_answer_a_question_is_still_judged_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, silent = stores(2)
+    digest = exchange_module.digest_rank(record(1, 2, "[1, 12]"))
+    silent.put("digest/1", digest.model_dump(mode="json"))
+    verdict = exchange(judge, tmp_path)
+    assert verdict is not None
+    assert [d.layer for d in verdict.divergences] == [Layer.INPUTS]

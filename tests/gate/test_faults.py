@@ -1,0 +1,196 @@
+"""Every known fault turns the gate red, and the verdict names its cause."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many
+from tpcompile import faults
+from tpcompile.evidence import checks
+from tpcompile.evidence.records import Check, Layer, Status
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import replay
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Red:
+    """What a verdict must say about a fault."""
+
+    check: str
+    """A check that must fail."""
+    summary: str
+    """Pattern in the one line for a human."""
+    ranks: tuple[int, ...] = (0, 1)
+    code: str = ""
+    """User's code on the line that is blamed."""
+    detail: str = ""
+    """Pattern in the details of the check."""
+    divergence: str = ""
+    """Pattern in the title of the first divergence, in the graph layer; empty when the ranks agree."""
+    exit_code: int = 1
+    train: bool = False
+
+
+FORWARD, GRAPH, DECLARED = "forward right", f"graph {checks.AGREE}", "collectives as declared by the block"
+PRINT = 'print("", end="")'
+
+SHARED = {
+    "disabled_collective": Red(
+        check=checks.UNBROKEN,
+        summary=r"no graph breaks: break counter \d+",
+        code='self.comm.all_reduce(local_BS2, dst="R")',
+    ),
+    "leading_print": Red(check=checks.UNBROKEN, summary=r"no graph breaks.*program\.py:\d+ in forward", code=PRINT),
+    "trailing_print": Red(check=checks.UNBROKEN, summary=r"no graph breaks.*program\.py:\d+ in forward", code=PRINT),
+    "one_rank_print": Red(
+        check=checks.UNBROKEN, summary=r"^rank 1: no graph breaks", ranks=(1,), code=PRINT, divergence=r"mul\(.*1\.0\)"
+    ),
+    "rank_branch": Red(
+        check=GRAPH, summary=r"sin\(.*\) on rank 0 only", ranks=(1,), code="x = x.sin()", divergence=r"sin\("
+    ),
+    "rank_constant": Red(
+        check=GRAPH,
+        summary=r"rank 0 against 1: graph.*mul\(.*, 1\) against mul\(.*, 2\)",
+        ranks=(1,),
+        code="x = x * (self.rank + 1)",
+        divergence=r"mul\(.*, 1\) against mul\(.*, 2\)",
+    ),
+    "get_rank_constant": Red(
+        check=GRAPH,
+        summary=r"rank 0 against 1: graph.*mul\(.*, 1\) against mul\(.*, 2\)",
+        ranks=(1,),
+        code="x = x * (dist.get_rank() + 1)",
+        divergence=r"mul\(.*, 1\) against mul\(.*, 2\)",
+    ),
+    "local_norm": Red(check=FORWARD, summary=DECLARED, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
+    "dropped_result": Red(check=DECLARED, summary="its result dropped", detail=r"compiled at .*norm\.py:\d+"),
+    "bias_before_reduce": Red(
+        check=FORWARD, summary=r"forward right: .*first wrong in layers\.0\.attention\.wo$", detail="first wrong in"
+    ),
+    "double_copy": Red(
+        check="gradients right", summary="declared backward all_reduce", detail=r"grad layers\.0\.\S+: \d+", train=True
+    ),
+    "one_rank_output": Red(
+        check=FORWARD, summary="^rank 1: forward right", ranks=(1,), detail="rank 1: first wrong in the program around"
+    ),
+    "custom_op": Red(
+        check="no undeclared custom op or Triton kernel",
+        summary="tpcompile_faults::local_scale",
+        code="x = local_scale(x)",
+        detail="gate.tp_aware_ops",
+    ),
+    "nothing_compiled": Red(check=checks.COMPILED, summary="something was compiled: 0 graph", exit_code=5),
+}
+"""Faults that leave every rank alive: one launch runs them all."""
+
+ALONE = {
+    "killed": Red(check=checks.REPORTED, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
+    "never_starts": Red(check="the run can start", summary="rank 1 did not start within 8 s", ranks=(), exit_code=4),
+    "never_arrives": Red(check=checks.ARRIVED, summary="rank 1 is missing .*in phase C/first", ranks=(1,)),
+    "raises": Red(
+        check=checks.NO_ERROR,
+        summary="^rank 1: .*RuntimeError in phase C/steady: injected",
+        ranks=(1,),
+        code='raise RuntimeError("injected: this rank gives up")',
+    ),
+    "one_rank_compiles": Red(
+        check=checks.AGREED,
+        summary=r"rank 1 compiled it, rank 0 did not within 8 s .*block\.py:\d+ in forward",
+        ranks=(0,),
+        divergence="compiled on rank 1 only",
+    ),
+    "other_reduce_op": Red(
+        check=checks.AGREED,
+        summary=r"#0 is all_reduce\(reduce_op=max.* on rank 1 and all_reduce\(reduce_op=sum.* on rank 0",
+        ranks=(1,),
+        code='"max"',
+        divergence=r"'sum'.* against .*'max'",
+    ),
+}
+"""Faults that end the process: a launch each."""
+
+ON_GPU = {"triton_kernel"}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    overrides = [*AOT, "gate.steady_calls=3"]
+    jobs = {
+        name: {"preset": "cpu_smoke", "overrides": overrides, "fault": name, "train": red.train, "device": "cpu"}
+        for name, red in SHARED.items()
+    }
+    return run_many(tmp_path_factory.mktemp("shared"), jobs)
+
+
+def test_every_fault_has_a_negative_control() -> None:
+    assert SHARED.keys() | ALONE.keys() | ON_GPU == faults.ALL.keys()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_fault_turns_the_gate_red_and_is_named(shared: dict[str, GateRun], name: str) -> None:
+    check_named(shared[name], SHARED[name])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_red_verdict_is_the_same_when_it_is_replayed_from_the_records(shared: dict[str, GateRun], name: str) -> None:
+    live = shared[name].judged
+    again = replay(RunDir(shared[name].run_dir))
+    assert [(c.name, c.status, c.observed) for c in again.checks] == [
+        (c.name, c.status, c.observed) for c in live.checks
+    ]
+    assert (again.exit_code, again.summary, again.divergences) == (live.exit_code, live.summary, live.divergences)
+
+
+def test_compare_of_a_red_run_ends_with_1_and_needs_no_torch(shared: dict[str, GateRun]) -> None:
+    code, text = compare_offline(shared["rank_branch"].run_dir)
+    assert code == 1, text
+    assert "x = x.sin()" in text
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_fault_that_ends_the_process_is_named_and_leaves_nothing_running(name: str, tmp_path: Path) -> None:
+    run = run_gate(tmp_path / "run", "--fault", name, "--set", AOT[0], "--set", "gate.store_timeout_s=8")
+    assert run.exit_code == 1, run.stderr  # torchrun knows no other
+    check_named(run, ALONE[name])
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.gpu(1)
+def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
+    run = run_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
+    found = run.failed()["no undeclared custom op or Triton kernel"]
+    assert "tpcompile.faults.triton_kernel.local_scale_kernel" in found.observed
+    assert found.line is not None
+    assert "local_scale_kernel[" in found.line.code
+
+
+def check_named(run: GateRun, red: Red) -> None:
+    """The verdict is red for the right reason, on the right ranks and line."""
+    verdict = run.judged
+    assert (verdict.status, verdict.exit_code) == (Status.FAIL, red.exit_code), verdict.summary
+    assert red.check in run.failed(), sorted(run.failed())
+    check = run.failed()[red.check]
+    assert re.search(red.summary, verdict.summary), verdict.summary
+    assert check.ranks == red.ranks
+    assert any(re.search(red.detail, text) for text in ("", *check.details)), check.details
+    check_line(check, red.code)
+    titles = [d.title for d in verdict.divergences if d.is_red]
+    assert bool(titles) == bool(red.divergence), titles
+    if titles:
+        assert verdict.divergences[0].layer == Layer.GRAPH
+        assert re.search(red.divergence, titles[0])
+
+
+def check_line(check: Check, code: str) -> None:
+    """The blamed line holds that code, in the source as it is on disk."""
+    if code:
+        assert check.line is not None
+        assert code in check.line.code
+        assert linecache.getline(check.line.file, check.line.line).strip() == check.line.code

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.gate.threads import stores
+from tpcompile.dist.store import RankStore
+from tpcompile.errors import ExitCode
+from tpcompile.evidence.checks import ALIVE, NO_ERROR, TIMED_OUT
+from tpcompile.evidence.records import Check, Status
+from tpcompile.gate import watch as watch_module
+from tpcompile.gate.watch import ALARM, Watch
+
+TROUBLE = Check(name=NO_ERROR, mode="C", status=Status.FAIL, expected="", observed="rank 1 gave up", ranks=(1,))
+
+
+class Ending:
+    """Stands in for the last words and for the process that then ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.checks: list[Check] = []
+        self.codes: list[int] = []
+        self.left = threading.Event()
+        self.speak: Callable[[], None] = lambda: None
+        monkeypatch.setattr(watch_module.os, "_exit", self.leave)
+
+    def last_words(self, check: Check) -> ExitCode:
+        self.checks.append(check)
+        self.speak()
+        return ExitCode.FAIL
+
+    def leave(self, code: int) -> None:
+        self.codes.append(code)
+        self.left.set()
+        raise SystemExit  # ends this thread, quietly
+
+    def wait(self) -> Check:
+        """What the watch ended with."""
+        assert self.left.wait(20), "the watch did not end the process"
+        assert len(self.codes) == 1
+        assert len(self.checks) == 1
+        return self.checks[0]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
+    return Ending(monkeypatch)
+
+
+def test_alarm_of_another_rank_ends_this_one_with_its_check(ending: Ending) -> None:
+    mine, theirs = stores(2)
+    with Watch(mine, ending.last_words, mode="C"):
+        theirs.put(ALARM, TROUBLE.model_dump(mode="json"))
+        assert ending.wait() == TROUBLE
+    assert ending.codes == [ExitCode.FAIL]
+
+
+def test_sigterm_ends_the_run_even_though_the_main_thread_is_busy(ending: Ending) -> None:
+    with Watch(stores(1)[0], ending.last_words, mode="C"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        check = ending.wait()
+    assert (check.name, "SIGTERM" in check.observed) == (ALIVE, True)
+
+
+def test_phase_that_takes_too_long_ends_the_run_and_is_named(ending: Ending) -> None:
+    with Watch(stores(1)[0], ending.last_words, mode="C") as watch:
+        watch.deadline("C/first", 0.0)
+        check = ending.wait()
+    assert check.name == TIMED_OUT
+    assert "phase C/first did not end in time" in check.observed
+
+
+def test_store_that_went_down_ends_the_run(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: RankStore, *args: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(RankStore, "peek", refuse)
+    monkeypatch.setattr(RankStore, "put_first", refuse)
+    with Watch(stores(1)[0], ending.last_words, mode="C"):
+        assert "the job's store is gone" in ending.wait().observed
+
+
+def test_first_alarm_is_the_cause_on_every_rank(ending: Ending) -> None:
+    first, second = stores(2)
+    first.put(ALARM, TROUBLE.model_dump(mode="json"))
+    later = TROUBLE.model_copy(update={"observed": "I noticed it later"})
+    with pytest.raises(SystemExit):
+        Watch(second, ending.last_words, mode="C").end(later)
+    assert ending.wait() == TROUBLE
+
+
+def test_last_words_that_fail_do_not_keep_the_process(ending: Ending) -> None:
+    ending.speak = lambda: 1 // 0
+    with pytest.raises(SystemExit):
+        Watch(stores(1)[0], ending.last_words, mode="C").end(TROUBLE)
+    assert ending.codes == [ExitCode.FAIL]
+
+
+def test_watch_that_has_stopped_ends_nothing_and_leaves_signals_as_they_were(ending: Ending) -> None:
+    store = stores(1)[0]
+    handler, threads = signal.getsignal(signal.SIGTERM), threading.active_count()
+    with Watch(store, ending.last_words, mode="C") as watch:
+        watch.stop()
+        store.put(ALARM, TROUBLE.model_dump(mode="json"))
+    assert ending.codes == []
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() == threads
+    for end in watch._pipe:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+
+
+def test_stop_waits_for_a_watch_that_is_already_ending_the_run(ending: Ending) -> None:
+    store, said = stores(1)[0], threading.Event()
+    ending.speak = lambda: said.wait(20) and None
+    with Watch(store, ending.last_words, mode="C") as watch:
+        store.put(ALARM, TROUBLE.model_dump(mode="json"))
+        deadline = time.monotonic() + 20
+        while not ending.checks and time.monotonic() < deadline:
+            pass
+        said.set()
+        watch.stop()
+        assert ending.codes == [ExitCode.FAIL]

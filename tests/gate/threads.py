@@ -1,0 +1,43 @@
+"""Ranks as threads over one in-memory store: for what the gate does between ranks, without processes or torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch.distributed as dist
+
+from tpcompile.dist.store import RankStore
+
+
+class CountingStore(RankStore):
+    """A rank's store that remembers the keys it wrote."""
+
+    def __init__(self, store: dist.Store, *, rank: int, world_size: int) -> None:
+        super().__init__(store, rank=rank, world_size=world_size)
+        self.written: list[str] = []
+
+    def put(self, key: str, value: Any) -> None:
+        """Publish and note the key."""
+        self.written.append(key)
+        super().put(key, value)
+
+
+def stores(world_size: int) -> list[CountingStore]:
+    """One client per rank of one new store."""
+    shared = dist.HashStore()
+    return [CountingStore(shared, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+
+def on_threads(fn: Callable[[int], Any], ranks: range | list[int]) -> list[Any]:
+    """`fn(rank)` on a thread for each rank, all at once; an exception is the result of its rank."""
+
+    def call(rank: int) -> Any:
+        try:
+            return fn(rank)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(call, ranks))

@@ -1,0 +1,71 @@
+"""A captured program of the user's own -> one verdict on all ranks of a mesh axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.capture import CaptureSession
+from tpcompile.dist.store import RankStore
+from tpcompile.errors import DivergenceError
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.verdict import capture_rules
+from tpcompile.gate.exchange import Exchange
+
+_NUMBERS = itertools.count()
+
+
+class _Unseen:
+    """Without a status board nothing is known of a silent rank."""
+
+    def last_seen(self, rank: int) -> str:
+        """Nothing."""
+        return "unknown"
+
+    def is_gone(self, rank: int) -> bool:
+        """Nobody knows."""
+        return False
+
+
+def check_ranks(
+    session: CaptureSession,
+    *,
+    mesh: DeviceMesh,
+    axis: str = "tp",
+    timeout_s: float = 300.0,
+    allowed: Allowed = (),
+    tp_aware: Iterable[str] = (),
+    store: dist.Store | None = None,
+) -> Verdict:
+    """Compare what all ranks captured; every rank calls it, every rank gets the verdict.
+
+    Ranks of one group of `axis` must agree; groups are compared apart. `allowed` lists intended differences as
+    (layer, text, reason), `tp_aware` custom ops and Triton kernels declared safe. Talks through `store`, by default
+    a client of its own at MASTER_ADDR:MASTER_PORT; no collective. Raises DivergenceError when the judging rank falls
+    silent; a rank that does not call within `timeout_s` is a failed check with its number.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    members = dist.get_process_group_ranks(mesh.get_group(axis))
+    record = session.record(
+        rank=rank,
+        world_size=world_size,
+        domain=f"{axis} {ranks_text(members)}",
+        coordinate=mesh.get_local_rank(axis),
+        tp_aware=tp_aware,
+    )
+    prefix = f"tpcompile/check/{next(_NUMBERS)}"
+    client = (
+        RankStore.connect(prefix, rank=rank, world_size=world_size)
+        if store is None
+        else RankStore(dist.PrefixStore(prefix, store), rank=rank, world_size=world_size)
+    )
+    exchange = Exchange(client, capture_rules(timeout_s=timeout_s, allowed=allowed), board=_Unseen())
+    verdict = exchange.verdict(record, timeout_s=timeout_s)
+    if verdict is None:
+        raise DivergenceError(f"rank {rank} got no verdict within {timeout_s:g} s; the judging rank fell silent")
+    return verdict
