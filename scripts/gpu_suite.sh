@@ -72,20 +72,22 @@ if [ "$size" = full ]; then
   gate one-rank 1 80 0 --preset wan14b_8 --mode C
 fi
 
-python3 - "$work" "$out/results.json" "$num_gpus" <<'PY'
+python3 - "$work" "$out/results.json" "$num_gpus" "$size" <<'PY'
 import json, pathlib, sys
 import torch
 work, result, num_gpus = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 read = lambda pattern: {p.stem.partition("-")[2]: json.loads(p.read_text() or "null") for p in sorted(work.glob(pattern))}
 gates, benches = read("gate-*.json"), read("bench-*.json")
-result.write_text(json.dumps({
+text = json.dumps({
+    "command": f"scripts/gpu_suite.sh {num_gpus} OUT {sys.argv[4]}",
     "num_gpus": num_gpus,
     "gpu": torch.cuda.get_device_name(0),
     "torch": torch.__version__,
     "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     "gates": gates,
     "benchmarks": benches,
-}, indent=1) + "\n")
+}, indent=1)
+result.write_text(text.replace(f"{pathlib.Path.cwd()}/", "") + "\n")  # paths of this machine say nothing elsewhere
 for name, gate in gates.items():
     verdict = gate["verdict"] or {}
     mark = "ok " if gate["as_expected"] else "BAD"

@@ -108,7 +108,9 @@ def test_a_compile_that_failed_on_one_rank_is_named() -> None:
 def test_guards_alone_are_a_finding_of_their_own() -> None:
     found = only(compiled(guards=(guard(says="== 1"),)), compiled(guards=(guard(says="== 2", at=9),)))
     assert (found.layer, found.cls) == (Layer.GUARDS, DivergenceClass.CONTENT)
-    assert "L['self'].scale: EQUALS_MATCH: L['self'].scale == 1 against EQUALS_MATCH: L['self'].scale == 2" in found.title
+    assert (
+        "L['self'].scale: EQUALS_MATCH: L['self'].scale == 1 against EQUALS_MATCH: L['self'].scale == 2" in found.title
+    )
     assert lines(found) == ["/app/model.py:3 in forward", "/app/model.py:9 in forward"]
 
 
@@ -130,7 +132,9 @@ def test_a_declared_difference_hides_no_other_about_the_same_value() -> None:
         return compiled(guards=(guard("LAMBDA_GUARD", "", first), guard("LAMBDA_GUARD", "", second)))
 
     found = between(
-        with_guards("a == 1", "b == 1"), with_guards("a == 2", "b == 2"), allowed=[("guards", "a == ", "intended, really")]
+        with_guards("a == 1", "b == 1"),
+        with_guards("a == 2", "b == 2"),
+        allowed=[("guards", "a == ", "intended, really")],
     )
     assert [d.cls for d in found] == [DivergenceClass.DECLARED, DivergenceClass.CONTENT]
 

@@ -176,6 +176,9 @@ def test_cache_outcomes_and_recompile_reasons_are_kept() -> None:
 def test_a_failed_compile_says_why_in_one_line() -> None:
     body = {"fail_reason": "Unsupported at 0x7f0011223344\nmore"}
     assert records(start(), raw("compilation_metrics", body))[0].failure == "Unsupported"
+    body = {"fail_reason": "backend='inductor' raised:\nCppCompileError: C++ compile error\nmore"}
+    expected = "backend='inductor' raised: CppCompileError: C++ compile error"
+    assert records(start(), raw("compilation_metrics", body))[0].failure == expected
     assert records(start(), raw("compilation_metrics", {"fail_reason": None}))[0].failure == ""
 
 

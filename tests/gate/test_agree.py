@@ -6,7 +6,7 @@ import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.checks import AGREED, STEADY
+from tpcompile.evidence.checks import AGREED, RESIZED, STEADY
 from tpcompile.evidence.records import Check, Collective, CompileRecord, Graph, UserLine
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.agree import Agreement
@@ -106,3 +106,13 @@ def test_steady_recompile_with_the_same_collectives_is_left_to_the_verdict(tmp_p
     assert on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1]) == [None, None]
     agreements[0].phase = f"C/{STEADY}"
     agreements[0].on_compile(a_compile("sum"))  # the other rank never comes, and nobody waits for it
+
+
+def test_recompile_of_one_rank_does_not_shift_the_compiles_of_the_next_phase(tmp_path: Path) -> None:
+    agreements = [an_agreement(client, tmp_path) for client in stores(2)]
+    on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1])
+    agreements[0].phase = f"C/{STEADY}"
+    agreements[0].on_compile(a_compile("sum"))
+    for agreement in agreements:
+        agreement.phase = f"C/{RESIZED}"
+    assert on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1]) == [None, None]

@@ -9,11 +9,17 @@ from tpcompile import config
 from tpcompile.evidence.checks import REPORTED
 from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import gate_rules
 from tpcompile.gate import exchange as exchange_module
 from tpcompile.gate.exchange import Exchange
 from tpcompile.gate.status import StatusBoard
 
-CONFIG = config.load("cpu_smoke")
+RULES = gate_rules(config.load("cpu_smoke"))
+
+
+@pytest.fixture(autouse=True)
+def _short_waits_for_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 2.0)
 
 
 def record(rank: int, world_size: int, shape: str = "[1, 16]") -> RankRecord:
@@ -29,7 +35,7 @@ def exchange(
     """This rank's side of one exchange."""
     board = StatusBoard(RunDir.create(folder), store)
     board.doing(state)
-    found = Exchange(store, CONFIG, board=board)
+    found = Exchange(store, RULES, board=board)
     return found.verdict(record(store.rank, store.world_size, shape), timeout_s=timeout_s)
 
 

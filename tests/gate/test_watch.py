@@ -16,6 +16,9 @@ from tpcompile.evidence.records import Check, Status
 from tpcompile.gate import watch as watch_module
 from tpcompile.gate.watch import ALARM, Watch
 
+# Leaving the process is replaced by leaving the thread, which pytest would tell of.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 TROUBLE = Check(name=NO_ERROR, mode="C", status=Status.FAIL, expected="", observed="rank 1 gave up", ranks=(1,))
 
 

@@ -1,4 +1,4 @@
-"""Ranks as threads over one in-memory store: for what the gate does between ranks, without processes or torch.compile."""
+"""Ranks as threads over one in-memory store: what the gate does between ranks, without processes or compiles."""
 
 from __future__ import annotations
 

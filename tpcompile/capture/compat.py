@@ -82,8 +82,14 @@ def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) 
             start(str(args.compile_id))
 
     def on_end(args: Any) -> None:
-        if args.callback_trigger == frames:
+        if args.callback_trigger != frames:
+            return
+        try:
             end(str(args.compile_id))
+        except BaseException:
+            # torch would count this compile as pending for ever: no later callback, and torch.compiler.reset() raises
+            handler._CompilationCallbackHandler__pending_callbacks_counter -= 1
+            raise
 
     handler.register_start_callback(on_start)
     handler.register_end_callback(on_end)
@@ -148,7 +154,10 @@ def compile_config() -> dict[str, str]:
     for module in (_dynamo_config, _functorch_config, _inductor_config):
         for line in module.codegen_config().splitlines():  # type: ignore[attr-defined]
             name, _, value = line.partition(" = ")
-            if not any(part in name for part in _MACHINE_CONFIG):
+            known = module._config.get(name.removeprefix(f"{module.__name__}."))  # type: ignore[attr-defined]
+            # A setting that was patched and restored is listed too, by its default.
+            at_default = known is not None and repr(known.default) == value
+            if not at_default and not any(part in name for part in _MACHINE_CONFIG):
                 settings[name.removeprefix("torch.")] = value
     return settings
 

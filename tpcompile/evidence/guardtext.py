@@ -77,7 +77,7 @@ def _user_line(comments: list[str], known: list[str]) -> UserLine | None:
             full = [path for path in known if path.endswith("/" + short) or path == short]
             # torch keeps only the last characters of a long path
             full = full or [path for path in known if path.endswith(short)]
-            code = comments[index - 1] if index else ""
+            code = "  # ".join(comments[:index])  # the user's line may hold a comment of its own
             file = full[0] if len(full) == 1 else short
             return UserLine(file=file, line=int(match["line"]), function=match["function"], code=code)
     return None

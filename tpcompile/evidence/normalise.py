@@ -15,7 +15,9 @@ _DEVICE_CALL = re.compile(r"device\(type='(\w+)', index=\d+\)")
 _CODE_OBJECT = re.compile(r"<code object (\S+) at \S+, file \"[^\"]*\", line \d+>")
 _MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^)]*\))?>")
 _AT_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
-_DYNAMO_COUNTER = re.compile(r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn|torch_obj)_+\d+(?:_\w+)?")
+_DYNAMO_COUNTER = re.compile(
+    r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn|torch_obj)_+\d+(?:_\w+)?"
+)
 _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_guard_fn_140115977097824_c0/0`
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol

@@ -74,7 +74,7 @@ def event(metadata: Mapping[str, Any], payload: str | None, *, phase: str = "") 
     return TraceEvent(
         name=name,
         metadata=metadata,
-        payload=payload or "",
+        payload="" if name in CACHE_EVENTS else payload or "",  # of a cache only the outcome counts, its key is 60 kB
         compile_id=compile_id,
         attempt=int(metadata.get("attempt") or 0),
         phase=phase,
@@ -294,4 +294,6 @@ def _failure(compile_: _Compile) -> str:
     metrics = compile_.last("compilation_metrics")
     body = metrics.metadata["compilation_metrics"] if metrics else {}
     reason = body.get("fail_reason") if isinstance(body, Mapping) else None
-    return normalise.generic(str(reason).splitlines()[0]) if reason else ""
+    lines = [line.strip() for line in str(reason or "").splitlines() if line.strip()]
+    # `backend='inductor' raised:` says nothing without the line after it.
+    return normalise.generic(" ".join(lines[: 2 if lines[0].endswith(":") else 1])) if lines else ""

@@ -6,6 +6,7 @@ Comparing afterwards would be too late: collectives that differ hang. What diffe
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tpcompile.config import RunConfig
@@ -19,11 +20,11 @@ from tpcompile.gate.watch import ALARM
 
 
 class Agreement:
-    """Compares the collectives of the n-th compile of mode C that has any, across ranks."""
+    """Compares the collectives of the n-th compile of a phase of mode C that has any, across ranks."""
 
     def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
-        self._count = 0
+        self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
         self._last: list[str] | None = None
         self.phase = ""
         self.mode = ""
@@ -35,16 +36,19 @@ class Agreement:
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
             return  # nobody can hang in it; if only one rank has it, the verdict says so
-        self._count += 1
+        self._counts[self.phase] += 1
         texts = [item.text for item in items]
         unchanged, self._last = texts == self._last, texts
-        self._store.put(f"compile/{self._count}/{self._store.rank}", [i.model_dump(mode="json") for i in items])
+        self._store.put(self._key(self._store.rank), [i.model_dump(mode="json") for i in items])
         if self.phase == f"C/{STEADY}" and unchanged:
             return  # a recompile the others may not share, but one that cannot hang them
         self._compare(compile_, items)
 
+    def _key(self, rank: int) -> str:
+        return f"compile/{self.phase}/{self._counts[self.phase]}/{rank}"
+
     def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> None:
-        keys = {rank: f"compile/{self._count}/{rank}" for rank in range(self._store.world_size)}
+        keys = {rank: self._key(rank) for rank in range(self._store.world_size)}
         found, late = self._store.gather(
             keys, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM, gone=self._board.is_gone
         )

@@ -1,0 +1,247 @@
+"""Every private torch API we use is there, has the shape we use, and behaves; each test fails loudly when it moves.
+
+Names are those of `tpcompile/capture/compat.py` and `tpcompile/dist/collectives.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from tpcompile.capture import compat
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code from or for other tests."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A gloo group of this process alone."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    """A small program."""
+    return x * 2
+
+
+def compile_and_run(function=double, x: torch.Tensor | None = None) -> torch.Tensor:
+    """Compile with the backend that does no work."""
+    return torch.compile(function, backend="eager")(torch.ones(3) if x is None else x)
+
+
+def test_the_handler_receives_metadata_and_payload_of_every_record() -> None:
+    seen: list[tuple[dict[str, Any], str | None]] = []
+    with compat.tracing(compat.TraceHandler(lambda metadata, payload: seen.append((metadata, payload)))):
+        compile_and_run()
+    graphs = [(m, p) for m, p in seen if "dynamo_output_graph" in m]
+    assert len(graphs) == 1
+    assert {"frame_id": 0, "frame_compile_id": 0, "attempt": 0}.items() <= graphs[0][0].items()
+    assert graphs[0][1] is not None and graphs[0][1].startswith("class GraphModule")
+    assert {"dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "compilation_metrics"} <= {
+        key for metadata, _ in seen for key in metadata
+    }
+
+
+def test_no_record_arrives_once_the_handler_is_removed() -> None:
+    seen: list[object] = []
+    with compat.tracing(compat.TraceHandler(lambda *record: seen.append(record))):
+        pass
+    compile_and_run()
+    assert seen == []
+
+
+def test_an_error_in_the_handler_does_not_break_the_compile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("parser bug")
+
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with compat.tracing(compat.TraceHandler(fail)):
+        assert compile_and_run().tolist() == [2, 2, 2]
+
+
+def test_the_string_table_resolves_the_file_of_a_frame() -> None:
+    stacks: list[list[dict[str, Any]]] = []
+
+    def receive(metadata: dict[str, Any], _: str | None) -> None:
+        if "dynamo_start" in metadata:
+            stacks.append(metadata["dynamo_start"]["stack"])
+
+    with compat.tracing(compat.TraceHandler(receive)):
+        compile_and_run()
+    frame = stacks[0][-1]
+    assert (compat.interned_strings()[frame["filename"]], frame["name"]) == (__file__, "double")
+    assert frame["line"] == double.__code__.co_firstlineno
+
+
+def test_callbacks_fire_around_each_compile_of_a_frame_and_before_its_code_runs() -> None:
+    seen: list[tuple[str, str]] = []
+    x = torch.ones(3)
+
+    def ended(compile_id: str) -> None:
+        seen.append(("end", compile_id))
+        seen.append(("x", str(x.tolist())))
+
+    with compat.compile_callbacks(lambda compile_id: seen.append(("start", compile_id)), ended):
+        compiled = torch.compile(lambda t: t.add_(1), backend="eager")
+        compiled(x)
+        compiled(x)
+    assert seen == [("start", "0/0"), ("end", "0/0"), ("x", "[1.0, 1.0, 1.0]")]
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_a_lazily_compiled_backward_calls_no_callback() -> None:
+    seen: list[str] = []
+    x = torch.ones(3, requires_grad=True)
+    with compat.compile_callbacks(seen.append, seen.append):
+        y = torch.compile(double, backend="aot_eager")(x)
+        before = len(seen)
+        y.sum().backward()
+    assert (before, len(seen)) == (2, 2)
+
+
+def test_callbacks_are_removed_even_after_a_reset() -> None:
+    seen: list[str] = []
+    with compat.compile_callbacks(seen.append, seen.append):
+        torch.compiler.reset()
+    compile_and_run()
+    assert seen == []
+
+
+def test_an_exception_at_the_end_of_a_compile_reaches_the_caller_and_leaves_nothing_pending() -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError("diverged")
+
+    with compat.compile_callbacks(lambda _: None, fail), pytest.raises(RuntimeError, match="diverged"):
+        compile_and_run()
+    torch.compiler.reset()  # raises while a compile is pending
+    seen: list[str] = []
+    with compat.compile_callbacks(seen.append, seen.append):
+        compile_and_run()
+    assert len(seen) == 2
+
+
+def test_the_counters_count_frames_graphs_and_breaks() -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    before = compat.dynamo_counters()
+    compile_and_run()
+    once = compat.dynamo_counters()
+    compile_and_run(breaks)
+    after = compat.dynamo_counters()
+    assert {k: once[k] - before[k] for k in once} == {"frames": 1, "graphs": 1, "breaks": 0}
+    assert {k: after[k] - once[k] for k in once} == {"frames": 2, "graphs": 2, "breaks": 1}
+
+
+def test_settings_off_their_default_are_named_and_places_are_not() -> None:
+    with torch._inductor.config.patch(max_autotune=True), torch._dynamo.config.patch(recompile_limit=3):
+        found = compat.compile_config()
+        assert found["_inductor.config.max_autotune"] == "True"
+        assert found["_dynamo.config.recompile_limit"] == "3"
+    assert "_inductor.config.max_autotune" not in compat.compile_config()
+    assert not any("cache_dir" in key or "debug_dir" in key for key in found)
+
+
+def test_the_environment_is_text_only_and_names_the_versions() -> None:
+    found = compat.environment()
+    assert all(isinstance(key, str) and isinstance(value, str) for key, value in found.items())
+    assert found["torch"] == torch.__version__ and found["num_threads"] == str(torch.get_num_threads())
+
+
+@pytest.mark.usefixtures("process_group")
+def test_groups_of_a_mesh_have_the_axis_as_their_role() -> None:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    roles = compat.group_roles()
+    assert roles[mesh.get_group("tp").group_name] in ("tp", "default_pg")  # 2.13 reuses the world for a mesh over it
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_group_without_a_description_has_its_size_as_role() -> None:
+    group = dist.new_group([0])
+    assert compat.group_roles()[group.group_name] == "1 ranks"
+
+
+def test_without_a_process_group_there_are_no_roles() -> None:
+    assert compat.group_roles() == {}
+
+
+def test_the_counting_backend_counts_regions_and_computes_the_same() -> None:
+    def three_regions(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        z = y + 1
+        torch._dynamo.graph_break()
+        return z * 3
+
+    backend, entered = compat.counting_backend("eager")
+    compiled = torch.compile(three_regions, backend=backend)
+    results = [compiled(torch.ones(2)) for _ in range(2)]
+    assert entered == [6] and torch.equal(results[0], three_regions(torch.ones(2)))
+
+
+def test_a_users_triton_kernel_has_its_module_and_name() -> None:
+    triton = pytest.importorskip("triton")
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    @triton.jit
+    def my_kernel(pointer, size):
+        pass
+
+    configs = [triton.Config({}, num_warps=1)]
+    kernels = [my_kernel, triton.autotune(configs=configs, key=[])(my_kernel)]
+    names = [compat.triton_kernel_name(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
+    assert [name.rpartition(".")[2] for name in names] == ["my_kernel", "my_kernel"]
+    assert all("test_compat" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("all_reduce", ["input", "reduce_op", "group_name"]),
+        ("all_gather_into_tensor", ["input", "group_size", "group_name"]),
+        ("reduce_scatter_tensor", ["input", "reduce_op", "group_size", "group_name"]),
+        ("wait_tensor", ["tensor"]),
+    ],
+)
+def test_functional_collectives_have_the_signature_we_call(op: str, arguments: list[str]) -> None:
+    schema = getattr(torch.ops._c10d_functional, op).default._schema
+    assert [argument.name for argument in schema.arguments] == arguments
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_group_is_found_by_its_name() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
+
+
+@pytest.mark.usefixtures("process_group")
+def test_functional_collectives_compute() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    ops, x = torch.ops._c10d_functional, torch.arange(4.0)
+    for result in (
+        ops.all_reduce(x, "sum", group.group_name),
+        ops.all_gather_into_tensor(x, 1, group.group_name),
+        ops.reduce_scatter_tensor(x, "sum", 1, group.group_name),
+    ):
+        assert torch.equal(ops.wait_tensor(result), x)

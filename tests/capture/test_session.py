@@ -1,0 +1,319 @@
+"""Live compiles on two gloo ranks -> records: healthy DTensor stays green, every control is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.capture import programs
+from tests.evidence.samples import divergences
+from tests.ranks import run_on_ranks
+from tpcompile.capture import CaptureSession
+from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
+from tpcompile.evidence.trace import compile_records, read_trace_file
+
+
+@pytest.fixture(scope="module")
+def trace_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder the ranks write TORCH_TRACE files to; torch reads the variable when it is imported."""
+    folder = tmp_path_factory.mktemp("trace")
+    before = os.environ.get("TORCH_TRACE")
+    os.environ["TORCH_TRACE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["TORCH_TRACE"]
+    else:
+        os.environ["TORCH_TRACE"] = before
+
+
+@pytest.fixture(scope="module")
+def language(trace_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RankRecord]:
+    """The DTensor model under cold, warm and split caches."""
+    return run_on_ranks(programs.cold_warm_split, str(tmp_path_factory.mktemp("caches")))
+
+
+@pytest.fixture(scope="module")
+def controls() -> list[dict[str, RankRecord]]:
+    """Every negative control, in one pair of processes."""
+    return run_on_ranks(programs.controls)
+
+
+def in_phase(record: RankRecord, phase: str) -> RankRecord:
+    """The compiles of one phase only."""
+    return record.model_copy(update={"compiles": tuple(c for c in record.compiles if c.phase == phase)})
+
+
+def layers(record: RankRecord, phase: str) -> list[dict[tuple[Layer, str], str]]:
+    """Hashes of every observed layer of every compile in a phase."""
+    found = digest_rank(in_phase(record, phase)).compiles
+    return [{(layer.layer, layer.part): layer.sha256 for layer in c.layers} for c in found]
+
+
+@pytest.mark.parametrize("phase", programs.PHASES)
+def test_a_sharded_model_is_green_with_cold_warm_and_split_caches(language: list[RankRecord], phase: str) -> None:
+    found = divergences(*(in_phase(r, phase) for r in language))
+    assert [(d.layer, d.cls) for d in found] == [(Layer.LOWERED, DivergenceClass.RANK_PARAMETRIC)]
+    first = [group.item.text for group in found[0].groups if group.item]
+    assert "aten.lt.Scalar" in first[0] and ", 0)" in first[0] and ", 32)" in first[1]
+
+
+@pytest.mark.parametrize("phase", ["warm", "split"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_cache_hit_has_the_digest_of_a_miss(language: list[RankRecord], phase: str, rank: int) -> None:
+    assert layers(language[rank], phase) == layers(language[rank], "cold")
+
+
+@pytest.mark.parametrize("phase", programs.PHASES)
+def test_every_layer_is_observed_hit_or_miss(language: list[RankRecord], phase: str) -> None:
+    both = [(layer, part) for layer in (Layer.LOWERED, Layer.KERNELS) for part in ("forward", "backward")]
+    expected = {(layer, "") for layer in (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS, Layer.COLLECTIVES)} | set(both)
+    assert [set(c) for r in language for c in layers(r, phase)] == [expected, expected]
+
+
+def test_the_caches_really_were_cold_warm_and_split(language: list[RankRecord]) -> None:
+    def outcome(rank: int, phase: str) -> set[str]:
+        (compile_,) = in_phase(language[rank], phase).compiles
+        forward = next(c for c in compile_.cache if c.startswith("fx_graph_cache"))
+        return {forward.removeprefix("fx_graph_cache_")}
+
+    assert [outcome(rank, phase) for phase in programs.PHASES for rank in (0, 1)] == [
+        {"miss"}, {"miss"}, {"hit"}, {"hit"}, {"hit"}, {"miss"},
+    ]  # fmt: skip
+
+
+def test_collectives_of_forward_and_backward_are_captured_by_role(language: list[RankRecord]) -> None:
+    (compile_,) = in_phase(language[0], "warm").compiles
+    assert [(c.phase, c.op, c.reduce_op, c.group) for c in compile_.collectives] == [
+        ("forward", "all_reduce", "sum", "tp"), ("forward", "all_reduce", "sum", "tp"),
+        ("backward", "all_reduce", "sum", "tp"),
+    ]  # fmt: skip
+
+
+def test_a_trace_file_of_the_process_gives_the_records_of_the_session(
+    language: list[RankRecord], trace_folder: Path
+) -> None:
+    for rank, record in enumerate(language):
+        (path,) = trace_folder.glob(f"*_rank_{rank}_*")
+        live = tuple(c.model_copy(update={"phase": ""}) for c in record.compiles)
+        assert compile_records(read_trace_file(path), roles=dict(record.groups)) == live
+
+
+def between(controls: list[dict[str, RankRecord]], name: str) -> Divergence:
+    """The one divergence of a control."""
+    found = divergences(*(ranks[name] for ranks in controls))
+    assert len(found) == 1, [d.title for d in found]
+    return found[0]
+
+
+def lines(found: Divergence) -> set[str]:
+    """Code on the lines that are blamed."""
+    files = {group.item.line.file for group in found.groups if group.item and group.item.line}
+    assert files == {programs.__file__}
+    return {group.item.line.code for group in found.groups if group.item and group.item.line}
+
+
+def test_equal_programs_on_all_ranks_have_no_divergence(controls: list[dict[str, RankRecord]]) -> None:
+    assert divergences(*(ranks["healthy"] for ranks in controls)) == ()
+
+
+def test_a_flag_that_changes_no_graph_is_found_in_the_guards(controls: list[dict[str, RankRecord]]) -> None:
+    found = between(controls, "flag")
+    assert (found.layer, found.cls) == (Layer.GUARDS, DivergenceClass.CONTENT)
+    texts = [group.item.text.partition(" :: ")[2] for group in found.groups if group.item]
+    assert [text.partition(":")[0] for text in texts] == ["TRUE_MATCH", "FALSE_MATCH"]
+    assert lines(found) == {"if self.flag:  # guarded, and without any effect on the graph"}
+
+
+@pytest.mark.parametrize(
+    ("name", "constants", "code"),
+    [("attribute", ("3", "4"), "y = y * self.scale"), ("get_rank", ("1", "2"), "y = y * (dist.get_rank() + 1)")],
+)
+def test_a_rank_constant_is_found_in_the_graph(
+    controls: list[dict[str, RankRecord]], name: str, constants: tuple[str, str], code: str
+) -> None:
+    found = between(controls, name)
+    assert (found.layer, found.cls) == (Layer.GRAPH, DivergenceClass.CONTENT)
+    assert all(f", {constant})" in found.title for constant in constants)
+    assert lines(found) == {code}
+
+
+def test_another_reduce_op_is_a_hang(controls: list[dict[str, RankRecord]]) -> None:
+    found = between(controls, "reduce_op")
+    assert found.cls == DivergenceClass.COLLECTIVES
+    assert "'sum', group:tp" in found.title and "'max', group:tp" in found.title
+
+
+def test_another_stride_is_found_at_the_inputs(controls: list[dict[str, RankRecord]]) -> None:
+    found = between(controls, "stride")
+    assert found.layer == Layer.INPUTS and "stride=[8, 1]" in found.title and "stride=[1, 4]" in found.title
+
+
+def test_an_extra_compile_is_named_on_the_rank_that_has_it(controls: list[dict[str, RankRecord]]) -> None:
+    found = between(controls, "extra")
+    assert found.title == "compiled on rank 1 only, not on rank 0" and "double" in found.where
+    assert lines(found) == {"return x * 2 + 1"}
+
+
+def test_the_same_graphs_in_the_opposite_order_are_information(controls: list[dict[str, RankRecord]]) -> None:
+    assert between(controls, "opposite_order").cls == DivergenceClass.LABEL
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code from or for other tests."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def run(function, x: torch.Tensor) -> torch.Tensor:
+    """Compile without a backend's work, and call."""
+    return torch.compile(function, backend="eager")(x)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_phases_hold_their_own_compiles_and_counters() -> None:
+    with CaptureSession() as session:
+        with session.phase("first"):
+            run(programs.double, torch.ones(3))
+            session.count_call()
+        with session.phase("steady"):
+            run(programs.double, torch.ones(3))
+            session.count_call()
+        with session.phase("other type"):
+            run(programs.double, torch.ones(3, dtype=torch.int64))
+    record = session.record(rank=0, world_size=1)
+    assert [(c.phase, c.compile_id) for c in record.compiles] == [("first", "0/0"), ("other type", "0/1")]
+    assert [(c.phase, c.calls, c.frames, c.graphs, c.recompiles) for c in record.counters] == [
+        ("first", 1, 1, 1, 0), ("steady", 1, 0, 0, 0), ("other type", 0, 1, 1, 1),
+    ]  # fmt: skip
+    assert "dtype" in record.compiles[1].recompile_reasons[0]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_nothing_is_recorded_before_and_after_the_session() -> None:
+    run(programs.double, torch.ones(3))
+    with CaptureSession() as session:
+        pass
+    run(programs.cosine, torch.ones(3))
+    assert session.compiles() == ()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_two_sessions_at_once_see_the_same() -> None:
+    with CaptureSession() as outer, CaptureSession() as inner:
+        run(programs.double, torch.ones(3))
+    assert outer.compiles() == inner.compiles() != ()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_session_that_starts_late_still_knows_file_names() -> None:
+    with CaptureSession():
+        run(programs.double, torch.ones(3))
+    torch.compiler.reset()
+    with CaptureSession() as late:
+        run(programs.double, torch.ones(3))
+    assert late.compiles()[0].line is not None and late.compiles()[0].line.file == programs.__file__
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_record_arrives_after_the_compile_and_before_its_code_runs() -> None:
+    seen: list[CompileRecord] = []
+
+    def stop(record: CompileRecord) -> None:
+        seen.append(record)
+        raise RuntimeError("stop before it runs")
+
+    x = torch.ones(3)
+    with CaptureSession(on_compile=stop), pytest.raises(RuntimeError, match="stop before it runs"):
+        torch.compile(lambda t: t.add_(1), backend="eager")(x)
+    assert x.tolist() == [1, 1, 1]
+    assert [len(record.graphs) for record in seen] == [1]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_exception_of_a_callback_leaves_the_compiler_usable() -> None:
+    stops: list[CompileRecord] = []
+
+    def stop_once(record: CompileRecord) -> None:
+        stops.append(record)
+        if len(stops) == 1:
+            raise RuntimeError("stop before it runs")
+
+    with CaptureSession(on_compile=stop_once) as session:
+        with pytest.raises(RuntimeError, match="stop before it runs"):
+            run(programs.double, torch.ones(3))
+        session.reset_compiler()
+        run(programs.double, torch.ones(3))
+    assert len(stops) == 2
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_callbacks_survive_a_reset_through_the_session() -> None:
+    started: list[str] = []
+    with CaptureSession(on_compile_start=started.append) as session:
+        run(programs.double, torch.ones(3))
+        session.reset_compiler()
+        run(programs.double, torch.ones(3))
+    assert len(started) == 2 and len(session.compiles()) == 2
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_graph_break_is_recorded_with_its_line_and_counted() -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    with CaptureSession() as session, session.phase("first"):
+        run(breaks, torch.ones(3))
+    record = session.record(rank=0, world_size=1)
+    (found,) = [b for c in record.compiles for b in c.breaks]
+    assert found.line is not None and "graph_break()" in found.line.code
+    assert (record.counters[0].breaks, record.counters[0].graphs) == (1, 2)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compile_that_fails_is_recorded_with_its_reason() -> None:
+    def backend(*_: object) -> None:
+        raise ValueError("no such kernel")
+
+    with CaptureSession() as session, pytest.raises(Exception, match="no such kernel"):
+        torch.compile(programs.double, backend=backend)(torch.ones(3))
+    assert "no such kernel" in session.compiles()[0].failure
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_tensor_written_into_a_slice_changes_the_digest() -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[0] = x[1]
+        return y + 1
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        x[1]
+        return y + 1
+
+    texts = []
+    for function in (written, plain):
+        with CaptureSession() as session:
+            run(function, torch.ones(3))
+        texts.append([n.target for n in session.compiles()[0].graphs[0].nodes])
+    assert "setitem" in texts[0] and "setitem" not in texts[1]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_environment_names_what_decides_about_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/of-this-rank")
+    with CaptureSession() as session:
+        pass
+    found = dict(session.record(rank=0, world_size=1).environment)
+    assert found["torch"] == torch.__version__ and found["env TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
+    assert "env TORCHINDUCTOR_CACHE_DIR" not in found

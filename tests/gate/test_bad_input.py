@@ -1,0 +1,163 @@
+"""What cannot be run is one clear line, the right exit code, and nothing left running."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.gate.runs import REPRO, leftovers, torchrun
+from tpcompile import config, faults, gate
+from tpcompile.dist.env import RankEnv, choose_device
+from tpcompile.errors import ExitCode, PreflightError
+from tpcompile.evidence.records import Status
+from tpcompile.evidence.rundir import RunDir
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun would tell rank 0 of 2; every refusal comes before it looks for rank 1."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.fixture
+def repro() -> ModuleType:
+    """repro/tp_compile_repro.py as a module."""
+    spec = importlib.util.spec_from_file_location("tp_compile_repro", REPRO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def refused(capsys: Capture, run_dir: Path, *overrides: str, **fields: object) -> tuple[ExitCode, str]:
+    """Exit code of `gate.run` and its one line on stderr; the verdict, where it can be written, says the same."""
+    code = gate.run(config.load("cpu_smoke", list(overrides), **fields), run_dir=run_dir)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+    if run_dir.exists():
+        verdict = RunDir(run_dir).read_verdict()
+        assert verdict is not None
+        assert (verdict.status, verdict.exit_code) == (Status.FAIL, code)
+        assert err == f"error: {verdict.summary}\n"
+    return code, err
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_tp_that_does_not_divide_the_heads_names_those_that_do(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    code, line = refused(capsys, tmp_path / "run")
+    assert code == ExitCode.USAGE
+    assert "tp=3 does not divide num_heads=8, num_kv_heads=8, ffn_dim=128; choose tp from [1, 2, 4, 8]" in line
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_cuda_asked_for_and_absent(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, line = refused(capsys, tmp_path / "run", device="cuda")
+    assert code == ExitCode.ENVIRONMENT
+    assert "device=cuda, but torch sees no GPU; use --device cpu" in line
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ranks = RankEnv(rank=0, local_rank=0, world_size=2, local_world_size=2)
+    with pytest.raises(PreflightError, match=r"2 ranks on this node but 1 GPU\(s\); start at most 1 ranks"):
+        choose_device("cuda", ranks)
+    assert choose_device("auto", ranks).type == "cpu"
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_run_directory_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    code, line = refused(capsys, tmp_path / "file" / "run", device="cpu")
+    assert code == ExitCode.ENVIRONMENT
+    assert f"cannot write run directory {tmp_path}/file/run" in line
+    assert "--run-dir" in line
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_no_cpp_compiler(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    code, line = refused(capsys, tmp_path / "run", device="cpu")
+    assert code == ExitCode.ENVIRONMENT
+    assert "no C++ compiler (g++, clang++, c++) on PATH" in line
+    assert "compile.backend=aot_eager" in line
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_unknown_fault_lists_the_known_ones(tmp_path: Path, capsys: Capture) -> None:
+    code, line = refused(capsys, tmp_path / "run", fault="gremlin", device="cpu")
+    assert code == ExitCode.USAGE
+    assert "unknown fault 'gremlin'; choose from bias_before_reduce, " in line
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_fault_that_needs_a_gpu_on_cpu(tmp_path: Path, capsys: Capture) -> None:
+    assert [fault.name for fault in faults.ALL.values() if fault.needs_gpu] == ["triton_kernel"]
+    code, line = refused(capsys, tmp_path / "run", fault="triton_kernel", device="cpu")
+    assert code == ExitCode.ENVIRONMENT
+    assert "fault 'triton_kernel' needs a GPU" in line
+
+
+def test_only_one_rank_prints_the_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    for rank in (1, 0):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        gate.run(config.load("cpu_smoke", fault="gremlin", device="cpu"), run_dir=tmp_path / "run")
+        texts.append(capsys.readouterr().err)
+    assert ["unknown fault" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--preset", "nope"], "unknown preset 'nope'; choose from cpu_smoke"),
+        (["--set", "block.nope=1"], "unknown config key 'nope'; block has batch, bias"),
+        (["--set", "block.dim"], "--set 'block.dim': write key=value"),
+        (["--set", "block.dim=[1"], "--set 'block.dim=[1': the value is not YAML"),
+        (["--layers", "0"], "block.num_layers=0: Input should be greater than 0"),
+    ],
+)
+def test_bad_arguments_of_the_repro_are_one_line(
+    repro: ModuleType, arguments: list[str], line: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tp_compile_repro.py", *arguments])
+    assert repro.main() == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {line}")
+
+
+def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPRO), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (found.returncode, found.stdout) == (ExitCode.USAGE, "")
+    assert "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE not set; start with `torchrun --standalone" in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_refusal_on_three_real_ranks_is_one_line_and_leaves_nothing_running(tmp_path: Path) -> None:
+    command = [str(REPRO), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
+    code, stderr = torchrun(tmp_path / "stderr", command, nproc=3)
+    assert code == 1  # torchrun knows no other
+    assert stderr.count("error: tp=3 does not divide") == 1
+    verdict = RunDir(tmp_path / "run").read_verdict()
+    assert verdict is not None
+    assert verdict.exit_code == ExitCode.USAGE
+    assert leftovers(tmp_path) == []
