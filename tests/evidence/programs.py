@@ -68,7 +68,7 @@ def ops(draw: st.DrawFn, index: int, inputs: int) -> Op:
     """An op that may refer to anything before it."""
     reference = st.integers(0, inputs + index - 1)
     shape = draw(st.sampled_from([(4, 8), (2, 16)]))
-    common = {"shape": shape, "stride": (shape[1], 1), "dtype": draw(st.sampled_from(["f32", "bf16"]))}
+    common = {"shape": shape, "stride": (shape[1], 1), "dtype": draw(st.sampled_from(["f32", "bf16", "u8"]))}
     if draw(st.booleans()):
         args = (draw(reference), f"'{draw(st.sampled_from(REDUCE_OPS))}'")
         group = draw(st.sampled_from(["tp", "dp"]))
@@ -86,10 +86,10 @@ def programs(draw: st.DrawFn) -> Program:
     count = draw(st.integers(1, 6))
     body = tuple(draw(ops(index, inputs)) for index in range(count))
     names = draw(st.lists(st.sampled_from(["L['x']", "L['self'].scale", "G['act']", "G['cfg'].k"]), unique=True))
-    guards = tuple(
-        GuardLine("EQUALS_MATCH", name, draw(st.sampled_from(SAYS)).format(source=name)) for name in names
-    ) + (GuardLine("ID_MATCH", "G['fn']", "___check_obj_id(G['fn'], {id}), type=<function fn at 0x{hex}>"),)
-    return Program(inputs, body, guards)
+    says = st.sampled_from(SAYS)
+    guards = [GuardLine("EQUALS_MATCH", name, draw(says).format(source=name)) for name in names]
+    guards.append(GuardLine("ID_MATCH", "G['fn']", "___check_obj_id(G['fn'], {id}), type=<function fn at 0x{hex}>"))
+    return Program(inputs, body, tuple(guards))
 
 
 noises = st.builds(
@@ -163,7 +163,8 @@ def events(program: Program, noise: Noise) -> list[TraceEvent]:
         for item in (
             event("describe_tensor", {
                 "id": number, "describer_id": noise.seed, "size": [4, 8], "stride": [8, 1], "dtype": "torch.float32",
-                "device": f"device(type='cuda', index={rng.randrange(8)})", "view_func": f"<f at 0x{rng.randrange(16**8):x}>",
+                "device": f"device(type='cuda', index={rng.randrange(8)})",
+                "view_func": f"<f at 0x{rng.randrange(16**8):x}>",
             }),
             event("describe_source", {"id": number, "describer_id": noise.seed, "source": f"L['x{number}']"}),
         )
@@ -208,7 +209,7 @@ def op_changes(program: Program, index: int) -> list[Program]:
     """One op with another target, argument, edge, shape, dtype, stride, reduce op or group."""
     op = program.ops[index]
     changed = [
-        replace(op, dtype="f64"),
+        replace(op, dtype="u16"),
         replace(op, shape=(1, 32)),
         replace(op, stride=(1, op.shape[0])),
         replace(op, kwargs=(*op.kwargs, ("extra", "7"))),

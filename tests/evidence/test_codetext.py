@@ -37,7 +37,8 @@ triton_helpers.set_driver_to_gpu()
     filename=__file__,
     triton_meta={{'signature': {{'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32'}}, 'device': \
 DeviceProperties(type='cuda', index={rank}, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536, \
-max_threads_per_multi_processor=2048, warp_size=32), 'constants': {{}}, 'configs': [{{(0,): [['tt.divisibility', 16]]}}]}},
+max_threads_per_multi_processor=2048, warp_size=32), 'constants': {{}}, \
+'configs': [{{(0,): [['tt.divisibility', 16]]}}]}},
     inductor_meta={{'kernel_name': 'triton_poi_fused_add_mul_0', 'mutated_arg_names': [], 'num_load': 1}},
     min_elem_per_thread=0
 )
