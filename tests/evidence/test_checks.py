@@ -138,6 +138,11 @@ def test_no_recompile_after_the_change_of_length_is_fine() -> None:
     assert failed("C", healthy(0, **none), healthy(1, **none)) == {}
 
 
+def test_a_rank_that_never_called_the_other_length_is_blamed() -> None:
+    never = healthy(1, counters=phases(C_resized=counters("C/resized", calls=0)))
+    assert failed("C", healthy(0), never) == {LENGTH: (1,)}
+
+
 def test_a_break_after_the_change_of_length_has_its_own_check() -> None:
     other = healthy(1, counters=phases(C_resized=counters("C/resized", breaks=1)))
     assert failed("C", healthy(0), other) == {"no graph breaks after the change": (1,)}

@@ -229,8 +229,28 @@ def test_text_that_is_not_python_is_still_compared_without_its_ids() -> None:
         return list(parse(f"{HEADER}        a = f(L_x_, <object Foo at {address}>, {constant})\n").nodes)
 
     one = unparsed("1", "0x7f0011223344")
-    assert {n.target for n in one} == {"unparsed"}
+    assert [n.target for n in one] == ["L_x_", "L_y_", "unparsed"]
     assert one == unparsed("1", "0x7fffeeddccbb") != unparsed("2", "0x7f0011223344")
+
+
+def test_one_statement_that_is_not_python_leaves_the_others_readable() -> None:
+    def nodes(operand: str) -> list[Node]:
+        body = f'        a: "f32[4]" = wrap(<function g at 0x7f0011223344>, {operand}, k = 2);  L_x_ = None\n'
+        tail = "        b = torch.ops._c10d_functional.all_reduce(a, 'sum', '0');  a = None\n        return (b,)\n"
+        return list(parse(f"{HEADER}        y = L_x_ + 1\n{body}{tail}").nodes)
+
+    found = nodes("y")
+    assert [n.target for n in found[2:]] == ["add", "unparsed", "torch.ops._c10d_functional.all_reduce", "output"]
+    assert found[4].args[0] == "%3" and "%2" in found[3].args and found[3].value == "f32[4]"
+    assert nodes("y") != nodes("L_x_")
+
+
+def test_text_that_cannot_be_read_at_all_is_compared_line_by_line() -> None:
+    def lines(constant: str) -> list[Node]:
+        return list(parse(f"{HEADER}        a = f(L_x_,\n  <object at 0x7f0011223344>,\n  {constant})\n").nodes)
+
+    assert {n.target for n in lines("1")} == {"unparsed"}
+    assert lines("1") != lines("2")
 
 
 def test_text_that_is_not_python_keeps_the_users_line() -> None:

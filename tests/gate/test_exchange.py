@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path)
     assert [c.rank for c in clients if "verdict" in c.written] == [1]
     assert [c.ranks for c in verdicts[0].checks if c.name == REPORTED] == [(0,)]
     assert "never, it did not reach the store" in verdicts[0].summary
+
+
+def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = stores(2)
+    late = clients[1].gather
+    seen: list[str] = []
+
+    def gather(keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        found, missing = late(keys, **limits)
+        if not seen:  # the digest of rank 0 came between the look for it and the look at `stop_at`
+            seen.append("digest/0")
+            return {1: found[1]}, (0,)
+        return found, missing
+
+    monkeypatch.setattr(clients[1], "gather", gather)
+    shapes = ["[1, 16]", "[1, 12]"]
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, shape=shapes[rank]), range(2))
+    assert verdicts[0] == verdicts[1]
+    assert [d.layer for d in verdicts[0].divergences] == [Layer.INPUTS]
+    assert sum("verdict" in client.written for client in clients) == 1
 
 
 def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,12 +173,13 @@ def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
     phase = f"C/{RESIZED}"
     graphs = {d.rank: _graphs(d, phase) for d in digests}
     usual = max(set(graphs.values()), key=list(graphs.values()).count) if graphs else 0
-    bad = [r for r, n in graphs.items() if n > 1 or n != usual]
+    never = [d.rank for d in digests if not _counters(d, phase).calls]
+    bad = [r for r, n in graphs.items() if n > 1 or n != usual or r in never]
     seq = f"{config.block.seq_len} to {config.resized_seq_len} tokens"
     return [
         _check(
             "C", "one recompile at most when the length changes", bad, f"at most 1 compile, on all ranks ({seq})",
-            _values(graphs, "compile"),
+            f"{_values(graphs, 'compile')}{'; never called on rank ' + ranks_text(never) if never else ''}",
             details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase and bad],
         ),
         _no_breaks("C", "no graph breaks after the change", phase, digests),

@@ -7,6 +7,7 @@ of the node they come from, annotations as values, `# File:` comments as the use
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ from tpcompile.evidence.records import Graph, Node, UserLine
 _FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
 _NO_STACK = re.compile(r"# No stacktrace found")
 _CLASS_NAME = re.compile(r"^(\s*class )\S+?\(", re.MULTILINE)
+_STATEMENT = re.compile(r"^(?P<head>\s*\w+(?:\s*:\s*\"[^\"]*\")?\s*=\s*)(?P<value>.*?)(?:;  [\w =]*= None)?$")
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _COLLECTIVE = re.compile(r"^torch\.ops\.(_c10d_functional(_autograd)?|symm_mem|_dtensor)\.")
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
@@ -30,18 +33,55 @@ _OPERATORS = {
 def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
     """Parse the text of one graph and of its subgraphs.
 
-    `kind` names the graph in records (`dynamo`, `forward`, `inference`, `backward`). Text that is not Python any
-    more (a repr torch did not quote) becomes `unparsed` nodes line by line: still compared, ids removed.
+    `kind` names the graph in records (`dynamo`, `forward`, `inference`, `backward`). A statement that is not Python
+    (a repr torch did not quote) becomes an `unparsed` node with its edges; when that does not help, every line does.
+    Either way it is still compared, ids removed.
     """
     source = _CLASS_NAME.sub(r"\1Graph(", text)  # torch prints `class <lambda>(...)` too
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    tree = _parse(source)
+    if tree is None:
         return Graph(kind=kind, nodes=tuple(_unparsed(source)))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     lines = _user_lines(source)
     nodes = [node for cls in classes for node in _class_nodes(cls, "", lines, roles)]
     return Graph(kind=kind, nodes=tuple(nodes))
+
+
+def _parse(source: str) -> ast.Module | None:
+    """Parse, quoting statements that are not Python one by one."""
+    lines = source.split("\n")
+    for _ in lines:
+        try:
+            return ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            number = (error.lineno or 0) - 1
+            quoted = _quoted(lines[number]) if 0 <= number < len(lines) else None
+            if quoted is None:
+                return None
+            lines[number] = quoted
+        except ValueError:
+            return None
+    return None
+
+
+def _quoted(line: str) -> str | None:
+    """`y: "f32[2]" = f(x, <g at 0x7f>);  x = None` -> the same statement with a call Python can read.
+
+    The text becomes a template, its names become arguments, so that edges and constants stay.
+    """
+    match = _STATEMENT.match(line)
+    if match is None or match["value"].startswith("unparsed("):
+        return None
+    names: list[str] = []
+
+    def take(name: re.Match[str]) -> str:
+        if keyword.iskeyword(name[0]):
+            return name[0]
+        names.append(name[0])
+        return "{}"
+
+    template = _NAME.sub(take, normalise.generic(match["value"]))
+    return f"{match['head']}unparsed({', '.join([repr(template), *names])})"
 
 
 def _unparsed(source: str) -> Iterator[Node]:

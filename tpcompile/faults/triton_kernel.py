@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def local_scale_kernel(x_ptr, y_ptr, numel, BLOCK: tl.constexpr):
+def local_scale_kernel(x_ptr, y_ptr, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copy `numel` elements, as any fused kernel that nobody checked on a shard."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < numel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -46,7 +48,9 @@ class Exchange:
             keys = {rank: key for rank, key in keys.items() if rank <= record.rank}
         stop_at = "" if record.rank == 0 else "digest/0"
         found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at=stop_at, gone=self._board.is_gone)
-        if min(found) == record.rank:
+        # Ranks can see different things at one instant, and two judges would wait for each other's answers.
+        is_lowest = min(found) == record.rank
+        if is_lowest and self._store.put_first("judge", record.rank) == record.rank:
             return self._judge(record, timeout_s=timeout_s, problems=problems)
         return self._answer(record, timeout_s=timeout_s)
 
@@ -67,16 +71,15 @@ class Exchange:
         return verdict
 
     def _fetcher(self, record: RankRecord) -> Callable[[int, int, Layer, str], Sequence[Item]]:
-        asked = 0
+        asked: Counter[int] = Counter()
 
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
-            nonlocal asked
             if rank == record.rank:
                 return _items(record, index, layer, part)
-            asked += 1
-            self._store.put(f"ask/{rank}/{asked}", {"index": index, "layer": layer, "part": part})
-            self._store.put(f"asked/{rank}", asked)
-            answer = self._store.get(f"answer/{rank}/{asked}", timeout_s=_DETAIL_TIMEOUT_S)
+            asked[rank] += 1
+            number = f"{rank}/{asked[rank]}"
+            self._store.put(f"ask/{number}", {"index": index, "layer": layer, "part": part})
+            answer = self._store.get(f"answer/{number}", timeout_s=_DETAIL_TIMEOUT_S)
             if answer is None:
                 logger.warning("rank {} did not send the details of its {} layer", rank, layer)
                 return ()
@@ -86,25 +89,18 @@ class Exchange:
 
     def _answer(self, record: RankRecord, *, timeout_s: float) -> Verdict | None:
         """Answer the judge's questions until there is a verdict."""
-        answered: set[int] = set()
         wait_s = timeout_s + _DETAIL_TIMEOUT_S
-        while True:
-            keys = {0: "verdict"}
-            found, _ = self._store.gather(keys, timeout_s=wait_s, stop_at=f"asked/{record.rank}")
+        for number in itertools.count(1):
+            key = f"{record.rank}/{number}"
+            found, _ = self._store.gather({0: "verdict"}, timeout_s=wait_s, stop_at=f"ask/{key}")
             if found:
                 return Verdict.model_validate(found[0])
-            number = self._store.peek(f"asked/{record.rank}")
-            if number is None:
-                return None
-            if number not in answered:
-                self._reply(record, number)
-                answered.add(number)
-
-    def _reply(self, record: RankRecord, number: int) -> None:
-        ask = self._store.get(f"ask/{record.rank}/{number}", timeout_s=_DETAIL_TIMEOUT_S)
-        if ask is not None:
+            ask = self._store.peek(f"ask/{key}")
+            if ask is None:
+                break
             items = _items(record, ask["index"], Layer(ask["layer"]), ask["part"])
-            self._store.put(f"answer/{record.rank}/{number}", [item.model_dump(mode="json") for item in items])
+            self._store.put(f"answer/{key}", [item.model_dump(mode="json") for item in items])
+        return None
 
 
 def _items(record: RankRecord, index: int, layer: Layer, part: str) -> Sequence[Item]:
