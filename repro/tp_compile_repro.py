@@ -24,7 +24,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--train", action="store_true", help="forward and backward")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float64"], help="weights and activations")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--run-dir", default="runs/latest", help="where records and the verdict go")
+    parser.add_argument("--run-dir", help="where records and the verdict go; default: a new directory under runs/")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--fault", default="", help="inject a known fault, to see the gate go red")
     parser.add_argument("--fault-rank", type=int, default=-1, help="rank that gets it; -1 is the last")

@@ -3,6 +3,7 @@
     TpCompileError                    3  our own bug unless a subclass says better
     |-- DivergenceError               1  ranks disagree, or a check of the gate failed
     |-- ConfigError                   2  the user's command line, YAML or module arguments
+    |   `-- DirectoryTakenError       a run directory that already holds a run
     |-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
     `-- NothingCompiledError          5  the run compiled nothing, so nothing was proved
 
@@ -40,6 +41,13 @@ class ConfigError(TpCompileError):
     """A preset, key or number the user gave cannot be used."""
 
     exit_code = ExitCode.USAGE
+
+
+class DirectoryTakenError(ConfigError):
+    """The run directory holds a run: its old verdict would pass for the new one."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{path} already holds a run; choose another --run-dir or remove it")
 
 
 class PreflightError(TpCompileError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tpcompile import config
-from tpcompile.errors import ConfigError, ExitCode, PreflightError
+from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.checks import ALIVE
 from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
@@ -281,8 +281,8 @@ def _script_args(request: GateRequest, preset: str, device: str, run_dir: Path) 
 
 def _claim(run_dir: Path) -> None:
     """Make the run directory; one that holds a run is refused, for its old verdict would pass for the new one."""
-    if run_dir.is_dir() and (RunDir(run_dir).read_statuses() or _read(RunDir(run_dir)) is not None):
-        raise ConfigError(f"{run_dir} already holds a run; choose another --run-dir or remove it")
+    if RunDir(run_dir).holds_run():
+        raise DirectoryTakenError(run_dir)
     RunDir.create(run_dir)
 
 

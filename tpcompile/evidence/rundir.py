@@ -139,6 +139,10 @@ class RunDir:
         """Write one of the report files next to the verdict."""
         return self._write(name, text)
 
+    def holds_run(self) -> bool:
+        """True when a run wrote here before, finished or not."""
+        return (self.path / "verdict.json").exists() or bool(self._rank_files("status.json"))
+
     def _rank_files(self, name: str) -> list[Path]:
         return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))
 

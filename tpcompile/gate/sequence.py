@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from tpcompile.config import RunConfig
 from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
-from tpcompile.errors import ExitCode, PreflightError, TpCompileError
+from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.checks import ALIVE, NO_ERROR
 from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
@@ -39,12 +42,13 @@ _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
 
 
-def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitCode:
+def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = False) -> ExitCode:
     """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
 
-    Writes records, verdict and reports to `run_dir` before it returns. `quiet` leaves the terminal to the launcher.
-    A problem with the arguments or the machine is one line on stderr from rank 0. May be called again, on all ranks
-    alike; but a run that some rank cannot finish ends the process, for that rank cannot be waited for.
+    Writes records, verdict and reports to `run_dir` before it returns, by default a new directory under runs/; one
+    that holds a run is refused. `quiet` leaves the terminal to the launcher. A problem with the arguments or the
+    machine is one line on stderr from rank 0. May be called again, on all ranks alike; but a run that some rank
+    cannot finish ends the process, for that rank cannot be waited for.
     """
     prefix = f"tpcompile/gate/{next(_RUN_NUMBERS)}"  # the store still holds the keys of the runs before
     rank = int(os.environ.get("RANK", "0"))
@@ -56,7 +60,9 @@ def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitC
         if fault.needs_gpu and device.type != "cuda":
             raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")
         check_cpp_compiler(config.compile.backend, device)
-        directory = RunDir.create(run_dir)
+        directory = _claim(run_dir, config, RankStore.connect(prefix, rank=env.rank, world_size=env.world_size))
+    except DirectoryTakenError as error:
+        return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
     logs.setup(rank=env.rank, log_dir=directory.logs)
@@ -68,13 +74,24 @@ def run(config: RunConfig, *, run_dir: Path | str, quiet: bool = False) -> ExitC
         try:
             group = stack.enter_context(process_group(env, device, prefix=prefix, **limits))
         except TpCompileError as error:
-            return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
+            return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
         gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
         stack.enter_context(gate.watch)
         return gate.run(device, group, fault, context)
 
 
-def _refuse(error: TpCompileError, config: RunConfig, run_dir: Path | str, *, rank: int, quiet: bool) -> ExitCode:
+def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> RunDir:
+    """The run directory all ranks agree on: the first rank here looks whether it is free, before anybody writes."""
+    name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.preset}-tp{store.world_size}"
+    agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
+    if agreed["taken"]:
+        raise DirectoryTakenError(agreed["path"])
+    return RunDir.create(agreed["path"])
+
+
+def _refuse(
+    error: TpCompileError, config: RunConfig, run_dir: Path | str | None, *, rank: int, quiet: bool
+) -> ExitCode:
     """A run that cannot start: one line, and a verdict for the launcher when the directory can hold one."""
     check = Check(
         name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
@@ -83,10 +100,10 @@ def _refuse(error: TpCompileError, config: RunConfig, run_dir: Path | str, *, ra
         status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
         preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
     )  # fmt: skip
-    try:
-        is_first = RunDir.create(run_dir).write_verdict(verdict)  # rank 0 may be the one that is missing
-    except TpCompileError:
-        is_first = rank == 0
+    is_first = rank == 0
+    if run_dir is not None:
+        with suppress(TpCompileError):  # rank 0 may be the one that is missing
+            is_first = RunDir.create(run_dir).write_verdict(verdict)
     if is_first and not quiet:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return error.exit_code
@@ -112,6 +129,7 @@ class _Gate:
         self.board.enter("start")
         if self.env.rank == 0:
             self.directory.write_config(self.config.model_dump_json(indent=1))
+            self.directory.write_run(self.run_facts(device))
         try:
             with ExitStack() as stack:
                 self.session = stack.enter_context(self.new_session(device, fault, context))
@@ -163,6 +181,18 @@ class _Gate:
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())
+
+    def run_facts(self, device: torch.device) -> dict[str, str]:
+        """What `run.json` keeps: the one place with a clock and a machine in it."""
+        return {
+            "command": " ".join(sys.argv),
+            "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "host": platform.node(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "config_sha256": self.config.sha256,
+        }
 
     def record(self) -> RankRecord:
         """All evidence of this rank so far."""
