@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from tpcompile.evidence.checks import ALIVE
 from tpcompile.evidence.records import Check, Status, Verdict
@@ -34,6 +35,8 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     """Write this rank's files and end as told; rank 1 is the one with the fault."""
     if behaviour == "silent":
         return
+    if behaviour.startswith("killed"):
+        signal.signal(signal.SIGTERM, lambda *_: _stopped(behaviour, run, rank, world))
     _say(run, rank, world, "C/first", "running")
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,9 +44,10 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     if behaviour in ("hang", "stubborn"):
         time.sleep(STOP_S)
     if behaviour.startswith("killed") and rank == 1:
+        # Not before rank 0 can tell the tale: the launcher stops it as soon as this one is gone.
+        _wait(lambda: any(status.rank == 0 for status in run.read_statuses()))
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour.startswith("killed"):
-        signal.signal(signal.SIGTERM, lambda *_: _stopped(behaviour, run, rank, world))
         time.sleep(STOP_S)
     _say(run, rank, world, "done", "finished")
     codes = {"pass": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
@@ -51,7 +55,14 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     if rank == 0:
         status = Status.FAIL if code else Status.PASS
         run.write_verdict(Verdict(status=status, exit_code=code, world_size=world, summary=f"fake {behaviour}"))
+    _wait(lambda: run.read_verdict() is not None)
     sys.exit(1 if code or behaviour == "crash_after_pass" else 0)
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + STOP_S
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _stopped(behaviour: str, run: RunDir, rank: int, world: int) -> None:
