@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.gate.runs import REPRO, leftovers, torchrun
 from tpcompile import config, faults, gate
@@ -22,10 +24,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun would tell rank 0 of 2; every refusal comes before it looks for rank 1."""
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What torchrun would tell rank 0 of 2, and its store; every refusal comes before the wait for rank 1."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    places = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**places, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}.items():
         monkeypatch.setenv(name, str(value))
+    yield
+    del store  # the server ends with it
 
 
 @pytest.fixture

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many
 from tpcompile import faults
+from tpcompile.capture import CaptureSession
 from tpcompile.evidence import checks
 from tpcompile.evidence.records import Check, Layer, Status
 from tpcompile.evidence.rundir import RunDir
@@ -163,6 +166,13 @@ def test_fault_that_ends_the_process_is_named_and_leaves_nothing_running(name: s
     assert leftovers(tmp_path) == []
 
 
+class FirstOfThree(nn.Module):
+    """A stack's signature without a stack."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x.sin()
+
+
 @pytest.mark.gpu(1)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     run = run_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
@@ -170,6 +180,24 @@ def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     assert "tpcompile.faults.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code
+
+
+def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(
+        "torch.utils._triton.has_triton", lambda: True
+    )  # tracing a kernel needs no GPU, running it does
+    torch.compiler.reset()
+    context = faults.FaultContext(rank=0, world_size=1, target=0)
+    program = faults.find("triton_kernel").program(FirstOfThree(), context)
+    x = torch.ones(4, 8)
+    with CaptureSession() as session, session.phase("C/first"):
+        torch.compile(program, backend=lambda graph, inputs: lambda *args: (x,))(x, x, x)
+    found = session.record(rank=0, world_size=1).undeclared_ops
+    assert [item.text.partition(" ")[0] for item in found] == ["tpcompile.faults.triton_kernel.local_scale_kernel"]
+    assert found[0].line is not None
+    assert "local_scale_kernel[" in found[0].line.code
+    assert session.record(rank=0, world_size=1, tp_aware=["local_scale_kernel"]).undeclared_ops == ()
 
 
 def check_named(run: GateRun, red: Red) -> None:

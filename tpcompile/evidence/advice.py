@@ -52,7 +52,8 @@ def for_difference(layer: Layer, items: Sequence[Item]) -> str:
         return "One rank breaks its graph here: remove the break (print, logging, `.item()`) or do it on all ranks."
     if layer == Layer.GRAPH and ("all_reduce" in texts or "_c10d_functional" in texts):
         return _BY_LAYER[Layer.COLLECTIVES]
-    if layer == Layer.GRAPH and len({_without_numbers(item.text) for item in items}) == 1:
+    same_but_numbers = len(items) > 1 and len({_without_numbers(item.text) for item in items}) == 1
+    if layer == Layer.GRAPH and same_but_numbers:
         return (
             "Same ops, another constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
             "folds with no guard. Make it tensor data, e.g. a registered buffer."
