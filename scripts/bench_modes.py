@@ -44,7 +44,9 @@ def programs(settings: config.RunConfig, device: torch.device, *, train: bool) -
             stack = TransformerStack(block, comm(dist.group.WORLD))
         stack = stack.to_empty(device=device)
         load_full_state_dict(stack, full)
-        calls[name] = one_call(stack if name == "eager" else torch.compile(stack), stack, inputs, cotangent, train=train)
+        calls[name] = one_call(
+            stack if name == "eager" else torch.compile(stack), stack, inputs, cotangent, train=train
+        )
         for _ in range(5):
             calls[name]()
     return calls
