@@ -1,0 +1,1 @@
+"""What ranks share: environment, mesh, store, collectives."""

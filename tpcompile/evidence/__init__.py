@@ -1,0 +1,1 @@
+"""What is known about a run: pure functions over frozen records, JSON on disk, no torch."""

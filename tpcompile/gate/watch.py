@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from loguru import logger
+
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.checks import ALIVE, TIMED_OUT
@@ -73,8 +75,10 @@ class Watch:
             code = ExitCode.FAIL
             with contextlib.suppress(RuntimeError):  # the store went down with torchrun
                 check = self.alarm(check)
-            with contextlib.suppress(Exception):  # whatever happens, the process must not stay
+            try:
                 code = self._last_words(check)
+            except Exception as error:  # whatever happens, the process must not stay
+                logger.opt(exception=error).error("no last words")
             os._exit(code)
 
     def _watch(self) -> None:
