@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +55,7 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
+        "torch": metadata.version("torch"),
         "bare_s": [round(s, 2) for s in seconds["bare"]],
         "gate_s": [round(s, 2) for s in seconds["gate"]],
         "ratio_median": round(statistics.median(ratios), 3),

@@ -42,7 +42,7 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> No
     console.print()
     _facts(verdict, console)
     for check in failed(verdict):
-        if check.details or check.line or check.ranks:
+        if check.details or check.line:
             console.print(_failure(check))
     divergences = red(verdict)
     for number, divergence in enumerate(divergences, start=1):
