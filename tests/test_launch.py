@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.gate.runs import leftovers
 from tpcompile import config, launch, process_tree
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.records import Status, Verdict
@@ -52,19 +53,6 @@ def run(plan: launch.Plan) -> tuple[int, Verdict, str]:
     verdict = RunDir(plan.run_dir).read_verdict()
     assert verdict is not None
     return code, verdict, out.getvalue()
-
-
-def left_running(tmp_path: Path) -> list[str]:
-    """Command lines that still mention this test's folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(tmp_path) in text:
-            found.append(text)
-    return found
 
 
 @pytest.fixture
@@ -281,7 +269,7 @@ def test_torchrun_ends_with_the_right_code(tmp_path: Path, behaviour: str, code:
     assert f"(exit {code})" in text
     if behaviour == "killed":
         assert "rank 1 died or got killed in phase C/first" in verdict.summary
-    assert left_running(tmp_path) == []
+    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -313,7 +301,7 @@ def test_a_timeout_kills_every_rank_and_names_their_phase(
     code, verdict, _ = run(a_plan(tmp_path, behaviour, timeout_s=3))
     assert (code, verdict.exit_code) == (124, 124)
     assert "ranks 0-1" in verdict.summary
-    assert left_running(tmp_path) == []
+    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -331,7 +319,7 @@ def test_a_signal_is_forwarded_and_leaves_nothing_running(tmp_path: Path, signum
     thread.join()
     assert (code, verdict.exit_code) == (128 + signum, 128 + signum)
     assert signum.name in verdict.summary
-    assert left_running(tmp_path) == []
+    assert leftovers(tmp_path) == []
 
 
 def test_a_process_that_left_the_session_is_swept_after_a_normal_end() -> None:

@@ -47,6 +47,7 @@ class TraceHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand over metadata and payload, and never let a parser bug break the user's compile."""
         try:
+            # torch sets both attributes on the records of this one logger
             self._receive(record.metadata, record.payload)  # type: ignore[attr-defined]
         except Exception:  # a logging handler must not raise into the compiler
             self.handleError(record)
