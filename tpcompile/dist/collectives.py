@@ -104,6 +104,35 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: dist.ProcessGroup | Non
     return _ReduceScatter.apply(x, dim, group) if _needs_grad(x) else _issue_reduce_scatter(x, dim, group)
 
 
+def scatter_single(x: Tensor, *, dim: int, group: dist.ProcessGroup | None, src: Dst = "I") -> Tensor:
+    """Keep this rank's part of a replicated `x` along `dim`, without communication; a copy.
+
+    src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): zeros around the own part. A group
+    of None or of size 1 returns `x` itself. Raises ConfigError as reduce_scatter_single.
+    """
+    _check_tensor("scatter_single", x)
+    _check_dst("scatter_single", src)
+    dim = _checked_dim("scatter_single", x, dim)
+    if group is None or _is_trivial(group):
+        return x
+    size, world = x.shape[dim], group.size()
+    if size % world:
+        raise ConfigError(f"scatter_single: size {size} of dim {dim} is not divisible by the group size {world}")
+    own = _rank_index(group.group_name, x.device)
+    if src == "I":
+        return _Scatter.apply(x, own, dim, group) if _needs_grad(x) else _own_shard(x, own, dim, world)
+    return _own_shard(x, own, dim, world)
+
+
+def rank_index(group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """This rank's place in the group as a tensor [1] int64; compiled code gets it as data, not as a number."""
+    return _rank_index("" if group is None else group.group_name, device)
+
+
+def _own_shard(x: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
+    return x.unflatten(dim, (world, -1)).index_select(dim, own).squeeze(dim)
+
+
 def _check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, torch.Tensor):
         raise ConfigError(f"{name}: the input is a {type(x).__name__}; pass one tensor")
@@ -131,7 +160,7 @@ def _is_trivial(group: dist.ProcessGroup | None) -> bool:
 @torch.compiler.assume_constant_result
 def _rank_index(group_name: str, device: torch.device) -> Tensor:
     """This rank's place in the group as a tensor [1]; a traced caller gets it as a graph input, not as a number."""
-    rank = c10d._resolve_process_group(group_name).rank()
+    rank = c10d._resolve_process_group(group_name).rank() if group_name else 0
     if (rank, device) not in _RANK_INDEX:
         _RANK_INDEX[rank, device] = torch.full((1,), rank, dtype=torch.int64, device=device)
     return _RANK_INDEX[rank, device]
@@ -221,3 +250,14 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return _issue_all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Tensor, dim: int, group: Any) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _own_shard(x, own, dim, group.size())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _issue_all_gather(grad, ctx.dim, ctx.group), None, None, None

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from tpcompile.dist import collectives
 from tpcompile.dist.collectives import Dst
+from tpcompile.dist.mesh import neighbours
 
 
 class TpComm(Protocol):
-    """What a parallel module needs: sizes to build itself, and the two operations its forward issues."""
+    """What a parallel module needs: sizes to build itself, and the operations its forward issues."""
 
     group: dist.ProcessGroup | None
     size: int
@@ -31,6 +32,26 @@ class TpComm(Protocol):
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Enter a tensor-parallel region."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Concatenate the ranks' shards along `dim`."""
+        ...
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Sum over the group, keep this rank's part of `dim`."""
+        ...
+
+    def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
+        """This rank's part of `dim` of a replicated tensor."""
+        ...
+
+    def rank_index(self, device: torch.device) -> Tensor:
+        """`rank` as tensor data, [1] int64: the only form of it that compiled code may read."""
+        ...
+
+    def replicas(self, count: int) -> TpComm:
+        """The same operations among the `count` neighbouring ranks that hold the same replicated shard."""
         ...
 
 
@@ -53,6 +74,26 @@ class Collectives:
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Identity forward, all-reduce backward."""
         return collectives.copy_to_tp(x, group=self.group)
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Size n of `dim` becomes n * size; backward is a reduce-scatter for "R" and the own shard for "I"."""
+        return collectives.all_gather_single(x, dim=dim, group=self.group, dst=dst)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Size n of `dim` becomes n / size; backward is an all-gather."""
+        return collectives.reduce_scatter_single(x, dim=dim, group=self.group)
+
+    def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
+        """Size n of `dim` becomes n / size, no communication; backward is an all-gather for "I", zeros around for "R"."""
+        return collectives.scatter_single(x, dim=dim, group=self.group, src=src)
+
+    def rank_index(self, device: torch.device) -> Tensor:
+        """`rank` as tensor data, [1] int64 on `device`, equal graphs on all ranks."""
+        return collectives.rank_index(self.group, device)
+
+    def replicas(self, count: int) -> Collectives:
+        """Ranks k * count to (k + 1) * count - 1 of this group as a group of their own; all its ranks must call it."""
+        return type(self)(neighbours(self.group, count))
 
 
 class InPlaceCollectives(Collectives):

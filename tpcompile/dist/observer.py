@@ -1,0 +1,60 @@
+"""Eager wrapper call -> whoever watches it: the contract type check, the collective counter of `tpcompile.testing`.
+
+Nobody watches in production: the eager path then pays one comparison, and compiled graphs never see the observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tpcompile.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a collective wrapper, after validation and before it communicates."""
+
+    name: str
+    """Public name of the wrapper, e.g. `all_reduce`."""
+    group: Any
+    """Process group the wrapper resolved."""
+    dst: str = ""
+    """Type of the result, `I` or `R`; empty where the wrapper has no choice."""
+    src: str = ""
+    """Type of the input, `I` or `R`; empty where the wrapper has no choice."""
+    op: str = ""
+    """Reduce op; empty for a collective that reduces nothing."""
+    dim: int | None = None
+    """Tensor dim that is gathered or scattered; None where no dim is."""
+
+
+class Observer(Protocol):
+    """Sees every eager wrapper call over a group of more than one rank."""
+
+    def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Return the result of the call, by `run()` or another tensor that holds it."""
+        ...
+
+
+class _Active:
+    observer: Observer | None = None
+
+
+active = _Active()
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let `observer` see eager wrapper calls of this process; raises ConfigError when another one already does."""
+    if active.observer is not None:
+        raise ConfigError("another observer watches the collectives already; end it first")
+    active.observer = observer
+    try:
+        yield
+    finally:
+        active.observer = None
