@@ -14,7 +14,8 @@ import torch.distributed as dist
 from tpcompile import config
 from tpcompile.dist.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.state import full_state_dict, load_full_state_dict, make_inputs
+from tpcompile.nn.state import load_full_state_dict
+from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
 
 def main() -> None:
@@ -34,13 +35,13 @@ def main() -> None:
     with torch.device("meta"):
         stack = TransformerStack(block, Collectives(dist.group.WORLD))
     stack = stack.to_empty(device=device)
-    load_full_state_dict(stack, full_state_dict(block, seed=0, dtype=dtype, device=device))
+    load_full_state_dict(stack, draw_stack_weights(block, seed=0, dtype=dtype, device=device))
     compiled = torch.compile(stack)
     calls = [block.seq_len] * (1 + settings.gate.steady_calls) + [settings.resized_seq_len] * 3
     for seq_len in calls:
-        x, cos, sin = make_inputs(block, seed=1, device=device, dtype=dtype, seq_len=seq_len)
+        inputs = draw_inputs(block, seed=1, device=device, dtype=dtype, seq_len=seq_len)
         with torch.set_grad_enabled(args.train):
-            y = compiled(x.requires_grad_(args.train), cos, sin)
+            y = compiled(inputs[0].requires_grad_(args.train), *inputs[1:])
             if args.train:
                 y.backward(torch.ones_like(y))
     if cuda:

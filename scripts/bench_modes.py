@@ -22,7 +22,8 @@ import torch.distributed as dist
 from tpcompile import config
 from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.state import full_state_dict, load_full_state_dict, make_inputs
+from tpcompile.nn.state import load_full_state_dict
+from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
 COMMS: dict[str, Any] = {
     "eager": Collectives,
@@ -35,8 +36,8 @@ COMMS: dict[str, Any] = {
 def programs(settings: config.RunConfig, device: torch.device, *, train: bool) -> dict[str, Callable[[], None]]:
     """Mode -> one call of its program, warmed up."""
     block, dtype = settings.block, getattr(torch, settings.block.dtype)
-    full = full_state_dict(block, seed=0, dtype=dtype, device=device)
-    inputs = make_inputs(block, seed=1, device=device, dtype=dtype, seq_len=block.seq_len)
+    full = draw_stack_weights(block, seed=0, dtype=dtype, device=device)
+    inputs = draw_inputs(block, seed=1, device=device, dtype=dtype, seq_len=block.seq_len)
     cotangent = torch.randn_like(inputs[0])
     calls = {}
     for name, comm in COMMS.items():
@@ -54,11 +55,11 @@ def programs(settings: config.RunConfig, device: torch.device, *, train: bool) -
 
 def one_call(program: Any, stack: Any, inputs: Any, cotangent: torch.Tensor, *, train: bool) -> Callable[[], None]:
     """A closure that runs the program once, with a backward pass when training."""
-    x, cos, sin = inputs
+    x, *rest = inputs
 
     def call() -> None:
         with torch.set_grad_enabled(train):
-            y = program(x.detach().requires_grad_(train), cos, sin)
+            y = program(x.detach().requires_grad_(train), *rest)
             if train:
                 y.backward(cotangent)
                 stack.zero_grad(set_to_none=True)

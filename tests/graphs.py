@@ -20,7 +20,7 @@ class GraphCapture:
         self.texts: list[tuple[str, str]] = []
         """(`dynamo` | `forward` | `backward`, graph text)."""
         self.collectives: list[tuple[str, str, str, str, str]] = []
-        """(phase, op, reduce op, dtype, shape) of the AOT graphs, in order."""
+        """(phase, op, reduce op, dtype, shape of the operand) of the AOT graphs, in order."""
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
         self.texts.append(("dynamo", graph.print_readable(print_output=False)))
@@ -33,8 +33,9 @@ class GraphCapture:
             for node in graph.graph.nodes:
                 packet = str(node.target)
                 if packet.startswith("_c10d_functional.") and "wait_tensor" not in packet:
-                    value = node.meta["val"]
-                    op, reduce_op = packet.split(".")[1], str(node.args[1])
+                    value = node.args[0].meta["val"]
+                    op = packet.split(".")[1]
+                    reduce_op = next((str(arg) for arg in node.args[1:] if arg in ("sum", "avg", "max", "min")), "")
                     row = (phase, op, reduce_op, _DTYPES[value.dtype], str(list(value.shape)))
                     self.collectives.append(row)
             return make_boxed_func(graph.forward)

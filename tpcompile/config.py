@@ -30,7 +30,7 @@ class BlockConfig(Frozen):
     dim: int = Field(gt=0)
     """Model width D."""
     num_heads: int = Field(gt=0)
-    """Query heads H; the head size is dim / num_heads."""
+    """Query heads H."""
     num_kv_heads: int = Field(gt=0)
     """Key and value heads; equal to num_heads unless grouped-query."""
     ffn_dim: int = Field(gt=0)
@@ -51,30 +51,68 @@ class BlockConfig(Frozen):
     """Tokens S of the input."""
     dtype: Literal["float32", "bfloat16", "float64"]
     """dtype of weights and activations."""
+    head_size: int | None = Field(default=None, gt=0)
+    """Size of one head, E; None is dim / num_heads."""
+    rope: Literal["half", "interleaved"] = "half"
+    """Which elements of a head RoPE pairs: i with i + E / 2 (Llama), or 2i with 2i + 1 (Wan)."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Norm before attention and MLP: RMSNorm (Llama) or LayerNorm (Wan)."""
+    norm_affine: bool = True
+    """Whether these norms have weights; Wan's have none, the modulation scales and shifts instead."""
+    modulation: bool = False
+    """adaLN: the block takes [B, 6, D] (shift, scale, gate of attention, then of the MLP) and adds its own table."""
+    cross_attention: bool = False
+    """A second attention, between the first and the MLP, that reads a context [B, T, D]."""
+    context_len: int = Field(default=0, ge=0)
+    """Tokens T of the context that the gate feeds; 0 is seq_len."""
+    masked: bool = False
+    """The gate feeds a boolean mask over the keys, [B, 1, 1, S]."""
+    uneven: Literal["refuse", "pad"] = "refuse"
+    """When tp does not divide kv heads or ffn_dim: refuse, or fill the last ranks up with heads of zeros."""
+    sequence_parallel: bool = False
+    """Between the linears, activations are sharded over tokens, [S / tp, B, D], instead of replicated."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of dropping an element of the MLP's hidden activations and of each residual branch."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> BlockConfig:
-        if self.dim % self.num_heads:
-            raise ValueError(f"dim={self.dim} is not divisible by num_heads={self.num_heads}")
+        if self.head_size is None and self.dim % self.num_heads:
+            raise ValueError(f"dim={self.dim} is not divisible by num_heads={self.num_heads}; or give head_size")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}")
-        if (self.dim // self.num_heads) % 2:
-            raise ValueError(f"head size {self.dim // self.num_heads} is odd; RoPE rotates pairs")
+        if self.head_dim % 2:
+            raise ValueError(f"head size {self.head_dim} is odd; RoPE rotates pairs")
         return self
 
     @property
     def head_dim(self) -> int:
         """Size of one head, E."""
-        return self.dim // self.num_heads
+        return self.head_size or self.dim // self.num_heads
+
+    def kv_replicas(self, tp: int) -> int:
+        """How many neighbouring ranks hold the same kv head: 1 unless tp exceeds the number of kv heads."""
+        return max(1, tp // self.num_kv_heads)
 
     def check_tp(self, tp: int) -> None:
-        """Raise ConfigError naming the tp sizes that work, unless `tp` divides heads, kv heads and ffn_dim."""
-        sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "ffn_dim": self.ffn_dim}
-        bad = {k: v for k, v in sizes.items() if v % tp}
+        """Raise ConfigError naming the tp sizes that work, unless heads, kv heads and ffn_dim can be spread over `tp`.
+
+        `tp` must divide num_kv_heads, or be a multiple of it that divides num_heads (kv heads are replicated then), and
+        divide ffn_dim. With uneven="pad" any tp up to num_kv_heads will do.
+        """
+        bad = self._not_divided(tp)
         if bad:
-            good = [n for n in range(1, self.num_heads + 1) if not any(v % n for v in sizes.values())]
-            numbers = ", ".join(f"{k}={v}" for k, v in bad.items())
-            raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}")
+            good = [n for n in range(1, self.num_heads + 1) if not self._not_divided(n)]
+            numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
+            hint = "" if self.uneven == "pad" else ' (or set uneven="pad")'
+            raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}{hint}")
+
+    def _not_divided(self, tp: int) -> list[str]:
+        if tp > self.num_kv_heads:  # kv heads are replicated
+            bad = ["num_heads"] * bool(self.num_heads % tp) + ["num_kv_heads"] * bool(tp % self.num_kv_heads)
+        else:
+            sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
+            bad = [name for name, size in sizes.items() if size % tp and self.uneven == "refuse"]
+        return bad + ["ffn_dim"] * bool(self.ffn_dim % tp and self.uneven == "refuse")
 
 
 class CompileConfig(Frozen):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import linecache
 import re
 from dataclasses import dataclass
@@ -169,7 +171,7 @@ def test_fault_that_ends_the_process_is_named_and_leaves_nothing_running(name: s
 class FirstOfThree(nn.Module):
     """A stack's signature without a stack."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         return x.sin()
 
 

@@ -14,29 +14,44 @@ from tests.ranks import run_on_ranks
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
-from tpcompile.nn.block import TransformerBlock, TransformerStack
-from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of, make_inputs
+from tpcompile.nn.block import BlockInputs, TransformerBlock, TransformerStack
+from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},
     "llama": {"style": "llama", "bias": False, "causal": True, "num_kv_heads": 4},
 }
+WAN_2_1 = FORMS["wan"] | {
+    "norm": "layer",
+    "norm_affine": False,
+    "rope": "interleaved",
+    "modulation": True,
+    "cross_attention": True,
+    "context_len": 5,
+}
+UNEVEN = {"num_heads": 14, "head_size": 4, "ffn_dim": 26, "uneven": "pad"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "wan 2.1": WAN_2_1,
+    "kv head replicated": FORMS["llama"] | {"num_kv_heads": 1, "bias": True},
+    "kv head replicated wan": WAN_2_1 | {"num_kv_heads": 1},
+    "uneven": FORMS["wan"] | UNEVEN | {"num_kv_heads": 14},
+    "uneven grouped": FORMS["llama"] | UNEVEN | {"num_kv_heads": 7, "bias": True},
+    "masked": FORMS["wan"] | {"masked": True},
+    "masked causal": FORMS["llama"] | {"masked": True, "head_size": 12},
+    "sequence parallel": WAN_2_1 | {"sequence_parallel": True, "seq_len": 8, "masked": True},
+    "sequence parallel llama": FORMS["llama"]
+    | {"sequence_parallel": True, "seq_len": 8, "num_kv_heads": 1, "bias": True},
+}
 CASES = [(form, qk_norm) for form in FORMS for qk_norm in ("full", "per_head", "none")]
+CASES += [(form, "full") for form in OPTIONS]
+CASES += [(form, "per_head") for form in ("kv head replicated", "uneven grouped", "sequence parallel")]
 
 
 def config_of(form: str, qk_norm: str, dtype: str = "float64", num_layers: int = 2) -> BlockConfig:
-    return BlockConfig(
-        dim=32,
-        num_heads=8,
-        ffn_dim=24,
-        num_layers=num_layers,
-        qk_norm=qk_norm,
-        eps=1e-6,
-        batch=2,
-        seq_len=6,
-        dtype=dtype,
-        **FORMS[form],
-    )
+    sizes = {"dim": 32, "num_heads": 8, "ffn_dim": 24, "batch": 2, "seq_len": 6}
+    options = {"qk_norm": qk_norm, "eps": 1e-6, "dtype": dtype, "num_layers": num_layers}
+    return BlockConfig.model_validate(sizes | options | (FORMS | OPTIONS)[form])
 
 
 def build(config: BlockConfig, comm: Collectives, full: dict[str, Tensor]) -> TransformerStack:
@@ -47,13 +62,15 @@ def build(config: BlockConfig, comm: Collectives, full: dict[str, Tensor]) -> Tr
     return stack
 
 
-def _step(model: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Output, and gradient of the input; parameters get their `.grad`."""
-    x = x.detach().clone().requires_grad_()
-    y = model(x, cos, sin)
+_ACTIVATIONS = ("x_BSD", "modulation_B6D", "context")
+
+
+def _step(model: Any, inputs: BlockInputs) -> dict[str, Tensor]:
+    """Output, and gradient of every activation that enters; parameters get their `.grad`."""
+    given = {n: getattr(inputs, n).clone().requires_grad_() for n in _ACTIVATIONS if getattr(inputs, n) is not None}
+    y = model(*inputs._replace(**given))
     (y.sin() * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
-    assert x.grad is not None
-    return y.detach(), x.grad
+    return {"output": y.detach(), **{name: t.grad for name, t in given.items()}}
 
 
 def _error(value: Tensor, reference: Tensor) -> float:
@@ -63,23 +80,23 @@ def _error(value: Tensor, reference: Tensor) -> float:
 def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
     """Relative error of the output and of every gradient against the unsharded twin."""
     torch._dynamo.reset()
-    full = full_state_dict(config, seed=0, dtype=torch.float64, device="cpu")
-    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
+    full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
+    inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
     twin, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
-    y_ref, gx_ref = _step(twin, *inputs)
-    y, gx = _step(torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded, *inputs)
-    errors = {"output": _error(y, y_ref), "input": _error(gx, gx_ref)}
+    expected_of = _step(twin, inputs)
+    got = _step(torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded, inputs)
+    errors = {name: _error(value, expected_of[name]) for name, value in got.items()}
     reference = {name: parameter.grad for name, parameter in twin.named_parameters()}
     for name, parameter in sharded.named_parameters():
         expected = local_slice_of(name, reference[name], module=sharded)
-        assert parameter.grad is not None and expected.norm() > 0, name
-        errors[name] = _error(parameter.grad, expected)
+        assert parameter.grad is not None and reference[name].norm() > 0, name
+        errors[name] = ((parameter.grad - expected).norm() / reference[name].norm()).item()
     return errors
 
 
 def _rows(stack: TransformerStack, config: BlockConfig, *, train: bool) -> list[tuple[str, str, str, str, str]]:
     declared = stack.declared_collectives(config.batch, config.seq_len, config.dtype, train=train)
-    assert all(c.group == "tp" and c.waited for c in declared)
+    assert all(c.group in ("tp", "tp_replicas") and c.waited for c in declared)
     return [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared]
 
 
@@ -97,12 +114,12 @@ def _lowered(config: BlockConfig, *, train: bool) -> dict[str, Any]:
     """Declared and traced collectives of one call in the config's dtype."""
     capture, dtype = GraphCapture(), getattr(torch, config.dtype)
     torch._dynamo.reset()
-    full = full_state_dict(config, seed=0, dtype=dtype, device="cpu")
+    full = draw_stack_weights(config, seed=0, dtype=dtype, device="cpu")
     stack = build(config, Collectives(dist.group.WORLD), full)
-    inputs = make_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len)
+    inputs = draw_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len)
     compiled = torch.compile(stack, backend=capture, fullgraph=True)
     if train:
-        _step(compiled, *inputs)
+        _step(compiled, inputs)
     else:
         with torch.no_grad():
             compiled(*inputs)
@@ -112,8 +129,8 @@ def _lowered(config: BlockConfig, *, train: bool) -> dict[str, Any]:
 def _modes() -> dict[str, Any]:
     """Graphs and breaks of one block per mode, forward only, and the forward's error in eager and compiled."""
     config = config_of("wan", "full", num_layers=1)
-    full = full_state_dict(config, seed=0, dtype=torch.float64, device="cpu")
-    inputs = make_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
+    full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
+    inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
     found: dict[str, Any] = {}
     with torch.no_grad():
         reference = build(config, Collectives(None), full)(*inputs)
@@ -133,7 +150,9 @@ def _modes() -> dict[str, Any]:
 def _worker_2() -> dict[str, Any]:
     return {
         "eager": {case: _errors(config_of(*case), None) for case in CASES},
-        "compiled": {case: _trained(config_of(*case, num_layers=1 + (case[1] == "full"))) for case in CASES},
+        "compiled": {
+            case: _trained(config_of(*case, num_layers=1 + (case[0] in FORMS and case[1] == "full"))) for case in CASES
+        },
         "bf16": _lowered(config_of("wan", "full", dtype="bfloat16", num_layers=1), train=True),
         "inference": _lowered(config_of("wan", "full"), train=False),
         "modes": _modes(),

@@ -16,7 +16,8 @@ from tpcompile.dist.strategies import Collectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
-from tpcompile.nn.state import head_scales, load_full_state_dict, local_slice_of
+from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.testing.draw import head_scales
 
 F64 = {"dtype": torch.float64}
 WIDTH, HEADS = 5120, 40

@@ -13,7 +13,8 @@ from tpcompile.dist.strategies import Collectives
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of
-from tpcompile.nn.state import full_state_dict, head_scales, load_full_state_dict, local_slice_of, make_inputs
+from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.testing.draw import draw_inputs, draw_stack_weights, head_scales
 
 CONFIG = BlockConfig(
     style="llama",
@@ -48,7 +49,7 @@ def _stack(comm: Collectives, config: BlockConfig = CONFIG) -> TransformerStack:
 
 @pytest.fixture(scope="module")
 def full() -> dict[str, Tensor]:
-    return full_state_dict(CONFIG, seed=0, dtype=torch.float32, device="cpu")
+    return draw_stack_weights(CONFIG, seed=0, dtype=torch.float32, device="cpu")
 
 
 def _loaded(full: dict[str, Tensor], size: int) -> list[TransformerStack]:
@@ -66,7 +67,7 @@ def test_shards_concatenate_to_the_full_weights_bit_for_bit(full: dict[str, Tens
         if spec.dim is None:
             assert all(torch.equal(shard, full[name]) for shard in shards)
             continue
-        local = [part // size for part in spec.parts]
+        local = [part.size // size for part in spec.packed]
         parts = zip(*(shard.split(local, spec.dim) for shard in shards), strict=True)
         joined = torch.cat([torch.cat(pieces, spec.dim) for pieces in parts], spec.dim)
         assert torch.equal(joined, full[name]), name
@@ -102,7 +103,7 @@ def test_q_and_k_rows_and_the_input_are_head_skewed(full: dict[str, Tensor]) -> 
     for rows, heads in ((weight[:32], 8), (weight[32:48], 4)):
         scales = rows.unflatten(0, (heads, 4)).flatten(1).std(1)
         assert scales[-1] / scales[0] > 8
-    x = make_inputs(CONFIG, seed=1, device="cpu", dtype=torch.float32, seq_len=64)[0]
+    x = draw_inputs(CONFIG, seed=1, device="cpu", dtype=torch.float32, seq_len=64)[0]
     scales = x.unflatten(-1, (8, 4)).permute(2, 0, 1, 3).flatten(1).std(1)
     assert scales[-1] / scales[0] > 12
     assert head_scales(2, 4, device="cpu").tolist() == [0.25, 0.25, 4, 4]
@@ -110,15 +111,15 @@ def test_q_and_k_rows_and_the_input_are_head_skewed(full: dict[str, Tensor]) -> 
 
 
 def test_same_seed_same_numbers_in_every_dtype(full: dict[str, Tensor]) -> None:
-    again = full_state_dict(CONFIG, seed=0, dtype=torch.float64, device="cpu")
-    other = full_state_dict(CONFIG, seed=1, dtype=torch.float32, device="cpu")
+    again = draw_stack_weights(CONFIG, seed=0, dtype=torch.float64, device="cpu")
+    other = draw_stack_weights(CONFIG, seed=1, dtype=torch.float32, device="cpu")
     assert all(torch.equal(full[name].double(), again[name]) for name in full)
     assert not any(torch.equal(full[name], other[name]) for name in full)
 
 
 def test_inputs_have_the_promised_shapes_and_table_dtypes() -> None:
     for dtype, table in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        x, cos, sin = make_inputs(CONFIG, seed=1, device="cpu", dtype=dtype, seq_len=5)
+        x, cos, sin, *_ = draw_inputs(CONFIG, seed=1, device="cpu", dtype=dtype, seq_len=5)
         assert (x.shape, x.dtype) == ((2, 5, 32), dtype)
         assert (cos.shape, cos.dtype, sin.shape, sin.dtype) == ((5, 2), table, (5, 2), table)
         assert torch.allclose(cos.square() + sin.square(), torch.ones_like(cos))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,18 +24,18 @@ class Wrapped(nn.Module):
 class LeadingPrint(Wrapped):
     """Prints before the first op: a break that `explain()` does not count."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Print, then run the stack."""
         print("", end="")
-        return self.inner(x, cos, sin)
+        return self.inner(x, *rest)
 
 
 class TrailingPrint(Wrapped):
     """Prints after the last op."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Run the stack, then print."""
-        y = self.inner(x, cos, sin)
+        y = self.inner(x, *rest)
         print("", end="")
         return y
 
@@ -41,9 +43,9 @@ class TrailingPrint(Wrapped):
 class OneRankPrint(Wrapped):
     """One rank prints, the others do not."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Print on the target rank, then run the stack."""
-        y = self.inner(x, cos, sin)
+        y = self.inner(x, *rest)
         if self.is_target:
             print("", end="")
         return y * 1.0
@@ -52,29 +54,29 @@ class OneRankPrint(Wrapped):
 class RankBranch(Wrapped):
     """One more op on one rank."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Branch on the rank, then run the stack."""
         if self.rank == 0:
             x = x.sin()
-        return self.inner(x, cos, sin)
+        return self.inner(x, *rest)
 
 
 class RankConstant(Wrapped):
     """The rank baked in as a number, read from an attribute."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Scale by the rank, then run the stack."""
         x = x * (self.rank + 1)
-        return self.inner(x, cos, sin)
+        return self.inner(x, *rest)
 
 
 class GetRankConstant(Wrapped):
     """The rank baked in through `dist.get_rank()`, which folds with no guard."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Scale by the rank, then run the stack."""
         x = x * (dist.get_rank() + 1)
-        return self.inner(x, cos, sin)
+        return self.inner(x, *rest)
 
 
 class OneRankOutput(Wrapped):
@@ -84,9 +86,9 @@ class OneRankOutput(Wrapped):
         super().__init__(inner, context)
         self.register_buffer("scale", torch.tensor(2.0 if context.is_target else 1.0))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Run the stack, then scale its output."""
-        return self.inner(x, cos, sin) * self.scale
+        return self.inner(x, *rest) * self.scale
 
 
 @torch.library.custom_op("tpcompile_faults::local_scale", mutates_args=())
@@ -106,10 +108,10 @@ local_scale.register_autograd(lambda ctx, grad: grad * 1.0)
 class CustomOp(Wrapped):
     """Calls the undeclared custom op."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Run the custom op, then the stack."""
         x = local_scale(x)
-        return self.inner(x, cos, sin)
+        return self.inner(x, *rest)
 
 
 def _triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:

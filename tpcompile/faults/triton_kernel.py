@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +25,7 @@ def local_scale_kernel(x_ptr, y_ptr, numel, BLOCK: tl.constexpr):  # type: ignor
 class TritonKernel(Wrapped):
     """Calls the undeclared kernel."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Run the kernel, then the stack."""
         y = torch.empty_like(x)
         local_scale_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, y, x.numel(), BLOCK=_BLOCK)

@@ -24,7 +24,7 @@ from tpcompile.evidence.records import Collective
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate import numerics
 from tpcompile.gate.numerics import Reference, Result
-from tpcompile.nn.block import TransformerStack
+from tpcompile.nn.block import BlockInputs, TransformerStack
 
 _RESIZED_CALLS = 3
 
@@ -70,9 +70,7 @@ class Run:
         """What the backward pass starts from; None for forward only."""
         return self.reference.cotangent(self.reference.dtype) if self.config.train else None
 
-    def call_with(
-        self, program: Any, stack: TransformerStack, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor | None
-    ) -> Result:
+    def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs, cotangent: Tensor | None) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
         result = numerics.run_once(program, stack, inputs, cotangent)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import Collectives, TpComm
 from tpcompile.gate.localise import first_wrong, module_outputs
-from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of, make_inputs
+from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.testing.draw import cast_inputs, draw_inputs, draw_stack_weights
 
 Errors = dict[str, dict[str, float]]
 """Name of a tensor -> `error`, `single` (the single-device error) and their `ratio`."""
@@ -46,17 +47,17 @@ class Reference:
     def __init__(self, config: BlockConfig, *, seed: int, device: torch.device, train: bool) -> None:
         self.config, self.seed, self.device, self.train = config, seed, device, train
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self.full = full_state_dict(config, seed=seed, dtype=self.dtype, device=device)
+        self.full = draw_stack_weights(config, seed=seed, dtype=self.dtype, device=device)
         self.exact = self._run(torch.float64)
         self.single = self._run(self.dtype)
 
-    def inputs(self, seq_len: int | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, seq_len: int | None = None, dtype: torch.dtype | None = None) -> BlockInputs:
         """x, cos, sin, equal on all ranks; in float64 the same numbers as in the dtype under test."""
         tokens = seq_len or self.config.seq_len
-        x, cos, sin = make_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
+        inputs = draw_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
         if dtype in (None, self.dtype):
-            return x, cos, sin
-        return x.to(dtype), cos.to(dtype), sin.to(dtype)
+            return inputs
+        return cast_inputs(inputs, dtype)
 
     def cotangent(self, dtype: torch.dtype) -> Tensor:
         """Gradient of the output that the backward pass starts from, [B, S, D]."""
@@ -79,15 +80,15 @@ class Reference:
         return run_once(stack, stack, self.inputs(dtype=dtype), self.cotangent(dtype) if self.train else None)
 
 
-def run_once(program: Any, stack: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor | None) -> Result:
+def run_once(program: Any, stack: nn.Module, inputs: BlockInputs, cotangent: Tensor | None) -> Result:
     """Call `program` (the stack, or its compiled form) once, with a backward pass when there is a cotangent."""
-    x, cos, sin = inputs
+    x, *rest = inputs
     if cotangent is None:
         with torch.no_grad():
-            return Result(program(x, cos, sin), {})
+            return Result(program(x, *rest), {})
     x = x.detach().clone().requires_grad_()
     stack.zero_grad(set_to_none=True)
-    output = program(x, cos, sin)
+    output = program(x, *rest)
     output.backward(cotangent[:, : x.shape[1]])
     grads = {name: p.grad for name, p in stack.named_parameters() if p.grad is not None}
     assert x.grad is not None, "the input got no gradient"

@@ -1,10 +1,16 @@
-"""Normalised activations and rotary tables -> attention output, heads sharded over the TP group."""
+"""Normalised activations and rotary tables -> attention output, heads sharded over the TP group.
 
-# B batch, S sequence, D model width, H query heads, G key and value heads, E head size, R = E / 2 rotary pairs
-# h = H / tp and g = G / tp heads on this rank; d = h * E, c = g * E
+kv heads: with more ranks than kv heads, neighbouring ranks hold the same kv head (`BlockConfig.kv_replicas`). A number
+of heads that tp does not divide is padded with heads of zeros where the config says so: their q, k, v and gradients
+are zero, and all ranks keep equal graphs.
+"""
+
+# B batch, S sequence, T keys (context or cache), D model width, H query heads, G kv heads, E head size, R = E / 2
+# h and g: query and kv heads on this rank; d = h * E, c = g * E. Sequence parallel: s = S / tp, tokens before batch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,71 +18,200 @@ from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import TpComm
-from tpcompile.nn.linear import PackedColumnLinear, RowParallelLinear
-from tpcompile.nn.norm import DistributedQKNorm, PerHeadQKNorm
-from tpcompile.nn.sharding import Declared, declared_sum
+from tpcompile.nn.cache import KVCache
+from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
+from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
+from tpcompile.nn.sharding import Declared, Part
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How the heads of one attention are spread over the ranks."""
+
+    q: Part
+    kv: Part
+
+    @staticmethod
+    def of(config: BlockConfig, tp: int) -> HeadLayout:
+        """Query heads that read one kv head stay with it, or its replicas share them. Raises ConfigError by check_tp."""
+        config.check_tp(tp)
+        size, pads = config.head_dim, config.uneven == "pad"
+        replicas = config.kv_replicas(tp)
+        group = config.num_heads // config.num_kv_heads if replicas == 1 else 1
+        q = Part(config.num_heads * size, unit=group * size, padded=pads and replicas == 1)
+        kv = Part(config.num_kv_heads * size, unit=size, replicas=replicas, padded=pads and replicas == 1)
+        return HeadLayout(q, kv)
 
 
 class Attention(nn.Module):
     """Self-attention with packed q, k, v, RoPE, and grouped-query heads: [B, S, D] -> [B, S, D] replicated.
 
-    Query head j reads key head j * G // H; contiguous shards of both keep that pairing on one rank. Raises ConfigError
-    when tp does not divide the heads and the kv heads.
+    Sequence parallel: [s, B, D] -> [s, B, D]. Query head j reads kv head j * G // H. Raises ConfigError when the heads
+    cannot be spread over tp.
     """
 
     def __init__(self, config: BlockConfig, comm: TpComm) -> None:
         super().__init__()
-        config.check_tp(comm.size)
+        heads = HeadLayout.of(config, comm.size)
         dtype = getattr(torch, config.dtype)
-        q_width, kv_width = config.dim, config.num_kv_heads * config.head_dim
         self.head_dim = config.head_dim
         self.causal = config.causal
-        self.grouped = config.num_kv_heads != config.num_heads
+        self.interleaved = config.rope == "interleaved"
+        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
+        self.sequence_parallel = config.sequence_parallel
+        options = {"bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel}
         # Without a norm on q and k, equal skews would multiply in the logits; opposite ones cancel.
         k_skew = -config.num_kv_heads if config.qk_norm == "none" else config.num_kv_heads
-        self.wqkv = PackedColumnLinear(
-            config.dim,
-            (q_width, kv_width, kv_width),
-            bias=config.bias,
-            comm=comm,
-            dtype=dtype,
-            head_skew=(config.num_heads, k_skew, 0),
-        )
+        skew = (config.num_heads, k_skew, 0)
+        self.wqkv = PackedColumnLinear(config.dim, (heads.q, heads.kv, heads.kv), head_skew=skew, **options)
         self.qk_norm: DistributedQKNorm | PerHeadQKNorm | None = None
         if config.qk_norm == "full":
-            self.qk_norm = DistributedQKNorm(q_width, kv_width, eps=config.eps, comm=comm, dtype=dtype)
+            self.qk_norm = DistributedQKNorm(heads.q, heads.kv, eps=config.eps, comm=comm, dtype=dtype)
         elif config.qk_norm == "per_head":
             self.qk_norm = PerHeadQKNorm(config.head_dim, eps=config.eps, comm=comm, dtype=dtype)
-        self.wo = RowParallelLinear(config.dim, config.dim, bias=config.bias, comm=comm, dtype=dtype)
+        self.wo = RowParallelLinear(heads.q, config.dim, **options)
 
-    def forward(self, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
-        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D]."""
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        positions_S: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D].
+
+        `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
+        a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
+        """
         q_BSd, k_BSc, v_BSc = self.wqkv(x_BSD)
         if self.qk_norm is not None:
             q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
-        q_BhSE = rotate(self._heads(q_BSd), cos_SR, sin_SR).transpose(1, 2)
-        k_BgSE = rotate(self._heads(k_BSc), cos_SR, sin_SR).transpose(1, 2)
-        v_BgSE = self._heads(v_BSc).transpose(1, 2)
-        o_BhSE = F.scaled_dot_product_attention(q_BhSE, k_BgSE, v_BgSE, is_causal=self.causal, enable_gqa=self.grouped)
-        return self.wo(o_BhSE.transpose(1, 2).flatten(2))
+        q_BShE, k_BSgE, v_BSgE = (self._heads(t) for t in (q_BSd, k_BSc, v_BSc))
+        q_BShE = rotate(q_BShE, cos_SR, sin_SR, interleaved=self.interleaved)
+        k_BSgE = rotate(k_BSgE, cos_SR, sin_SR, interleaved=self.interleaved)
+        causal = self.causal
+        if cache is not None:
+            assert positions_S is not None, "a cache needs the positions of the tokens"
+            k_BSgE, v_BSgE = cache.update(k_BSgE, v_BSgE, positions_S)
+            mask, causal = _both(cache.mask(positions_S), mask), False
+        elif causal and mask is not None:
+            mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
+        o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped)
+        return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
-        """Collectives of this module for an input of `x_shape`."""
-        enter = Declared(backward=(declared_sum("backward", x_shape, dtype),))
+        """Collectives for an input whose full shape is `x_shape`."""
         norm = Declared() if self.qk_norm is None else self.qk_norm.declared(x_shape, dtype)
-        leave = Declared(forward=(declared_sum("forward", x_shape, dtype),))
-        return enter.then(norm).then(leave)
+        return self.wqkv.declared(x_shape, dtype).then(norm).then(self.wo.declared(x_shape, dtype))
 
     def _heads(self, x_BSd: Tensor) -> Tensor:
-        return x_BSd.unflatten(-1, (-1, self.head_dim))
+        return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
 
 
-def rotate(x_BShE: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
-    """Rotary embedding on the halves of each head, in the tables' dtype, cast back; tables are [S, E / 2].
+class CrossAttention(nn.Module):
+    """Attention of [B, S, D] to a context [B, T, D], whose keys and values can be computed once and kept.
 
-    Real tables as inputs, because complex RoPE computed inside (as in Wan's own code) does not trace.
+    No RoPE, no mask unless given; norms of q and k as the config says, each with its own statistic. The context is
+    replicated in the sequence-parallel form too. Raises ConfigError as Attention.
+    """
+
+    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
+        super().__init__()
+        heads = HeadLayout.of(config, comm.size)
+        dtype = getattr(torch, config.dtype)
+        self.head_dim = config.head_dim
+        self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
+        self.sequence_parallel = config.sequence_parallel
+        options = {"bias": config.bias, "comm": comm, "dtype": dtype}
+        k_skew = -config.num_kv_heads if config.qk_norm == "none" else config.num_kv_heads
+        sp = config.sequence_parallel
+        self.wq = ColumnParallelLinear(
+            config.dim, heads.q, head_skew=(config.num_heads,), sequence_parallel=sp, **options
+        )
+        self.wkv = PackedColumnLinear(config.dim, (heads.kv, heads.kv), head_skew=(k_skew, 0), **options)
+        self.q_norm = _norm(config, heads.q, comm, dtype)
+        self.k_norm = _norm(config, heads.kv, comm, dtype)
+        self.wo = RowParallelLinear(heads.q, config.dim, sequence_parallel=sp, **options)
+
+    def project(self, context_BTD: Tensor) -> KeysValues:
+        """Keys and values of a context, [B, T, g, E] each: pass them to `forward` instead of the context."""
+        k_BTc, v_BTc = self.wkv(context_BTD)
+        if self.k_norm is not None:
+            k_BTc = self.k_norm(k_BTc)
+        return k_BTc.unflatten(-1, (-1, self.head_dim)), v_BTc.unflatten(-1, (-1, self.head_dim))
+
+    def forward(self, x_BSD: Tensor, context: Tensor | KeysValues, *, mask: Tensor | None = None) -> Tensor:
+        """[B, S, D] and [B, T, D] or `project` of it -> [B, S, D]; `mask` broadcasts to [B, 1, S, T]."""
+        keys_values = self.project(context) if isinstance(context, Tensor) else context
+        q_BSd = self.wq(x_BSD)
+        if self.q_norm is not None:
+            q_BSd = self.q_norm(q_BSd)
+        q_BShE = _tokens_first(q_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)
+        o_BShE = attend(q_BShE, keys_values, mask=mask, causal=False, grouped=self.grouped)
+        return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
+
+    def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Collectives for full shapes of the input and of a context that is not projected yet."""
+        total = self.wkv.declared(context_shape, dtype)
+        if self.k_norm is not None:
+            total = total.then(self.k_norm.declared(context_shape, dtype))
+        total = total.then(self.wq.declared(x_shape, dtype))
+        if self.q_norm is not None:
+            total = total.then(self.q_norm.declared(x_shape, dtype))
+        return total.then(self.wo.declared(x_shape, dtype))
+
+
+def attend(q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, causal: bool, grouped: bool) -> Tensor:
+    """softmax(q k / sqrt(E)) v per head: [B, S, h, E], [B, T, g, E] twice -> [B, S, h, E]."""
+    q_BhSE, k_BgTE, v_BgTE = (t.transpose(1, 2) for t in (q_BShE, *keys_values))
+    o_BhSE = F.scaled_dot_product_attention(
+        q_BhSE, k_BgTE, v_BgTE, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+    )
+    return o_BhSE.transpose(1, 2)
+
+
+def rotate(x_BShE: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotary embedding in the tables' dtype, cast back; tables are [S, E / 2].
+
+    Pairs are element i and i + E / 2 of a head, or 2i and 2i + 1 when `interleaved`. Real tables as inputs, because
+    complex RoPE computed inside (as in Wan's own code) does not trace.
     """
     cos_S1R, sin_S1R = cos_SR.unsqueeze(1), sin_SR.unsqueeze(1)
-    a_BShR, b_BShR = x_BShE.chunk(2, -1)
+    if interleaved:
+        a_BShR, b_BShR = x_BShE.unflatten(-1, (-1, 2)).unbind(-1)
+    else:
+        a_BShR, b_BShR = x_BShE.chunk(2, -1)
     rotated = (a_BShR * cos_S1R - b_BShR * sin_S1R, b_BShR * cos_S1R + a_BShR * sin_S1R)
-    return torch.cat(rotated, -1).to(x_BShE.dtype)
+    joined = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
+    return joined.to(x_BShE.dtype)
+
+
+def _norm(
+    config: BlockConfig, width: Part, comm: TpComm, dtype: torch.dtype
+) -> DistributedRMSNorm | PerHeadRMSNorm | None:
+    if config.qk_norm == "none":
+        return None
+    if config.qk_norm == "per_head":
+        return PerHeadRMSNorm(config.head_dim, eps=config.eps, comm=comm, dtype=dtype)
+    return DistributedRMSNorm(width, eps=config.eps, comm=comm, dtype=dtype)
+
+
+def _tokens_first(x: Tensor, is_swapped: bool) -> Tensor:
+    """[S, B, ...] <-> [B, S, ...] in the sequence-parallel form, which has tokens before batch outside of attention."""
+    return x.transpose(0, 1) if is_swapped else x
+
+
+def _causal_mask(num_tokens: int, device: torch.device) -> Tensor:
+    return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
+
+
+def _both(allowed: Tensor, mask: Tensor | None) -> Tensor:
+    """Both masks; `allowed` is boolean, `mask` boolean or added to the logits."""
+    if mask is None:
+        return allowed
+    return allowed & mask if mask.dtype == torch.bool else mask.masked_fill(~allowed, float("-inf"))

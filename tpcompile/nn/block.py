@@ -1,7 +1,11 @@
 """Block configuration and a way to issue collectives -> the transformer block every mode and preset compiles."""
 
-# B batch, S sequence, D model width, R = head size / 2 rotary pairs
+# B batch, S sequence, T context tokens, D model width, R = head size / 2 rotary pairs
+# sequence parallel: s = S / tp, tokens before batch
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,75 +13,183 @@ from torch import Tensor, nn
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import TpComm
 from tpcompile.evidence.records import Collective
-from tpcompile.nn.attention import Attention
+from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
+from tpcompile.nn.cache import KVCache
+from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
-from tpcompile.nn.norm import RMSNorm
-from tpcompile.nn.sharding import Declared
+from tpcompile.nn.modulation import Modulation, add_gated, modulate
+from tpcompile.nn.norm import LayerNorm, RMSNorm
+from tpcompile.nn.sharding import Declared, gathered, scattered
+
+_SITES_PER_BLOCK = 3
+
+
+class BlockInputs(NamedTuple):
+    """Arguments of a stack or a block, in order; those after `sin_SR` are needed when the config asks for them."""
+
+    x_BSD: Tensor
+    cos_SR: Tensor
+    sin_SR: Tensor
+    modulation_B6D: Tensor | None = None
+    """Time embedding that adaLN adds to its table."""
+    context: Tensor | Sequence[KeysValues] | None = None
+    """[B, T, D], or for a stack `project_context` of it: keys and values per block."""
+    mask: Tensor | None = None
+    """Broadcasts to [B, 1, S, S]: boolean, True where a query may look, or float, added to the logits."""
+    seed: Tensor | None = None
+    """[1] int64, equal on all ranks: decides every dropout mask of this call."""
 
 
 class TransformerBlock(nn.Module):
     """Pre-norm block, x + attention(norm(x)) then + mlp(norm(.)); `comm` of size 1 is the unsharded twin.
 
-    Style `wan` has a GELU-tanh MLP, `llama` a SwiGLU; heads, norms, biases and mask follow the config. Weights are
-    allocated, not initialised. Raises ConfigError when the size of `comm` does not divide heads, kv heads or ffn_dim.
+    Style `wan` has a GELU-tanh MLP, `llama` a SwiGLU; heads, norms, biases, mask, modulation, cross-attention, dropout
+    and the sequence-parallel form follow the config. Weights are allocated, not initialised. Raises ConfigError when
+    heads, kv heads or ffn_dim cannot be spread over the size of `comm`. `layer` keeps dropout masks of blocks apart.
+    """
+
+    def __init__(self, config: BlockConfig, comm: TpComm, *, layer: int = 0) -> None:
+        super().__init__()
+        config.check_tp(comm.size)
+        site = layer * _SITES_PER_BLOCK
+        self.tp_size = comm.size
+        self.sequence_parallel = config.sequence_parallel
+        self.attention_norm = _norm(config, comm, affine=config.norm_affine)
+        self.attention = Attention(config, comm)
+        self.cross_norm: RMSNorm | LayerNorm | None = None
+        self.cross_attention: CrossAttention | None = None
+        if config.cross_attention:
+            self.cross_norm, self.cross_attention = _norm(config, comm, affine=True), CrossAttention(config, comm)
+        self.mlp_norm = _norm(config, comm, affine=config.norm_affine)
+        mlp = GeluMLP if config.style == "wan" else SwiGLU
+        self.mlp: GeluMLP | SwiGLU = mlp(config, comm, site=site)
+        self.modulation: Modulation | None = None
+        if config.modulation:
+            dtype = getattr(torch, config.dtype)
+            self.modulation = Modulation(config.dim, dtype=dtype, sequence_parallel=config.sequence_parallel, comm=comm)
+        tokens_dim = 0 if config.sequence_parallel else None
+        self.attention_dropout = Dropout(config.dropout, site=site + 1, comm=comm, sharded_dim=tokens_dim)
+        self.mlp_dropout = Dropout(config.dropout, site=site + 2, comm=comm, sharded_dim=tokens_dim)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        modulation_B6D: Tensor | None = None,
+        context: Tensor | KeysValues | None = None,
+        mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        positions_S: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; sequence parallel: [s, B, D] -> [s, B, D].
+
+        Arguments as `BlockInputs`; `cache` and `positions_S` as `Attention`.
+        """
+        shift = scale = gate = mlp_shift = mlp_scale = mlp_gate = None
+        if self.modulation is not None:
+            assert modulation_B6D is not None, "a block with modulation needs modulation_B6D"
+            shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(modulation_B6D)
+        h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
+        h_BSD = self.attention(h_BSD, cos_SR, sin_SR, mask=mask, cache=cache, positions_S=positions_S)
+        x_BSD = _joined(x_BSD, self.attention_dropout(h_BSD, seed), gate)
+        if self.cross_attention is not None and self.cross_norm is not None:
+            assert context is not None, "a block with cross-attention needs a context"
+            x_BSD = x_BSD + self.cross_attention(self.cross_norm(x_BSD), context)
+        h_BSD = self.mlp(_normed(self.mlp_norm, x_BSD, mlp_shift, mlp_scale), seed)
+        return _joined(x_BSD, self.mlp_dropout(h_BSD, seed), mlp_gate)
+
+    def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Collectives for full shapes of the input and of the context, forward and backward apart."""
+        batch = x_shape[1] if self.sequence_parallel else x_shape[0]
+        total = Declared() if self.modulation is None else self.modulation.declared(batch, dtype)
+        total = total.then(self.attention_norm.declared(dtype)).then(self.attention.declared(x_shape, dtype))
+        if self.cross_attention is not None and self.cross_norm is not None:
+            total = total.then(self.cross_norm.declared(dtype))
+            total = total.then(self.cross_attention.declared(x_shape, context_shape, dtype))
+        return total.then(self.mlp_norm.declared(dtype)).then(self.mlp.declared(x_shape, dtype))
+
+
+class TransformerStack(nn.Module):
+    """`num_layers` blocks in a row: the callable that is compiled.
+
+    Input and output are replicated [B, S, D] in every form; the sequence-parallel form shards the tokens after it
+    entered and gathers them before it leaves, and raises ConfigError when tp does not divide S.
     """
 
     def __init__(self, config: BlockConfig, comm: TpComm) -> None:
         super().__init__()
-        config.check_tp(comm.size)
-        dtype = getattr(torch, config.dtype)
+        self.comm = comm
         self.dim = config.dim
-        self.tp_size = comm.size
-        self.attention_norm = RMSNorm(config.dim, eps=config.eps, dtype=dtype)
-        self.attention = Attention(config, comm)
-        self.mlp_norm = RMSNorm(config.dim, eps=config.eps, dtype=dtype)
-        self.mlp: GeluMLP | SwiGLU = GeluMLP(config, comm) if config.style == "wan" else SwiGLU(config, comm)
+        self.context_len = config.context_len
+        self.sequence_parallel = config.sequence_parallel
+        self.layers = nn.ModuleList(TransformerBlock(config, comm, layer=i) for i in range(config.num_layers))
 
-    def forward(self, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
-        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SR, sin_SR)
-        return x_BSD + self.mlp(self.mlp_norm(x_BSD))
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        modulation_B6D: Tensor | None = None,
+        context: Tensor | Sequence[KeysValues] | None = None,
+        mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        *,
+        caches: Sequence[KVCache] | None = None,
+        positions_S: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated; arguments as `BlockInputs`, a cache per block."""
+        if self.sequence_parallel:
+            x_BSD = self.comm.scatter(x_BSD.transpose(0, 1), dim=0, src="I")  # tokens sharded, before the batch
+        for i, layer in enumerate(self.layers):
+            own = context if context is None or isinstance(context, Tensor) else context[i]
+            cache = None if caches is None else caches[i]
+            x_BSD = layer(x_BSD, cos_SR, sin_SR, modulation_B6D, own, mask, seed, cache=cache, positions_S=positions_S)
+        if self.sequence_parallel:
+            x_BSD = self.comm.all_gather(x_BSD, dim=0, dst="I").transpose(0, 1)  # tokens replicated
+        return x_BSD
+
+    def project_context(self, context_BTD: Tensor) -> list[KeysValues]:
+        """Keys and values of every block's cross-attention, to be passed as `context` in many calls."""
+        return [layer.cross_attention.project(context_BTD) for layer in self.layers]
 
     def declared_collectives(
         self, batch: int, seq_len: int, dtype: torch.dtype | str, train: bool
     ) -> tuple[Collective, ...]:
         """Collectives mode C issues for an input [batch, seq_len, D], forward then (if `train`) backward, in order.
 
-        `dtype` is a torch dtype or its name in a BlockConfig. Empty when the group has size 1.
+        `dtype` is a torch dtype or its name in a BlockConfig. All inputs that are activations need a gradient when
+        training, and a context is not projected yet. Empty when the group has size 1.
         """
-        return self.declared(batch, seq_len, _as_dtype(dtype)).select(train=train)
-
-    def declared(self, batch: int, seq_len: int, dtype: torch.dtype) -> Declared:
-        """The same, forward and backward apart."""
-        if self.tp_size == 1:
-            return Declared()
-        shape = (batch, seq_len, self.dim)
-        return self.attention.declared(shape, dtype).then(self.mlp.declared(shape, dtype))
-
-
-class TransformerStack(nn.Module):
-    """`num_layers` blocks in a row: the callable that is compiled."""
-
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(TransformerBlock(config, comm) for _ in range(config.num_layers))
-
-    def forward(self, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
-        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D], replicated."""
-        for layer in self.layers:
-            x_BSD = layer(x_BSD, cos_SR, sin_SR)
-        return x_BSD
-
-    def declared_collectives(
-        self, batch: int, seq_len: int, dtype: torch.dtype | str, train: bool
-    ) -> tuple[Collective, ...]:
-        """Collectives of all blocks, as `TransformerBlock.declared_collectives`."""
+        if self.comm.size == 1:
+            return ()
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        shape = (seq_len, batch, self.dim) if self.sequence_parallel else (batch, seq_len, self.dim)
+        context_shape = (batch, self.context_len or seq_len, self.dim)
         total = Declared()
+        if self.sequence_parallel:
+            total = scattered(shape, dtype, tp=self.comm.size, summed=False)
         for layer in self.layers:
             assert isinstance(layer, TransformerBlock), type(layer)
-            total = total.then(layer.declared(batch, seq_len, _as_dtype(dtype)))
+            total = total.then(layer.declared(shape, context_shape, dtype))
+        if self.sequence_parallel:
+            total = total.then(gathered(shape, dtype, tp=self.comm.size, dst="I"))
         return total.select(train=train)
 
 
-def _as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+def _norm(config: BlockConfig, comm: TpComm, *, affine: bool) -> RMSNorm | LayerNorm:
+    dtype = getattr(torch, config.dtype)
+    tokens_over = comm if config.sequence_parallel else None
+    if config.norm == "layer":
+        return LayerNorm(config.dim, eps=config.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
+    return RMSNorm(config.dim, eps=config.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
+
+
+def _normed(norm: nn.Module, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    return norm(x_BSD) if shift is None or scale is None else modulate(norm, x_BSD, shift, scale)
+
+
+def _joined(x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None) -> Tensor:
+    return x_BSD + branch_BSD if gate is None else add_gated(x_BSD, branch_BSD, gate)

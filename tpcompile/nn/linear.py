@@ -1,9 +1,11 @@
 """Replicated activations -> column-sharded activations -> replicated activations, by two kinds of linear.
 
+The sequence-parallel form starts and ends with activations sharded over tokens on dim 0 instead of replicated.
 Weights are allocated, not initialised: fill them with `tpcompile.nn.state.load_full_state_dict`.
 """
 
 # I input features, O output features; i = I / tp and o = O / tp are this rank's share
+# ... the leading dims: B, S; sequence parallel: s, B with s = S / tp at the outer ends, S, B between the linears
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.dist.strategies import TpComm
-from tpcompile.nn.sharding import ShardSpec, share_of
+from tpcompile.errors import ConfigError
+from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, gathered, reduced, scattered
 
 
 class _ColumnLinear(nn.Module):
@@ -22,95 +25,149 @@ class _ColumnLinear(nn.Module):
     def __init__(
         self,
         in_features: int,
-        parts: Sequence[int],
-        *,
-        bias: bool,
-        comm: TpComm,
-        dtype: torch.dtype,
-        head_skew: Sequence[int] = (),
-    ) -> None:
-        super().__init__()
-        self.comm = comm
-        self.parts = tuple(parts)
-        self.head_skew = tuple(head_skew)
-        self.local_parts = tuple(share_of("out_features", part, size=comm.size) for part in parts)
-        self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Rows of the weight and the bias are sharded, each packed part on its own."""
-        specs = {"weight": ShardSpec("weight", dim=0, parts=self.parts, head_skew=self.head_skew)}
-        if self.bias is not None:
-            specs["bias"] = ShardSpec("bias", dim=0, parts=self.parts, head_skew=self.head_skew)
-        return specs
-
-    def _project(self, x_BSI: Tensor) -> Tensor:
-        x_BSI = self.comm.copy_to_tp(x_BSI)  # identity; gradient partial -> replicated
-        return F.linear(x_BSI, self.weight, self.bias)
-
-
-class ColumnParallelLinear(_ColumnLinear):
-    """[B, S, I] replicated -> [B, S, O / tp]; the gradient of the input is all-reduced.
-
-    Raises ConfigError when tp does not divide `out_features`.
-    """
-
-    def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, comm: TpComm, dtype: torch.dtype = torch.float32
-    ) -> None:
-        super().__init__(in_features, (out_features,), bias=bias, comm=comm, dtype=dtype)
-
-    def forward(self, x_BSI: Tensor) -> Tensor:
-        """[B, S, I] -> [B, S, O / tp]."""
-        return self._project(x_BSI)
-
-
-class PackedColumnLinear(_ColumnLinear):
-    """Several column-parallel linears of one input in one matmul: [B, S, I] -> one [B, S, part / tp] per part.
-
-    The rows of rank r are its share of part 0, then its share of part 1, and so on. `head_skew` is a hint for test
-    weights (see `ShardSpec`). Raises ConfigError when tp does not divide every part.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        parts: Sequence[int],
+        parts: Sequence[Part | int],
         *,
         bias: bool,
         comm: TpComm,
         dtype: torch.dtype = torch.float32,
         head_skew: Sequence[int] = (),
-    ) -> None:
-        super().__init__(in_features, parts, bias=bias, comm=comm, dtype=dtype, head_skew=head_skew)
-
-    def forward(self, x_BSI: Tensor) -> tuple[Tensor, ...]:
-        """[B, S, I] -> views of one output, in the order of the parts."""
-        return self._project(x_BSI).split(self.local_parts, dim=-1)
-
-
-class RowParallelLinear(nn.Module):
-    """[B, S, I / tp] -> [B, S, O] replicated; the bias is added after the reduce, or it would count tp times.
-
-    Raises ConfigError when tp does not divide `in_features`.
-    """
-
-    def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, comm: TpComm, dtype: torch.dtype = torch.float32
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.comm = comm
-        self.in_features = in_features
-        local_features = share_of("in_features", in_features, size=comm.size)
+        self.sequence_parallel = sequence_parallel
+        self.layout = ShardSpec("weight", dim=0, parts=tuple(parts), head_skew=tuple(head_skew))
+        self.local_parts = tuple(part.share(comm.size, "out_features") for part in self.layout.packed)
+        self.replicas = max(part.replicas for part in self.layout.packed)
+        self.num_own = _rows_before_replicated(self.layout.packed, self.local_parts)
+        self.replica_comm = comm.replicas(self.replicas)
+        self.weight = nn.Parameter(torch.empty(sum(self.local_parts), in_features, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(sum(self.local_parts), dtype=dtype)) if bias else None
+
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Rows of the weight and the bias are sharded, each packed part on its own."""
+        specs = {"weight": self.layout}
+        if self.bias is not None:
+            skew = self.layout.head_skew
+            specs["bias"] = ShardSpec("bias", dim=0, parts=self.layout.packed, head_skew=skew)
+        return specs
+
+    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Collectives for an input whose full shape is `x_shape`."""
+        total = gathered(x_shape, dtype, tp=self.comm.size) if self.sequence_parallel else entered(x_shape, dtype)
+        if self.replicas > 1:
+            num_shared = sum(self.local_parts) - self.num_own
+            total = total.then(entered((num_shared, self.weight.shape[1]), dtype, group="tp_replicas"))
+            if self.bias is not None:
+                total = total.then(entered((num_shared,), dtype, group="tp_replicas"))
+        return total
+
+    def _project(self, x_I: Tensor) -> Tensor:
+        if self.sequence_parallel:
+            x_I = self.comm.all_gather(x_I, dim=0, dst="R")  # tokens sharded -> replicated, partial gradient
+        else:
+            x_I = self.comm.copy_to_tp(x_I)  # identity; gradient partial -> replicated
+        weight, bias = self.weight, self.bias
+        if self.replicas > 1 and torch.is_grad_enabled():
+            weight = self._shared(weight)
+            bias = bias if bias is None else self._shared(bias)
+        return F.linear(x_I, weight, bias)
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """The replicated parts enter a region of their own: each replica sees a part of their gradient."""
+        own, shared = rows.tensor_split((self.num_own,))
+        return torch.cat((own, self.replica_comm.copy_to_tp(shared)))
+
+
+class ColumnParallelLinear(_ColumnLinear):
+    """[..., I] replicated -> [..., O / tp]; the gradient of the input is all-reduced.
+
+    Raises ConfigError when tp does not divide `out_features`, unless that is a padded `Part`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: Part | int,
+        *,
+        bias: bool,
+        comm: TpComm,
+        dtype: torch.dtype = torch.float32,
+        head_skew: Sequence[int] = (),
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__(
+            in_features, (out_features,), bias=bias, comm=comm, dtype=dtype, head_skew=head_skew,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+
+    def forward(self, x_I: Tensor) -> Tensor:
+        """[..., I] -> [..., O / tp]; sequence parallel: [s, B, I] -> [S, B, O / tp]."""
+        return self._project(x_I)
+
+
+class PackedColumnLinear(_ColumnLinear):
+    """Several column-parallel linears of one input in one matmul: [..., I] -> one [..., part / tp] per part.
+
+    The rows of rank r are its share of part 0, then its share of part 1, and so on. Parts with `replicas` come last.
+    `head_skew` is a hint for test weights (see `ShardSpec`). Raises ConfigError when tp does not divide every part.
+    """
+
+    def forward(self, x_I: Tensor) -> tuple[Tensor, ...]:
+        """[..., I] -> views of one output, in the order of the parts."""
+        return self._project(x_I).split(self.local_parts, dim=-1)
+
+
+class RowParallelLinear(nn.Module):
+    """[..., I / tp] -> [..., O] replicated; the bias is added after the reduce, or it would count tp times.
+
+    Sequence parallel: [S, B, I / tp] -> [S / tp, B, O]; every rank then adds the bias to other tokens, so its gradient
+    is partial and summed. Raises ConfigError when tp does not divide `in_features`, unless that is a padded `Part`.
+    """
+
+    def __init__(
+        self,
+        in_features: Part | int,
+        out_features: int,
+        *,
+        bias: bool,
+        comm: TpComm,
+        dtype: torch.dtype = torch.float32,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.comm = comm
+        self.sequence_parallel = sequence_parallel
+        self.layout = ShardSpec("weight", dim=1, parts=(in_features,))
+        local_features = self.layout.packed[0].share(comm.size, "in_features")
         self.weight = nn.Parameter(torch.empty(out_features, local_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Columns of the weight are sharded, the bias is replicated."""
-        specs = {"weight": ShardSpec("weight", dim=1, parts=(self.in_features,))}
+        specs = {"weight": self.layout}
         return specs if self.bias is None else specs | {"bias": ShardSpec("bias")}
 
-    def forward(self, x_BSi: Tensor) -> Tensor:
-        """[B, S, I / tp] -> [B, S, O]."""
-        y_BSO = self.comm.all_reduce(F.linear(x_BSi, self.weight), dst="I")  # partial -> replicated
-        return y_BSO if self.bias is None else y_BSO + self.bias
+    def forward(self, x_i: Tensor) -> Tensor:
+        """[..., I / tp] -> [..., O]; sequence parallel: [S, B, I / tp] -> [s, B, O]."""
+        y_O = F.linear(x_i, self.weight)
+        if self.sequence_parallel:
+            y_O = self.comm.reduce_scatter(y_O, dim=0)  # partial -> tokens sharded
+            return y_O if self.bias is None else y_O + self.comm.copy_to_tp(self.bias)
+        y_O = self.comm.all_reduce(y_O, dst="I")  # partial -> replicated
+        return y_O if self.bias is None else y_O + self.bias
+
+    def declared(self, y_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Collectives for an output whose full shape is `y_shape`."""
+        if not self.sequence_parallel:
+            return reduced(y_shape, dtype)
+        leave = scattered(y_shape, dtype, tp=self.comm.size, summed=True)
+        return leave if self.bias is None else leave.then(entered(self.bias.shape, dtype))
+
+
+def _rows_before_replicated(parts: Sequence[Part], local_parts: Sequence[int]) -> int:
+    """Local rows of the parts without replicas; they must come first, so that one slice holds the others."""
+    replicas = [part.replicas for part in parts]
+    if replicas != sorted(replicas) or len({n for n in replicas if n > 1}) > 1:
+        raise ConfigError(f"replicas of packed parts are {replicas}; put parts without replicas first, the rest alike")
+    return sum(rows for part, rows in zip(parts, local_parts, strict=True) if part.replicas == 1)

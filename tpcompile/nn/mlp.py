@@ -11,50 +11,57 @@ from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
 from tpcompile.dist.strategies import TpComm
+from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
-from tpcompile.nn.sharding import Declared, declared_sum
+from tpcompile.nn.sharding import Declared, Part
 
 
-class GeluMLP(nn.Module):
-    """Linear, GELU (tanh form, as Wan), linear: [B, S, D] -> [B, S, D] replicated."""
+class _MLP(nn.Module):
+    """What both forms share: the way out, and dropout of the hidden activations."""
 
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
+    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int) -> None:
         super().__init__()
+        self.hidden = Part(config.ffn_dim, padded=config.uneven == "pad")
         dtype = getattr(torch, config.dtype)
-        self.up = ColumnParallelLinear(config.dim, config.ffn_dim, bias=config.bias, comm=comm, dtype=dtype)
-        self.down = RowParallelLinear(config.ffn_dim, config.dim, bias=config.bias, comm=comm, dtype=dtype)
+        self.options = {
+            "bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel,
+        }  # fmt: skip
+        self.dropout = Dropout(config.dropout, site=site, comm=comm, sharded_dim=-1)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
-        h_BSf = F.gelu(self.up(x_BSD), approximate="tanh")
-        return self.down(h_BSf)
+    def _leave(self, h_BSf: Tensor, seed: Tensor | None) -> Tensor:
+        return self.down(self.dropout(h_BSf, seed))
+
+
+class GeluMLP(_MLP):
+    """Linear, GELU (tanh form, as Wan), linear: [B, S, D] -> [B, S, D] replicated; sequence parallel: [s, B, D]."""
+
+    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int = 0) -> None:
+        super().__init__(config, comm, site=site)
+        self.up = ColumnParallelLinear(config.dim, self.hidden, **self.options)
+        self.down = RowParallelLinear(self.hidden, config.dim, **self.options)
+
+    def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
+        return self._leave(F.gelu(self.up(x_BSD), approximate="tanh"), seed)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
-        """Collectives of this module for an input of `x_shape`."""
-        return _enter_and_leave(x_shape, dtype)
+        """Collectives of this module for an input whose full shape is `x_shape`."""
+        return self.up.declared(x_shape, dtype).then(self.down.declared(x_shape, dtype))
 
 
-class SwiGLU(nn.Module):
-    """silu(gate) * up, then down, gate and up packed in one matmul: [B, S, D] -> [B, S, D] replicated."""
+class SwiGLU(_MLP):
+    """silu(gate) * up, then down, gate and up packed in one matmul; shapes as GeluMLP."""
 
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
-        super().__init__()
-        dtype = getattr(torch, config.dtype)
-        parts = (config.ffn_dim, config.ffn_dim)
-        self.gate_up = PackedColumnLinear(config.dim, parts, bias=config.bias, comm=comm, dtype=dtype)
-        self.down = RowParallelLinear(config.ffn_dim, config.dim, bias=config.bias, comm=comm, dtype=dtype)
+    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int = 0) -> None:
+        super().__init__(config, comm, site=site)
+        self.gate_up = PackedColumnLinear(config.dim, (self.hidden, self.hidden), **self.options)
+        self.down = RowParallelLinear(self.hidden, config.dim, **self.options)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
+    def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
         gate_BSf, up_BSf = self.gate_up(x_BSD)
-        return self.down(F.silu(gate_BSf) * up_BSf)
+        return self._leave(F.silu(gate_BSf) * up_BSf, seed)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
-        """Collectives of this module for an input of `x_shape`."""
-        return _enter_and_leave(x_shape, dtype)
-
-
-def _enter_and_leave(x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
-    return Declared(
-        forward=(declared_sum("forward", x_shape, dtype),), backward=(declared_sum("backward", x_shape, dtype),)
-    )
+        """Collectives of this module for an input whose full shape is `x_shape`."""
+        return self.gate_up.declared(x_shape, dtype).then(self.down.declared(x_shape, dtype))

@@ -1,102 +1,180 @@
-"""Activations -> RMS-normalised activations, with the statistic each layout needs.
+"""Activations -> normalised activations, with the statistic each layout needs.
 
-All of them normalise in float32 (float64 for float64), cast back, then multiply by the weight, as Wan does.
+All of them normalise in float32 (float64 for float64), cast back, then multiply by the weight, as Wan and Llama do.
 """
 
 # B batch, S sequence, D normalised width, E head size; d = D / tp and h = heads / tp are this rank's share.
-# q and k may have different widths (grouped-query attention): d and c.
+# q and k may have different widths (grouped-query attention): d and c. Norms act on the last dim, whatever leads.
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.dist.strategies import TpComm
-from tpcompile.nn.sharding import Declared, ShardSpec, declared_sum, share_of, stat_dtype
+from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced, stat_dtype
 
 
 class RMSNorm(nn.Module):
-    """Norm of replicated activations; the weight is replicated and so is its gradient."""
+    """Norm of whole vectors; the weight is replicated; none without `affine`.
 
-    def __init__(self, width: int, *, eps: float, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Replicated."""
-        return {"weight": ShardSpec("norm")}
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
-        return _normalize_last(x_BSD, self.eps) * self.weight
-
-
-class DistributedRMSNorm(nn.Module):
-    """Norm over the full width D of activations sharded on it: [B, S, D / tp] -> [B, S, D / tp].
-
-    The sum of squares is all-reduced with dst="R": ranks scale different shards by it, so its gradient is partial.
-    The mean divides by the global D, not by a mean of local means. Raises ConfigError when tp does not divide `width`.
-    """
-
-    def __init__(self, width: int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.comm = comm
-        self.width = width
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(share_of("width", width, size=comm.size), dtype=dtype))
-
-    def shard_specs(self) -> dict[str, ShardSpec]:
-        """Sharded like the activations."""
-        return {"weight": ShardSpec("norm", dim=0, parts=(self.width,))}
-
-    def forward(self, x_BSd: Tensor) -> Tensor:
-        """[B, S, D / tp] -> [B, S, D / tp], one all-reduce of [B, S, 1]."""
-        sum_BS1 = self.comm.all_reduce(self.local_sum(x_BSd), dst="R")  # partial -> replicated, partial gradient
-        return self.scale(x_BSd, sum_BS1)
-
-    def local_sum(self, x_BSd: Tensor) -> Tensor:
-        """Sum of squares of this rank's shard, [B, S, 1]."""
-        return x_BSd.to(stat_dtype(x_BSd.dtype)).square().sum(-1, keepdim=True)
-
-    def scale(self, x_BSd: Tensor, sum_BS1: Tensor) -> Tensor:
-        """Normalise with the global sum of squares, cast back, multiply by the weight."""
-        return _normalize(x_BSd, sum_BS1 / self.width, self.eps) * self.weight
-
-
-class DistributedQKNorm(nn.Module):
-    """`DistributedRMSNorm` of q and k with one packed all-reduce of [B, S, 2] instead of two.
-
-    q is [B, S, D / tp] and k [B, S, C / tp], before the view into heads. Raises ConfigError as DistributedRMSNorm.
+    With `tokens_over` each rank has other tokens (sequence parallel), so the weight's gradient is partial and summed
+    over that group; without it ranks repeat the same work, and the gradient is the same on all of them.
     """
 
     def __init__(
-        self, q_width: int, k_width: int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32
+        self,
+        width: int,
+        *,
+        eps: float,
+        affine: bool = True,
+        dtype: torch.dtype = torch.float32,
+        tokens_over: TpComm | None = None,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.tokens_over = tokens_over
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Replicated, if there is one."""
+        return {} if self.weight is None else {"weight": ShardSpec("norm")}
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        normalized_D = _normalize_last(x_D, self.eps)
+        if self.weight is None:
+            return normalized_D
+        weight = self.weight if self.tokens_over is None else self.tokens_over.copy_to_tp(self.weight)
+        return normalized_D * weight
+
+    def declared(self, dtype: torch.dtype) -> Declared:
+        """Backward of the sequence-parallel form: the sum of the weight's gradient."""
+        if self.weight is None or self.tokens_over is None:
+            return Declared()
+        return entered(self.weight.shape, dtype)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm of whole vectors in float32, as Wan's; weight and bias with `affine`; `tokens_over` as in RMSNorm."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float,
+        affine: bool = True,
+        dtype: torch.dtype = torch.float32,
+        tokens_over: TpComm | None = None,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.width = width
+        self.tokens_over = tokens_over
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+        self.bias = nn.Parameter(torch.empty(width, dtype=dtype)) if affine else None
+
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Replicated, if there are any."""
+        return {} if self.weight is None else {"weight": ShardSpec("norm"), "bias": ShardSpec("bias")}
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        weight, bias = self.weight, self.bias
+        if weight is not None and bias is not None and self.tokens_over is not None:
+            weight, bias = self.tokens_over.copy_to_tp(torch.stack((weight, bias))).unbind(0)
+        dtype = stat_dtype(x_D.dtype)
+        if weight is not None and bias is not None:
+            weight, bias = weight.to(dtype), bias.to(dtype)
+        return F.layer_norm(x_D.to(dtype), (self.width,), weight, bias, self.eps).to(x_D.dtype)
+
+    def declared(self, dtype: torch.dtype) -> Declared:
+        """Backward of the sequence-parallel form: the sum of both gradients, packed."""
+        if self.weight is None or self.tokens_over is None:
+            return Declared()
+        return entered((2, self.width), dtype)
+
+
+class DistributedRMSNorm(nn.Module):
+    """Norm over the full width D of activations sharded on it: [..., D / tp] -> [..., D / tp].
+
+    The sum of squares is all-reduced with dst="R": ranks scale different shards by it, so its gradient is partial. The
+    mean divides by what was summed: the full width, times the replicas that count the same heads again; padding counts
+    nothing. Raises ConfigError when tp does not divide the width, unless it is a padded `Part`.
+    """
+
+    def __init__(self, width: Part | int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.comm = comm
+        self.layout = ShardSpec("norm", dim=0, parts=(width,))
+        part = self.layout.packed[0]
+        self.num_summed = part.size * part.replicas
+        self.replica_comm = comm.replicas(part.replicas)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(part.share(comm.size, "width"), dtype=dtype))
+
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        """Sharded like the activations."""
+        return {"weight": self.layout}
+
+    def forward(self, x_d: Tensor) -> Tensor:
+        """[..., D / tp] -> [..., D / tp], one all-reduce of [..., 1]."""
+        sum_1 = self.comm.all_reduce(self.local_sum(x_d), dst="R")  # partial -> replicated, partial gradient
+        return self.scale(x_d, sum_1)
+
+    def local_sum(self, x_d: Tensor) -> Tensor:
+        """Sum of squares of this rank's shard, [..., 1]."""
+        return x_d.to(stat_dtype(x_d.dtype)).square().sum(-1, keepdim=True)
+
+    def scale(self, x_d: Tensor, sum_1: Tensor) -> Tensor:
+        """Normalise with the global sum of squares, cast back, multiply by the weight."""
+        return _normalize(x_d, sum_1 / self.num_summed, self.eps) * self.replica_comm.copy_to_tp(self.weight)
+
+    def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Collectives for activations with the leading dims of `shape`."""
+        return reduced((*shape[:-1], 1), stat_dtype(dtype), dst="R").then(self.declared_scale(dtype))
+
+    def declared_scale(self, dtype: torch.dtype) -> Declared:
+        """Those of `scale`: replicas see parts of the weight's gradient."""
+        is_replicated = self.replica_comm.size > 1
+        return entered(self.weight.shape, dtype, group="tp_replicas") if is_replicated else Declared()
+
+
+class DistributedQKNorm(nn.Module):
+    """`DistributedRMSNorm` of q and k with one packed all-reduce of [..., 2] instead of two.
+
+    q is [..., D / tp] and k [..., C / tp], before the view into heads. Raises ConfigError as DistributedRMSNorm.
+    """
+
+    def __init__(
+        self, q_width: Part | int, k_width: Part | int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
         self.comm = comm
         self.q_norm = DistributedRMSNorm(q_width, eps=eps, comm=comm, dtype=dtype)
         self.k_norm = DistributedRMSNorm(k_width, eps=eps, comm=comm, dtype=dtype)
 
-    def forward(self, q_BSd: Tensor, k_BSc: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q_d: Tensor, k_c: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes unchanged."""
-        local_BS2 = torch.cat((self.q_norm.local_sum(q_BSd), self.k_norm.local_sum(k_BSc)), -1)
-        sum_BS2 = self.comm.all_reduce(local_BS2, dst="R")  # partial -> replicated, partial gradient
-        q_sum_BS1, k_sum_BS1 = sum_BS2.split(1, -1)
-        return self.q_norm.scale(q_BSd, q_sum_BS1), self.k_norm.scale(k_BSc, k_sum_BS1)
+        local_2 = torch.cat((self.q_norm.local_sum(q_d), self.k_norm.local_sum(k_c)), -1)
+        sum_2 = self.comm.all_reduce(local_2, dst="R")  # partial -> replicated, partial gradient
+        q_sum_1, k_sum_1 = sum_2.split(1, -1)
+        return self.q_norm.scale(q_d, q_sum_1), self.k_norm.scale(k_c, k_sum_1)
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+    def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """One all-reduce of the two statistics in each direction."""
-        shape = (*x_shape[:-1], 2)
-        return Declared(*((declared_sum(p, shape, stat_dtype(dtype)),) for p in ("forward", "backward")))
+        statistics = reduced((*shape[:-1], 2), stat_dtype(dtype), dst="R")
+        return statistics.then(self.q_norm.declared_scale(dtype)).then(self.k_norm.declared_scale(dtype))
 
 
 class PerHeadRMSNorm(nn.Module):
-    """Norm of each head on its own, [B, S, h * E] -> same; no statistic crosses ranks.
+    """Norm of each head on its own, [..., h * E] -> same; no statistic crosses ranks.
 
     The weight [E] is replicated but every rank applies it to other heads, so its gradient is partial on each rank:
-    `copy_to_tp` on the parameter sums it, inside the one graph (a backward hook would break it).
+    `copy_to_tp` on the parameter sums it, inside the one graph (a backward hook would break it). Heads that `replicas`
+    ranks hold are used by other query heads on each, so theirs is partial in the same way.
     """
 
     def __init__(self, head_dim: int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:
@@ -110,14 +188,18 @@ class PerHeadRMSNorm(nn.Module):
         """Replicated."""
         return {"weight": ShardSpec("norm")}
 
-    def forward(self, x_BSd: Tensor) -> Tensor:
-        """[B, S, h * E] -> [B, S, h * E]."""
-        return self.scale(x_BSd, self.comm.copy_to_tp(self.weight))
+    def forward(self, x_d: Tensor) -> Tensor:
+        """[..., h * E] -> [..., h * E]."""
+        return self.scale(x_d, self.comm.copy_to_tp(self.weight))
 
-    def scale(self, x_BSd: Tensor, weight_E: Tensor) -> Tensor:
+    def scale(self, x_d: Tensor, weight_E: Tensor) -> Tensor:
         """Normalise every head and multiply by a weight that has entered the TP region."""
-        x_BShE = x_BSd.unflatten(-1, (-1, self.head_dim))
-        return (_normalize_last(x_BShE, self.eps) * weight_E).flatten(-2)
+        x_hE = x_d.unflatten(-1, (-1, self.head_dim))
+        return (_normalize_last(x_hE, self.eps) * weight_E).flatten(-2)
+
+    def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
+        """Backward only: the sum of the weight's gradient."""
+        return entered((self.head_dim,), dtype)
 
 
 class PerHeadQKNorm(nn.Module):
@@ -130,15 +212,15 @@ class PerHeadQKNorm(nn.Module):
         self.q_norm = PerHeadRMSNorm(head_dim, eps=eps, comm=comm, dtype=dtype)
         self.k_norm = PerHeadRMSNorm(head_dim, eps=eps, comm=comm, dtype=dtype)
 
-    def forward(self, q_BSd: Tensor, k_BSc: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q_d: Tensor, k_c: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes unchanged."""
         weights_2E = self.comm.copy_to_tp(torch.stack((self.q_norm.weight, self.k_norm.weight)))
         q_weight_E, k_weight_E = weights_2E.unbind(0)
-        return self.q_norm.scale(q_BSd, q_weight_E), self.k_norm.scale(k_BSc, k_weight_E)
+        return self.q_norm.scale(q_d, q_weight_E), self.k_norm.scale(k_c, k_weight_E)
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
+    def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Backward only: the sum of the weights' gradients."""
-        return Declared(backward=(declared_sum("backward", (2, self.head_dim), dtype),))
+        return entered((2, self.head_dim), dtype)
 
 
 def _normalize_last(x: Tensor, eps: float) -> Tensor:

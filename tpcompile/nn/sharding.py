@@ -1,12 +1,13 @@
-"""Declaration of a parameter's layout over the TP group -> its full shape, and one rank's slice of a full tensor."""
+"""Declaration of a parameter's layout over the TP group -> its full shape, one rank's slice, and the whole again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.errors import ConfigError, TpCompileError
@@ -17,32 +18,84 @@ _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f6
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows (or columns) that are spread over the ranks as one: whole units in order, each rank the same number."""
+
+    size: int
+    """Rows of the full tensor."""
+    unit: int = 1
+    """Rows that stay together: a head, or the query heads of one kv head."""
+    replicas: int = 1
+    """Neighbouring ranks that hold the same share: more ranks than kv heads."""
+    padded: bool = False
+    """Rows of zeros fill the last shares, so that all ranks have equal shapes and with them equal graphs."""
+
+    def share(self, tp: int, name: str = "size") -> int:
+        """Rows of every rank; raises ConfigError when they do not come out even and the part is not padded."""
+        owners, units = tp // self.replicas, self.size // self.unit
+        if units % owners and not self.padded:
+            good = [n for n in _divisors(units) if n <= 64]
+            raise ConfigError(f"{name}={units} is not divisible by tp={owners}; choose tp from {good}, or pad it")
+        return -(-units // owners) * self.unit
+
+    def rows(self, *, rank: int, tp: int) -> tuple[int, int]:
+        """First row of the rank and how many of its rows are real."""
+        share = self.share(tp)
+        start = min(rank // self.replicas * share, self.size)
+        return start, min(share, self.size - start)
+
+
+@dataclass(frozen=True)
 class ShardSpec:
     """How one parameter is laid out; a module says so in `shard_specs()`, nobody guesses from names."""
 
     kind: Kind
-    """What the numbers are, which decides their scale in `full_state_dict`."""
+    """What the numbers are, which decides their scale in test weights."""
     dim: int | None = None
     """Sharded dim; None for a replicated parameter."""
-    parts: tuple[int, ...] = ()
-    """Full sizes of what is packed along `dim`, each sharded on its own; one entry when nothing is packed."""
+    parts: Sequence[Part | int] = ()
+    """What is packed along `dim`, each part sharded on its own; an int is a `Part` of that many single rows."""
     head_skew: tuple[int, ...] = ()
     """Per part, the number of heads whose scales are spread in test weights; negative reverses them, 0 is none."""
+    packed: tuple[Part, ...] = field(init=False)
+    """`parts`, all of them as `Part`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packed", tuple(Part(p) if isinstance(p, int) else p for p in self.parts))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Full rows of each part."""
+        return tuple(part.size for part in self.packed)
 
     def full_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the unsharded parameter."""
         shape = list(local_shape)
         if self.dim is not None:
-            shape[self.dim] = sum(self.parts)
+            shape[self.dim] = sum(self.sizes)
         return tuple(shape)
 
     def take(self, full: Tensor, *, rank: int, size: int) -> Tensor:
         """Slice of rank `rank` of `size`: from every part its own share, never a chunk of the packed tensor."""
         if self.dim is None or size == 1:
             return full
-        shares = [p // size for p in self.parts]
-        pieces = zip(full.split(self.parts, self.dim), shares, strict=True)
-        return torch.cat([part.narrow(self.dim, rank * share, share) for part, share in pieces], self.dim)
+        pieces = []
+        for part, rows in zip(self.packed, full.split(self.sizes, self.dim), strict=True):
+            start, count = part.rows(rank=rank, tp=size)
+            pieces.append(_fill(rows.narrow(self.dim, start, count), self.dim, part.share(size)))
+        return torch.cat(pieces, self.dim)
+
+    def join(self, shards: Sequence[Tensor]) -> Tensor:
+        """The unsharded parameter of all ranks' slices, in rank order, bit for bit; padding is dropped."""
+        if self.dim is None or len(shards) == 1:
+            return shards[0]
+        tp = len(shards)
+        local = [shard.split([part.share(tp) for part in self.packed], self.dim) for shard in shards]
+        pieces = []
+        for index, part in enumerate(self.packed):
+            for rank in range(0, tp, part.replicas):
+                pieces.append(local[rank][index].narrow(self.dim, 0, part.rows(rank=rank, tp=tp)[1]))
+        return torch.cat(pieces, self.dim)
 
 
 @runtime_checkable
@@ -56,7 +109,10 @@ class Sharded(Protocol):
 
 @dataclass(frozen=True)
 class Declared:
-    """Collectives a module issues in mode C, in issue order; a backward list holds for training only."""
+    """Collectives a module issues in mode C, in issue order; a backward list holds for training only.
+
+    Autograd runs nodes in reverse order of their creation, so the backward of a sequence is the reversed sequence.
+    """
 
     forward: tuple[Collective, ...] = ()
     backward: tuple[Collective, ...] = ()
@@ -70,12 +126,42 @@ class Declared:
         return self.forward + (self.backward if train else ())
 
 
-def declared_sum(phase: str, shape: Sequence[int], dtype: torch.dtype) -> Collective:
+def declared_sum(phase: str, shape: Sequence[int], dtype: torch.dtype, *, group: str = "tp") -> Collective:
     """One sum all-reduce over the TP group, as a digest of the compiled graph spells it."""
-    printed = str(list(shape))
-    return Collective(
-        phase=phase, op="all_reduce", reduce_op="sum", dtype=_DTYPE_NAMES[dtype], shape=printed, group="tp"
-    )
+    return _declared(phase, "all_reduce", shape, dtype, reduce_op="sum", group=group)
+
+
+def entered(shape: Sequence[int], dtype: torch.dtype, *, group: str = "tp") -> Declared:
+    """`copy_to_tp` of a tensor of that shape."""
+    return Declared(backward=(declared_sum("backward", shape, dtype, group=group),))
+
+
+def reduced(shape: Sequence[int], dtype: torch.dtype, *, dst: Literal["I", "R"] = "I") -> Declared:
+    """`all_reduce` of a tensor of that shape."""
+    backward = (declared_sum("backward", shape, dtype),) if dst == "R" else ()
+    return Declared((declared_sum("forward", shape, dtype),), backward)
+
+
+def gathered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, dst: Literal["I", "R"] = "R") -> Declared:
+    """`all_gather` on dim 0 to the full `shape`."""
+    local = (shape[0] // tp, *shape[1:])
+    forward = _declared("forward", "all_gather_into_tensor", local, dtype)
+    backward = _declared("backward", "reduce_scatter_tensor", shape, dtype, reduce_op="sum")
+    return Declared((forward,), (backward,) if dst == "R" else ())
+
+
+def scattered(shape: Sequence[int], dtype: torch.dtype, *, tp: int, summed: bool) -> Declared:
+    """On dim 0 of the full `shape`: `reduce_scatter` when `summed`, else `scatter` of a replicated tensor."""
+    local = (shape[0] // tp, *shape[1:])
+    forward = _declared("forward", "reduce_scatter_tensor", shape, dtype, reduce_op="sum")
+    return Declared((forward,) if summed else (), (_declared("backward", "all_gather_into_tensor", local, dtype),))
+
+
+def _declared(
+    phase: str, op: str, shape: Sequence[int], dtype: torch.dtype, *, reduce_op: str = "", group: str = "tp"
+) -> Collective:
+    name = _DTYPE_NAMES[dtype]
+    return Collective(phase=phase, op=op, reduce_op=reduce_op, dtype=name, shape=str(list(shape)), group=group)
 
 
 def specs_of(module: nn.Module) -> dict[str, ShardSpec]:
@@ -104,6 +190,12 @@ def share_of(name: str, full: int, *, size: int) -> int:
 def stat_dtype(dtype: torch.dtype) -> torch.dtype:
     """dtype of norm statistics: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _fill(rows: Tensor, dim: int, size: int) -> Tensor:
+    """Zeros after the rows of `dim`, up to `size`."""
+    missing = size - rows.shape[dim]
+    return rows if not missing else F.pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [0, missing])
 
 
 def _divisors(n: int) -> Iterator[int]:

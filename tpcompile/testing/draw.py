@@ -1,0 +1,105 @@
+"""Module or block configuration, and a seed -> full weights and inputs, equal on all ranks.
+
+Scales differ per head (0.25 to 4): on iid data a norm over the local shard is off by 1 % only, the size of a bf16
+tolerance, while on head-skewed data it is off by more than half.
+"""
+
+# B batch, S sequence, T context tokens, D model width, E head size
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.config import BlockConfig
+from tpcompile.dist.strategies import Collectives
+from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.sharding import ShardSpec, specs_of, stat_dtype
+
+_NORM_SPREAD, _BIAS_SCALE, _ROPE_BASE = 0.2, 0.1, 10000.0
+
+
+def draw_stack_weights(
+    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Unsharded weights of a `TransformerStack(config, ...)`, as `draw_weights`; q and k rows are head-skewed."""
+    with torch.device("meta"):
+        twin = TransformerStack(config, Collectives(None))
+    return draw_weights(twin, seed=seed, dtype=dtype, device=device)
+
+
+def draw_weights(twin: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
+    """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
+
+    No bias is zero and no norm weight one. Drawn in float32 and cast, so that another dtype holds the same numbers,
+    rounded. Every parameter must be declared by a module's `shard_specs()`.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    specs = specs_of(twin)
+    shapes = {name: tuple(parameter.shape) for name, parameter in twin.named_parameters()}
+    return {name: _draw(specs[name], shapes[name], generator).to(dtype) for name in shapes}
+
+
+def draw_inputs(
+    config: BlockConfig, *, seed: int, device: torch.device | str, dtype: torch.dtype, seq_len: int
+) -> BlockInputs:
+    """Inputs of a stack of this form: x [B, S, D] and context [B, T, D] in `dtype`, RoPE tables and modulation in
+    float32 (float64 for float64), mask [B, 1, 1, S] that hides the last third of the keys from sequence 0.
+
+    Activations are drawn in float32 and skewed per head-sized chunk of D.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    x = _skewed(config, seq_len, generator).to(dtype)
+    cos, sin = rope_tables(config.head_dim, seq_len, device=device, dtype=stat_dtype(dtype))
+    modulation = context = mask = drop_seed = None
+    if config.modulation:
+        shape = (config.batch, 6, config.dim)
+        modulation = (torch.randn(shape, generator=generator, device=device) * 0.5).to(stat_dtype(dtype))
+    if config.cross_attention:
+        context = _skewed(config, config.context_len or seq_len, generator).to(dtype)
+    if config.masked:
+        mask = torch.ones(config.batch, 1, 1, seq_len, dtype=torch.bool, device=device)
+        mask[0, ..., seq_len - seq_len // 3 :] = False
+    if config.dropout:
+        drop_seed = torch.tensor([seed], device=device)
+    return BlockInputs(x, cos, sin, modulation, context, mask, drop_seed)
+
+
+def cast_inputs(inputs: BlockInputs, dtype: torch.dtype) -> BlockInputs:
+    """The same numbers in another dtype; masks and seeds stay what they are."""
+    return BlockInputs(*(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in inputs))
+
+
+def rope_tables(
+    head_dim: int, seq_len: int, *, device: torch.device | str, dtype: torch.dtype, base: float = _ROPE_BASE
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * base ** (-2 i / E), [S, E / 2] each, computed in float64."""
+    pairs = torch.arange(head_dim // 2, device=device, dtype=torch.float64)
+    positions = torch.arange(seq_len, device=device, dtype=torch.float64)
+    angles = positions[:, None] * base ** (-pairs / pairs.numel())
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def head_scales(num_heads: int, width: int, *, device: torch.device | str) -> Tensor:
+    """[width], constant per head, from 0.25 to 4 over the heads; a negative `num_heads` goes from 4 to 0.25."""
+    scales = torch.logspace(-2, 2, abs(num_heads), base=2, device=device)
+    scales = scales.flip(0) if num_heads < 0 else scales
+    return scales.repeat_interleave(-(-width // abs(num_heads)))[:width]
+
+
+def _skewed(config: BlockConfig, num_tokens: int, generator: torch.Generator) -> Tensor:
+    x = torch.randn(config.batch, num_tokens, config.dim, generator=generator, device=generator.device)
+    return x * head_scales(config.num_heads, config.dim, device=generator.device)
+
+
+def _draw(spec: ShardSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    noise = torch.randn(shape, generator=generator, device=generator.device)
+    if spec.kind == "norm":
+        return 1 + _NORM_SPREAD * noise
+    noise *= shape[-1] ** -0.5 if spec.kind == "weight" else _BIAS_SCALE
+    if not any(spec.head_skew):
+        return noise
+    pairs = zip(noise.split(spec.sizes, 0), spec.sizes, spec.head_skew, strict=True)
+    for part, size, heads in pairs:
+        if heads:
+            part *= head_scales(heads, size, device=generator.device).view(-1, *[1] * (noise.dim() - 1))
+    return noise
