@@ -5,7 +5,7 @@ import pytest
 from tpcompile import config
 from tpcompile.errors import ConfigError
 
-PRESETS = {"cpu_smoke", "llama_smoke", "llama8b", "wan14b", "wan14b_256", "wan14b_8"}
+PRESETS = {"wan21_smoke", "wan21_14b", "cpu_smoke", "llama_smoke", "llama8b", "wan14b", "wan14b_256", "wan14b_8"}
 
 
 def test_the_presets_of_the_readme_are_there() -> None:
@@ -16,7 +16,7 @@ def test_the_presets_of_the_readme_are_there() -> None:
 def test_every_preset_loads_and_divides_by_eight(name: str) -> None:
     loaded = config.load(name)
     assert loaded.preset == name
-    loaded.block.check_tp(8)
+    loaded.check_tp(8)
     assert 2 <= loaded.resized_seq_len < loaded.block.seq_len
 
 
@@ -97,5 +97,33 @@ def test_equal_configs_have_equal_hashes_and_any_change_shows() -> None:
 
 
 def test_a_tp_that_does_not_divide_names_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"tp=16 does not divide num_kv_heads=8; choose tp from \[1, 2, 4, 8\]"):
-        config.load("llama_smoke").block.check_tp(16)
+    with pytest.raises(
+        ConfigError, match=r"tp=3 does not divide num_heads=16, num_kv_heads=8.*from \[1, 2, 4, 8, 16\]"
+    ):
+        config.load("llama_smoke").block.check_tp(3)
+
+
+def test_more_ranks_than_kv_heads_share_them_when_the_heads_come_out_even() -> None:
+    block = config.load("llama_smoke").block
+    block.check_tp(16)
+    assert [block.kv_replicas(tp) for tp in (1, 8, 16)] == [1, 1, 2]
+    with pytest.raises(ConfigError, match="tp=12 does not divide num_heads=16, num_kv_heads=8, ffn_dim=128"):
+        block.check_tp(12)
+
+
+def test_uneven_heads_are_refused_unless_padding_is_declared() -> None:
+    with pytest.raises(ConfigError, match='or set uneven="pad"'):
+        config.load("cpu_smoke", ["block.num_heads=6", "block.num_kv_heads=6", "block.head_size=8"]).check_tp(4)
+    padded = ["block.num_heads=6", "block.num_kv_heads=6", "block.head_size=8", "block.uneven=pad", "block.ffn_dim=90"]
+    config.load("cpu_smoke", padded).check_tp(4)
+    with pytest.raises(ConfigError, match="tp=8 does not divide num_heads=6"):
+        config.load("cpu_smoke", padded).check_tp(8)
+
+
+def test_sequence_parallel_lengths_must_divide_and_the_default_one_does() -> None:
+    for preset in ("cpu_smoke", "wan14b", "wan14b_256", "wan14b_8"):
+        loaded = config.load(preset, ["block.sequence_parallel=true"])
+        loaded.check_tp(4)
+        assert loaded.resized_seq_len < loaded.block.seq_len
+    with pytest.raises(ConfigError, match=r"tp=4 does not divide block.seq_len=18; sequence_parallel needs"):
+        config.load("cpu_smoke", ["block.sequence_parallel=true", "block.seq_len=18"]).check_tp(4)

@@ -63,8 +63,8 @@ class BlockConfig(Frozen):
     """adaLN: the block takes [B, 6, D] (shift, scale, gate of attention, then of the MLP) and adds its own table."""
     cross_attention: bool = False
     """A second attention, between the first and the MLP, that reads a context [B, T, D]."""
-    context_len: int = Field(default=0, ge=0)
-    """Tokens T of the context that the gate feeds; 0 is seq_len."""
+    context_len: int | None = Field(default=None, gt=0)
+    """Tokens T of the context that the gate feeds; None is seq_len."""
     masked: bool = False
     """The gate feeds a boolean mask over the keys, [B, 1, 1, S]."""
     uneven: Literal["refuse", "pad"] = "refuse"
@@ -182,9 +182,26 @@ class RunConfig(Frozen):
 
     @property
     def resized_seq_len(self) -> int:
-        """Tokens of the call in which the sequence length changes."""
+        """Tokens of the call in which the sequence length changes.
+
+        By default a quarter less; in the sequence-parallel form rounded down to a power of two that is at most 64, or a
+        multiple of 64, so that the usual tp sizes divide it.
+        """
         seq = self.block.seq_len
-        return self.gate.resized_seq_len or max(2, seq - max(1, seq // 4))
+        shorter = max(2, seq - max(1, seq // 4))
+        if self.block.sequence_parallel:
+            step = min(64, 1 << (seq // 2).bit_length() - 1)
+            shorter = shorter // step * step
+        return self.gate.resized_seq_len or shorter
+
+    def check_tp(self, tp: int) -> None:
+        """Raise ConfigError when the block, or the tokens of its sequence-parallel form, cannot be spread over `tp`."""
+        self.block.check_tp(tp)
+        lengths = {"block.seq_len": self.block.seq_len, "gate.resized_seq_len": self.resized_seq_len}
+        bad = {name: n for name, n in lengths.items() if self.block.sequence_parallel and n % tp}
+        if bad:
+            numbers = ", ".join(f"{name}={n}" for name, n in bad.items())
+            raise ConfigError(f"tp={tp} does not divide {numbers}; sequence_parallel needs multiples of {tp}, set them")
 
 
 def preset_paths() -> dict[str, Path]:

@@ -67,7 +67,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     device = _device(request.device, nproc, num_gpus)
     preset = request.preset or ("wan14b" if device == "cuda" else "cpu_smoke")
     resolved = _config(request, preset)
-    resolved.block.check_tp(nproc)
+    resolved.check_tp(nproc)
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)

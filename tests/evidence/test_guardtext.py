@@ -86,6 +86,11 @@ def test_the_source_is_the_nearest_manager_above() -> None:
         ("LAMBDA_GUARD: __dtensor_spec_140115977097824(L['x'])", "LAMBDA_GUARD: __dtensor_spec_94556759976992(L['x'])"),
         ("TYPE_MATCH: ___check_type_id(G['___module_m_140115977097824_c1'], 7), type=<class 'm'>",
          "TYPE_MATCH: ___check_type_id(G['___module_m_140115977099999_c4'], 8), type=<class 'm'>"),
+        # the order of a set follows the hash seed
+        ("EQUALS_MATCH: G['d'] == frozenset({torch.int8, torch.float32})",
+         "EQUALS_MATCH: G['d'] == frozenset({torch.float32, torch.int8})"),
+        ("EQUALS_MATCH: G['d'] == {'k': {('a', 1), 'b}', frozenset({2, 3})}}",
+         "EQUALS_MATCH: G['d'] == {'k': {frozenset({3, 2}), 'b}', ('a', 1)}}"),
     ],
 )  # fmt: skip
 def test_ids_addresses_paths_and_device_indices_do_not_count(here: str, there: str) -> None:
@@ -109,6 +114,10 @@ def test_ids_addresses_paths_and_device_indices_do_not_count(here: str, there: s
          'GLOBAL_STATE: ___check_global_state() against {"allow_tf32":true,"num_threads":1}'),
         ("LAMBDA_GUARD: 2 <= L['x'].size()[0]", "LAMBDA_GUARD: 4 <= L['x'].size()[0]"),
         ("EQUALS_MATCH: G['s'] == 'a # b'", "EQUALS_MATCH: G['s'] == 'a # c'"),
+        ("EQUALS_MATCH: G['s'] == {1, 2}", "EQUALS_MATCH: G['s'] == {1, 3}"),
+        ("EQUALS_MATCH: G['s'] == {1: 2, 3: 4}", "EQUALS_MATCH: G['s'] == {3: 4, 1: 2}"),
+        ("EQUALS_MATCH: G['s'] == '{b, a}'", "EQUALS_MATCH: G['s'] == '{a, b}'"),
+        ("EQUALS_MATCH: G['s'] == [{1}, 2]", "EQUALS_MATCH: G['s'] == [2, {1}]"),
     ],
 )  # fmt: skip
 def test_what_the_user_guards_on_counts(here: str, there: str) -> None:

@@ -52,7 +52,7 @@ def _expression(text: str, roles: GroupRoles) -> str:
         text = f"{match[1]}group:{roles(match[2])}"
     if match := _TYPE_SUFFIX.search(text):
         text = text[: match.start()] + f"), type={normalise.objects(match[1])}"
-    return normalise.generic(text)
+    return normalise.generic(normalise.sets(text))
 
 
 def split_comments(text: str) -> tuple[str, list[str]]:

@@ -20,6 +20,7 @@ _DYNAMO_COUNTER = re.compile(
 )
 _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_guard_fn_140115977097824_c0/0`
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
+_QUOTED_OR_BRACE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{")
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _FUNCTIONAL_GROUP = re.compile(
     r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.[\w.]+\(.*?,\s*)(['\"])([^'\"]*)\2\)"
@@ -41,6 +42,47 @@ def objects(text: str) -> str:
 def dynamo_names(text: str) -> str:
     """Drop the counters and ids Dynamo bakes into names of globals it makes."""
     return _GLOBAL_BY_ID.sub("_ID", _DTENSOR_SPEC.sub(r"\1ID", _DYNAMO_COUNTER.sub(r"\1", text)))
+
+
+def sets(text: str) -> str:
+    """Sort the elements of set displays: their order follows the hash seed of strings and the ids of objects."""
+    out, start = [], 0
+    while match := _QUOTED_OR_BRACE.search(text, start):
+        items, end = _display(text, match.start()) if match[0] == "{" else (None, 0)
+        if items is None:  # a string, a dict, whose order is its own, or no display at all
+            out.append(text[start : match.end()])
+            start = match.end()
+        else:
+            out.append(text[start : match.start()] + "{" + ", ".join(sorted(sets(item) for item in items)) + "}")
+            start = end
+    return "".join(out) + text[start:]
+
+
+def _display(text: str, start: int) -> tuple[list[str] | None, int]:
+    """Elements between the braces that open at `start` and the place after them; None when they hold no set."""
+    depth, quote, begin, items = 0, "", start + 1, []
+    index = start
+    while index < len(text):
+        char = text[index]
+        if quote:
+            index += char == "\\"
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                items.append(text[begin:index].strip())
+                return (items if char == "}" and all(items) else None), index + 1
+        elif depth == 1 and char == ":":
+            return None, index
+        elif depth == 1 and char == ",":
+            items.append(text[begin:index].strip())
+            begin = index + 1
+        index += 1
+    return None, index
 
 
 def generic(text: str) -> str:
