@@ -42,6 +42,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sequence parallel": WAN_2_1 | {"sequence_parallel": True, "seq_len": 8, "masked": True},
     "sequence parallel llama": FORMS["llama"]
     | {"sequence_parallel": True, "seq_len": 8, "num_kv_heads": 1, "bias": True},
+    "dropout": FORMS["wan"] | {"dropout": 0.25},
+    "everything": WAN_2_1
+    | UNEVEN
+    | {
+        "num_kv_heads": 7,
+        "sequence_parallel": True,
+        "seq_len": 8,
+        "masked": True,
+        "causal": True,
+        "dropout": 0.25,
+    },
 }
 CASES = [(form, qk_norm) for form in FORMS for qk_norm in ("full", "per_head", "none")]
 CASES += [(form, "full") for form in OPTIONS]

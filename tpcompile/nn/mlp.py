@@ -26,7 +26,7 @@ class _MLP(nn.Module):
         self.options = {
             "bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel,
         }  # fmt: skip
-        self.dropout = Dropout(config.dropout, site=site, comm=comm, sharded_dim=-1)
+        self.dropout = Dropout(config.dropout, site=site, comm=comm, sharded_dim=-1, full_size=config.ffn_dim)
 
     def _leave(self, h_BSf: Tensor, seed: Tensor | None) -> Tensor:
         return self.down(self.dropout(h_BSf, seed))
