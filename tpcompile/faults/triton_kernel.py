@@ -29,4 +29,4 @@ class TritonKernel(Wrapped):
         """Run the kernel, then the stack."""
         y = torch.empty_like(x)
         local_scale_kernel[(triton.cdiv(x.numel(), _BLOCK),)](x, y, x.numel(), BLOCK=_BLOCK)
-        return self.inner(y, cos, sin)
+        return self.inner(y, *rest)
