@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import ShardSpec, specs_of
 
 
-def load_full_state_dict(module: nn.Module, full: dict[str, Tensor]) -> None:
+def load_full_state_dict(module: nn.Module, full: Mapping[str, Tensor]) -> None:
     """Copy this rank's slice of every full tensor into `module`, bit for bit; padding becomes zeros.
 
     Raises ConfigError naming missing and unexpected keys, and any tensor of another shape or dtype than expected;

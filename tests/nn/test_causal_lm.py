@@ -1,0 +1,349 @@
+"""CausalLM on 1, 2 and 4 gloo ranks against transformers' own Llama and Qwen3, made from a config, no download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from functorch.compile import min_cut_rematerialization_partition
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+
+from tests.graphs import GraphCapture
+from tests.ranks import run_on_ranks
+from tpcompile.config import BlockConfig
+from tpcompile.dist.strategies import Collectives
+from tpcompile.errors import ConfigError
+from tpcompile.nn.causal_lm import CausalLM
+from tpcompile.nn.checkpoints import llama, qwen3
+from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
+from tpcompile.testing.draw import draw_weights
+
+BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
+SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+# On 4 ranks the first two have fewer kv heads than ranks; no vocabulary is divisible by 4.
+FORMS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "vocab_size": 51, "attention_bias": True, "mlp_bias": True},
+    "llama tied": {"num_key_value_heads": 1, "vocab_size": 50, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "qwen3": {"num_key_value_heads": 4, "vocab_size": 51, "head_dim": 12},
+}
+RANKS = (1, 2, 4)
+COMPILED_TOKENS = [("llama tied", 2)]
+COMPILED_LOSS = [("llama tied", False), ("qwen3", True)]  # form, whether it is sequence parallel
+TOLERANCE = 1e-5  # relative to the largest element, float32 on both sides
+
+
+class MinCutCapture(GraphCapture):
+    """Partitions as Inductor does: the default partitioner leaves dead code in the backward, a collective included."""
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        self.texts.append(("dynamo", graph.print_readable(print_output=False)))
+        compilers = {"fw_compiler": self._keep("forward"), "bw_compiler": self._keep("backward")}
+        return aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)(graph, inputs)
+
+
+class RankAsNumber(Collectives):
+    """Lets compiled code read the rank as a Python number."""
+
+    def rank_index(self, device: torch.device) -> Tensor:
+        return torch.full((1,), self.rank, device=device)
+
+
+def family_of(form: str) -> Any:
+    return llama if form.startswith("llama") else qwen3
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def reference_of(form: str) -> dict[str, Any]:
+    """Config, state dict, inputs and results of transformers' model, with weights that nothing is trivial in."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    config_class, model_class = (
+        (LlamaConfig, LlamaForCausalLM) if form.startswith("llama") else (Qwen3Config, Qwen3ForCausalLM)
+    )
+    # A pad_token_id would hold the gradient of its row at zero, in transformers only.
+    common = {"max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    config = config_class(**SIZES | common | FORMS[form])
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            else:
+                parameter.copy_(noise * (0.1 if name.endswith("bias") else parameter.shape[-1] ** -0.5))
+    ids = torch.randint(config.vocab_size, (BATCH, TOKENS), generator=generator)
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    prompt = ids[:, :PROMPT]
+    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False)
+    return {
+        "config": config.to_dict(),
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "ids": ids,
+        "logits": out.logits.detach(),
+        "loss": out.loss.detach(),
+        "grads": {name: parameter.grad.clone() for name, parameter in model.named_parameters()},
+        "tokens": tokens,
+    }
+
+
+def build(form: str, reference: dict[str, Any], comm: Collectives, **options: Any) -> CausalLM:
+    family, config = family_of(form), reference["config"]
+    with torch.device("meta"):
+        block = family.block_config(config, batch=BATCH, seq_len=TOKENS, uneven="pad", **options)
+        model = CausalLM(block, comm, vocab_size=config["vocab_size"], tied=config["tie_word_embeddings"])
+    model.to_empty(device="cpu")
+    load_full_state_dict(model, family.key_map(config).to_full(reference["state"]))
+    return model
+
+
+def shifted(ids: Tensor) -> Tensor:
+    """Targets as transformers makes them of labels."""
+    return torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], -100)), 1)
+
+
+def compare(form: str, reference: dict[str, Any], comm: Collectives, **options: Any) -> dict[str, float]:
+    """Relative errors of logits, loss and gradients, these by transformers' names."""
+    model, family, config = build(form, reference, comm, **options), family_of(form), reference["config"]
+    ids, tables = reference["ids"], family.rope_tables(config, TOKENS)
+    errors = {"logits": relative_error(model.logits(ids, *tables), reference["logits"])}
+    loss = model.loss(ids, shifted(ids), *tables)
+    loss.backward()
+    errors["loss"] = relative_error(loss.detach(), reference["loss"])
+    grads = {name: gather_full(name, p.grad, module=model) for name, p in model.named_parameters()}
+    ours = family.key_map(config).to_checkpoint(grads)
+    assert set(ours) == set(reference["grads"])
+    return errors | {name: relative_error(ours[name], grad) for name, grad in reference["grads"].items()}
+
+
+def generate(form: str, reference: dict[str, Any], comm: Collectives, *, is_compiled: bool) -> dict[str, Any]:
+    """Tokens, and with the model compiled: tokens twice, and the graphs after the first and the second time."""
+    model, tables = build(form, reference, comm), family_of(form).rope_tables(reference["config"], PROMPT + NEW)
+    prompt = reference["ids"][:, :PROMPT]
+    found: dict[str, Any] = {"tokens": model.generate(prompt, *tables, num_new_tokens=NEW)}
+    if is_compiled:
+        torch._dynamo.reset()
+        stats = torch._dynamo.utils.counters["stats"]
+        stats.clear()
+        caches = model.new_caches(BATCH, PROMPT + NEW)
+        model.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+        for run in ("first", "second"):
+            found[run] = model.generate(prompt, *tables, num_new_tokens=NEW, caches=caches)
+            found[f"graphs {run}"] = stats["unique_graphs"]
+    return found
+
+
+def compiled(form: str, reference: dict[str, Any], comm: Collectives, **options: Any) -> dict[str, Any]:
+    """Graphs of `loss`, and how they differ in value from eager."""
+    torch._dynamo.reset()
+    model, ids = build(form, reference, comm, **options), reference["ids"]
+    tables, capture = family_of(form).rope_tables(reference["config"], TOKENS), MinCutCapture()
+    eager = model.loss(ids, shifted(ids), *tables)
+    loss = torch.compile(model.loss, backend=capture, fullgraph=True, dynamic=False)(ids, shifted(ids), *tables)
+    loss.backward()
+    declared = [c.model_dump() for c in model.declared_loss(BATCH, TOKENS, train=True)]
+    rows = [tuple(c[key] for key in ("phase", "op", "reduce_op", "dtype", "shape")) for c in declared]
+    return {
+        "texts": capture.texts,
+        "collectives": capture.collectives,
+        "declared": rows,
+        "error": relative_error(loss.detach(), eager.detach()),
+    }
+
+
+def break_weights(form: str, reference: dict[str, Any], comm: Collectives) -> dict[str, float]:
+    """Relative errors of the logits when one thing is wrong."""
+    ids, tables = reference["ids"], family_of(form).rope_tables(reference["config"], TOKENS)
+    full = family_of(form).key_map(reference["config"]).to_full(reference["state"])
+    errors = {}
+    for name in ("attention.wqkv", "mlp.gate_up"):
+        model = build(form, reference, comm)
+        key = f"stack.layers.0.{name}.weight"
+        with torch.no_grad():
+            model.get_parameter(key).copy_(full[key].chunk(comm.size)[comm.rank])
+        errors[name] = relative_error(model.logits(ids, *tables), reference["logits"])
+    model = build(form, reference, comm, rope="interleaved")
+    errors["rope"] = relative_error(model.logits(ids, *tables), reference["logits"])
+    tokens = model.generate(ids[:, :PROMPT], *tables, num_new_tokens=NEW)
+    errors["rope, tokens"] = (tokens != reference["tokens"]).float().mean().item()
+    return errors
+
+
+@torch.no_grad()
+def rank_as_number(form: str, reference: dict[str, Any], comm: Collectives) -> list[tuple[str, str]]:
+    """Graph texts of a forward that reads the rank as a Python number."""
+    torch._dynamo.reset()
+    capture = GraphCapture()
+    model = build(form, reference, RankAsNumber(comm.group))
+    torch.compile(model, backend=capture)(reference["ids"], *family_of(form).rope_tables(reference["config"], TOKENS))
+    return capture.texts
+
+
+def _worker(references: dict[str, dict[str, Any]]) -> dict[Any, Any]:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    comms = {1: Collectives(None), 2: Collectives(pairs[dist.get_rank() // 2]), 4: Collectives(dist.group.WORLD)}
+    found: dict[Any, Any] = {}
+    for form, reference in references.items():
+        for tp, comm in comms.items():
+            found[form, tp, "plain"] = compare(form, reference, comm)
+            found[form, tp, "sequence parallel"] = compare(form, reference, comm, sequence_parallel=True)
+            is_compiled = (form, tp) in COMPILED_TOKENS and dist.get_rank() < 2
+            found[form, tp, "tokens"] = generate(form, reference, comm, is_compiled=is_compiled)
+        model = build(form, reference, comms[4])
+        ours = family_of(form).key_map(reference["config"]).to_checkpoint(full_state_dict(model))
+        found[form, "differing"] = [k for k, v in ours.items() if not torch.equal(v, reference["state"][k])]
+        found[form, "returned"] = sorted(ours)
+        found[form, "kept"] = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    for form, is_sequence_parallel in COMPILED_LOSS if dist.get_rank() < 2 else ():
+        options = {"sequence_parallel": is_sequence_parallel}
+        found[form, "compiled"] = compiled(form, references[form], comms[2], **options)
+    found["rank as number"] = rank_as_number("qwen3", references["qwen3"], comms[2])
+    found["broken"] = break_weights("qwen3", references["qwen3"], comms[2])
+    return found
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, dict[str, Any]]:
+    return {form: reference_of(form) for form in FORMS}
+
+
+@pytest.fixture(scope="module")
+def ranks(references: dict[str, dict[str, Any]]) -> list[dict[Any, Any]]:
+    return run_on_ranks(_worker, references, world_size=4, timeout_s=240)
+
+
+@pytest.mark.parametrize("layout", ["plain", "sequence parallel"])
+@pytest.mark.parametrize("tp", RANKS)
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_loss_and_gradients_are_those_of_transformers(
+    ranks: list[dict[Any, Any]], form: str, tp: int, layout: str
+) -> None:
+    for found in ranks:
+        errors = found[form, tp, layout]
+        assert {"logits", "loss", "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"} <= set(errors)
+        assert {name: error for name, error in errors.items() if not error < TOLERANCE} == {}
+
+
+@pytest.mark.parametrize("tp", RANKS)
+@pytest.mark.parametrize("form", FORMS)
+def test_greedy_tokens_are_those_of_transformers(
+    ranks: list[dict[Any, Any]], references: dict[str, dict[str, Any]], form: str, tp: int
+) -> None:
+    expected = references[form]["tokens"]
+    assert expected.shape == (BATCH, PROMPT + NEW)
+    for found in ranks:
+        assert torch.equal(found[form, tp, "tokens"]["tokens"], expected)
+
+
+@pytest.mark.parametrize(("form", "tp"), COMPILED_TOKENS)
+def test_compiled_generation_is_two_graphs_for_any_number_of_calls(
+    ranks: list[dict[Any, Any]], references: dict[str, dict[str, Any]], form: str, tp: int
+) -> None:
+    for rank in ranks[:2]:
+        found = rank[form, tp, "tokens"]
+        assert torch.equal(found["first"], references[form]["tokens"])
+        assert torch.equal(found["second"], references[form]["tokens"])
+        assert (found["graphs first"], found["graphs second"]) == (2, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_state_dict_comes_back_from_four_ranks_bit_for_bit(
+    ranks: list[dict[Any, Any]], references: dict[str, dict[str, Any]], form: str
+) -> None:
+    keys = set(references[form]["state"])
+    if references[form]["config"]["tie_word_embeddings"]:
+        keys.remove("lm_head.weight")
+    for found in ranks:
+        assert found[form, "differing"] == [] and found[form, "returned"] == sorted(keys)
+        assert found[form, "kept"]["embedding.weight"] == (13, 32)
+
+
+@pytest.mark.parametrize("form", [form for form, _ in COMPILED_LOSS])
+def test_loss_is_one_graph_whose_text_is_equal_on_both_ranks(ranks: list[dict[Any, Any]], form: str) -> None:
+    left, right = (found[form, "compiled"] for found in ranks[:2])
+    assert [kind for kind, _ in left["texts"]] == ["dynamo", "forward", "backward"]
+    assert left["texts"] == right["texts"]
+    assert left["error"] < TOLERANCE
+
+
+@pytest.mark.parametrize("form", [form for form, _ in COMPILED_LOSS])
+def test_collectives_of_the_loss_are_the_declared_ones(ranks: list[dict[Any, Any]], form: str) -> None:
+    found = [found[form, "compiled"] for found in ranks[:2]]
+    assert all(len(rank["collectives"]) > 10 and rank["collectives"] == rank["declared"] for rank in found)
+
+
+def test_graphs_that_read_the_rank_as_a_number_differ(ranks: list[dict[Any, Any]]) -> None:
+    left, right = (found["rank as number"] for found in ranks[:2])
+    assert [kind for kind, _ in left] == [kind for kind, _ in right] != [] and left != right
+
+
+def test_declared_collectives_follow_the_form(ranks: list[dict[Any, Any]]) -> None:
+    plain, sharded = ({row[1] for row in ranks[0][form, "compiled"]["declared"]} for form, _ in COMPILED_LOSS)
+    assert plain == {"all_reduce"} and sharded == plain | {"all_gather_into_tensor", "reduce_scatter_tensor"}
+
+
+@pytest.mark.parametrize("broken", ["attention.wqkv", "mlp.gate_up", "rope", "rope, tokens"])
+def test_a_chunked_packed_weight_or_the_other_rope_gives_wrong_results(
+    ranks: list[dict[Any, Any]], broken: str
+) -> None:
+    assert all(found["broken"][broken] > 1000 * TOLERANCE for found in ranks)
+
+
+PROMPTS = torch.zeros(1, 3, dtype=torch.int64)
+
+
+def _no_rotation(length: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(length, 4), torch.zeros(length, 4)
+
+
+def _config(**change: Any) -> BlockConfig:
+    fields = {
+        "style": "llama", "dim": 16, "num_heads": 2, "num_kv_heads": 2, "ffn_dim": 8, "num_layers": 1,
+        "qk_norm": "none", "bias": False, "causal": True, "eps": 1e-6, "batch": 1, "seq_len": 4, "dtype": "float32",
+    }  # fmt: skip
+    return BlockConfig.model_validate(fields | change)
+
+
+def _tiny(**change: Any) -> CausalLM:
+    model = CausalLM(_config(**change), Collectives(None), vocab_size=10)
+    load_full_state_dict(model, draw_weights(model, seed=0, dtype=torch.float32, device="cpu"))
+    return model
+
+
+def test_a_config_that_a_language_model_cannot_feed_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="norm='layer', modulation=True"):
+        CausalLM(_config(norm="layer", modulation=True), Collectives(None), vocab_size=10)
+
+
+def test_generating_beyond_the_tables_or_the_caches_is_refused_with_the_numbers() -> None:
+    model, tables = _tiny(), _no_rotation(4)
+    assert model.generate(PROMPTS, *tables, num_new_tokens=1).shape == (1, 4)
+    with pytest.raises(ConfigError, match="4 positions; 3 \\+ 2 tokens need 5"):
+        model.generate(PROMPTS, *tables, num_new_tokens=2)
+    with pytest.raises(ConfigError, match="5 tokens do not fit in a cache of 4"):
+        model.generate(PROMPTS, *_no_rotation(8), num_new_tokens=2, caches=model.new_caches(1, 4))
+
+
+def test_decoding_in_the_sequence_parallel_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without sequence_parallel"):
+        _tiny(sequence_parallel=True).generate(PROMPTS, *_no_rotation(4), num_new_tokens=1)
+
+
+def test_a_tied_model_built_on_the_meta_device_stays_tied() -> None:
+    with torch.device("meta"):
+        model = CausalLM(_config(), Collectives(None), vocab_size=10, tied=True)
+    model.to_empty(device="cpu")
+    assert model.head.weight is model.embedding.weight and "head.weight" not in dict(model.named_parameters())

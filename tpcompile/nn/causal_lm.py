@@ -1,0 +1,166 @@
+"""Token ids -> logits, loss or further tokens: a whole language model of the Llama form, sharded end to end."""
+
+# B batch, S sequence, T places in the cache, D model width, V vocabulary, R = head size / 2 rotary pairs
+# v = V / tp columns of this rank; sequence parallel: s = S / tp, tokens before batch
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.config import BlockConfig
+from tpcompile.dist.strategies import TpComm
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import Collective
+from tpcompile.nn.attention import HeadLayout
+from tpcompile.nn.block import TransformerBlock, TransformerStack
+from tpcompile.nn.cache import KVCache
+from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
+from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy
+from tpcompile.nn.norm import RMSNorm
+
+
+class CausalLM(nn.Module):
+    """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; `comm` of size 1 is the unsharded twin.
+
+    Embedding and projection are sharded over the vocabulary; uneven="pad" pads it where tp does not divide it. With
+    `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `tpcompile.nn.checkpoints`.
+    In the sequence-parallel form activations are sharded over tokens from the embedding to the projection, and S must
+    be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a config of another form.
+    """
+
+    def __init__(self, config: BlockConfig, comm: TpComm, *, vocab_size: int, tied: bool = False) -> None:
+        super().__init__()
+        _check_form(config)
+        dtype = getattr(torch, config.dtype)
+        options = {
+            "comm": comm, "dtype": dtype, "pad": config.uneven == "pad", "sequence_parallel": config.sequence_parallel,
+        }  # fmt: skip
+        tokens_over = comm if config.sequence_parallel else None
+        self.comm = comm
+        self.vocab_size = vocab_size
+        self.sequence_parallel = config.sequence_parallel
+        self.cache_heads = HeadLayout.of(config, comm.size).kv.share(comm.size) // config.head_dim
+        self.head_dim = config.head_dim
+        self.embedding = ParallelEmbedding(vocab_size, config.dim, **options)
+        self.stack = TransformerStack(config, comm)
+        self.norm = RMSNorm(config.dim, eps=config.eps, dtype=dtype, tokens_over=tokens_over)
+        self.head = ParallelLMHead(config.dim, vocab_size, **options)
+        if tied:
+            self.head.tie(self.embedding)
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> CausalLM:
+        """As nn.Module, and ties again: torch gives every module a Parameter of its own."""
+        super().to_empty(device=device, recurse=recurse)
+        if self.head.tied:
+            self.head.tie(self.embedding)
+        return self
+
+    def forward(
+        self,
+        ids_BS: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        *,
+        mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        caches: Sequence[KVCache] | None = None,
+        positions_S: Tensor | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """[B, S] int64, [S, E / 2], [S, E / 2] -> this rank's columns of the logits, [B, S, V / tp].
+
+        `mask`, `seed`, `caches` and `positions_S` as `TransformerStack`; `last_only` projects the last token alone,
+        [B, 1, V / tp]. Raises ConfigError for `caches` or `last_only` in the sequence-parallel form.
+        """
+        if self.sequence_parallel:
+            if caches is not None or last_only:
+                raise ConfigError("one token cannot be sharded; decode in a model without sequence_parallel")
+            x_sBD = self.embedding(ids_BS.t())  # partial -> tokens sharded, before the batch
+            for layer in self.stack.layers:  # not the stack: it would scatter what is sharded already
+                x_sBD = layer(x_sBD, cos_SR, sin_SR, mask=mask, seed=seed)
+            return self.head(self.norm(x_sBD)).transpose(0, 1)
+        x_BSD = self.embedding(ids_BS)
+        x_BSD = self.stack(x_BSD, cos_SR, sin_SR, mask=mask, seed=seed, caches=caches, positions_S=positions_S)
+        return self.head(self.norm(x_BSD[:, -1:] if last_only else x_BSD))
+
+    def logits(self, ids_BS: Tensor, cos_SR: Tensor, sin_SR: Tensor, **options: Any) -> Tensor:
+        """Arguments as `forward` -> all logits on every rank, [B, S, V], for work that the ranks repeat."""
+        return self.head.gather(self(ids_BS, cos_SR, sin_SR, **options))
+
+    def loss(self, ids_BS: Tensor, targets_BS: Tensor, cos_SR: Tensor, sin_SR: Tensor, **options: Any) -> Tensor:
+        """Mean cross-entropy over all targets that are not -100, a scalar, the same on all ranks.
+
+        `targets_BS` [B, S] int64 is the token expected after each place: the caller shifts. `options` as `forward`.
+        """
+        logits_BSv = self(ids_BS, cos_SR, sin_SR, **options)
+        return vocab_parallel_cross_entropy(
+            logits_BSv.flatten(0, 1), targets_BS.flatten(), comm=self.comm, vocab_size=self.vocab_size
+        )
+
+    def new_caches(self, batch: int, max_len: int) -> list[KVCache]:
+        """An empty cache per block, for `max_len` tokens."""
+        weight = self.embedding.weight
+        options = {"dtype": weight.dtype, "device": weight.device}
+        return [KVCache(batch, max_len, self.cache_heads, self.head_dim, **options) for _ in self.stack.layers]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids_BS: Tensor,
+        cos_TR: Tensor,
+        sin_TR: Tensor,
+        *,
+        num_new_tokens: int,
+        caches: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Continue every prompt with the likeliest tokens: [B, S] -> [B, S + num_new_tokens], equal on all ranks.
+
+        One call for the prompt, then one per token; `model.compile()` before makes that two graphs, or one when the
+        prompt is one token, and passing the same `caches` again reuses them. Prompts have one length, nothing stops
+        early. Tables cover T >= S + num_new_tokens positions. Raises ConfigError when they do not, when the caches are
+        too short, and for a sequence-parallel model.
+        """
+        batch, length = ids_BS.shape
+        total = length + num_new_tokens
+        if len(cos_TR) < total or len(sin_TR) < total:
+            raise ConfigError(
+                f"RoPE tables have {len(cos_TR)} positions; {length} + {num_new_tokens} tokens need {total}"
+            )
+        caches = self.new_caches(batch, total) if caches is None else caches
+        for cache in caches:
+            cache.check_room(total)
+            cache.reset()
+        tokens, new_BS, start = [ids_BS], ids_BS, 0
+        for _ in range(num_new_tokens):
+            here = slice(start, start + new_BS.shape[1])
+            positions_S = torch.arange(here.start, here.stop, device=ids_BS.device)
+            logits_B1v = self(
+                new_BS, cos_TR[here], sin_TR[here], caches=caches, positions_S=positions_S, last_only=True
+            )
+            new_BS, start = self.head.gather(logits_B1v).argmax(-1), here.stop
+            tokens.append(new_BS)
+        return torch.cat(tokens, 1)
+
+    def declared_loss(self, batch: int, seq_len: int, train: bool) -> tuple[Collective, ...]:
+        """Collectives of `loss` for ids [batch, seq_len], forward then (if `train`) backward, in order."""
+        if self.comm.size == 1:
+            return ()
+        dtype, dim = self.embedding.weight.dtype, self.embedding.weight.shape[1]
+        tokens = (seq_len, batch) if self.sequence_parallel else (batch, seq_len)
+        shape = (*tokens, dim)
+        total = self.embedding.declared(tokens)
+        for layer in self.stack.layers:
+            assert isinstance(layer, TransformerBlock), type(layer)
+            total = total.then(layer.declared(shape, shape, dtype))
+        total = total.then(self.norm.declared(dtype)).then(self.head.declared(shape, dtype))
+        return total.then(declared_cross_entropy(batch * seq_len, dtype)).select(train=train)
+
+
+def _check_form(config: BlockConfig) -> None:
+    wanted = {"norm": "rms", "causal": True, "modulation": False, "cross_attention": False}
+    bad = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
+    if bad:
+        raise ConfigError(f"a CausalLM cannot be built with {', '.join(bad)}; it needs {wanted}")

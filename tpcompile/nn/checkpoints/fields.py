@@ -1,0 +1,43 @@
+"""A model's config, an object or a dict -> its fields, or one clear refusal of what is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from tpcompile.config import BlockConfig
+from tpcompile.errors import ConfigError
+
+_REQUIRED = object()
+
+
+def read(config: Any, name: str, default: Any = _REQUIRED) -> Any:
+    """Field of a config object or dict; raises ConfigError when it is absent and there is no default."""
+    value = config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+    if value is _REQUIRED:
+        raise ConfigError(f"the model's config has no {name!r}; pass its config.json as a dict, or its config object")
+    return value
+
+
+def refuse_others(config: Any, family: str, supported: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ConfigError naming every field whose value is not among `supported[field]`; the first is its default."""
+    found = {name: read(config, name, values[0]) for name, values in supported.items()}
+    bad = [
+        f"{name}={value!r} (supported: {', '.join(map(repr, supported[name]))})"
+        for name, value in found.items()
+        if value not in supported[name]
+    ]
+    if bad:
+        raise ConfigError(f"this {family} checkpoint is not supported: {'; '.join(bad)}")
+
+
+def build(family: str, **fields: Any) -> BlockConfig:
+    """BlockConfig, with ConfigError for fields that do not fit together."""
+    try:
+        return BlockConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "sizes"
+        raise ConfigError(f"{family}: {where}: {first['msg']}") from None
