@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Gate and benchmarks on N GPUs of this node; everything that matters ends in one JSON file.
 #
-#     scripts/gpu_suite.sh N OUT_DIR [quick|full]
+#     scripts/gpu_suite.sh N OUT_DIR [quick|full|maths]
 #
+# quick and full run the gate and its benchmarks; maths the wrappers, the correctness matrix and the block's options.
 # Each step has a hard time limit, a failed step does not stop the rest, a step that no longer fits into
 # SUITE_LIMIT_S (default 3600) is left out and named, and the table is printed last.
 set -uo pipefail
@@ -53,19 +54,46 @@ bench() {
   torchrun "$2" "$num_gpus" scripts/bench_modes.py --json "$work/bench-$1.json" "${@:3}"
 }
 
+# program NAME RANKS LIMIT_S ARGS...: a script that prints or writes one JSON object, exit status 0 when all is right.
+program() {
+  local name=$1 ranks=$2 limit=$3 status
+  fits "$limit" "$name" || return 0
+  echo "=== $name: ${*:4}" >>"$log"
+  torchrun "$limit" "$ranks" "${@:4}"
+  status=$?
+  [ -s "$work/program-$name.json" ] || echo null >"$work/program-$name.json"
+  echo "$status" >"$work/program-$name.exit"
+}
+
+options_on="--set block.cross_attention=true --set block.modulation=true --set block.norm=layer --set block.norm_affine=false
+  --set block.masked=true --set block.causal=true --set block.sequence_parallel=true --set block.dropout=0.1
+  --set block.uneven=pad --set block.num_heads=14 --set block.num_kv_heads=14 --set block.head_size=8 --set block.ffn_dim=122"
+
+if [ "$size" = maths ]; then
+  program collectives "$num_gpus" 150 scripts/gpu_collectives.py --out "$work/program-collectives.json"
+  program matrix "$num_gpus" 330 scripts/correctness_matrix.py --size gpu --limit-s 240 --json "$work/program-matrix.json"
+  gate wan21-14b-train "$num_gpus" 120 0 --preset wan21_14b --train
+  gate wan21-14b-sequence-parallel "$num_gpus" 120 0 --preset wan21_14b --train --set block.sequence_parallel=true
+  gate llama8b-replicated-kv "$num_gpus" 90 0 --preset llama8b --train --set block.num_kv_heads=$((num_gpus / 2))
+  # shellcheck disable=SC2086
+  gate every-option "$num_gpus" 90 0 --preset cpu_smoke --train $options_on
+else
 gate wan14b-train "$num_gpus" 180 0 --preset wan14b --mode all --train
 gate wan14b-8 "$num_gpus" 120 0 --preset wan14b_8 --mode all
 bench wan14b 100 --preset wan14b
 bench wan14b-8 100 --preset wan14b_8
+fi
 if [ "$size" = full ]; then
   bench wan14b-train 120 --preset wan14b --train
   gate wan14b-8-train "$num_gpus" 120 0 --preset wan14b_8 --mode all --train
   gate llama8b-train "$num_gpus" 120 0 --preset llama8b --mode C --train
   bench wan14b-256 100 --preset wan14b_256
 fi
+if [ "$size" != maths ]; then
 gate fault-rank-constant "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault rank_constant
 gate fault-killed "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault killed
 gate fault-reduce-op "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault other_reduce_op
+fi
 if [ "$size" = full ]; then
   gate wan14b-256-train "$num_gpus" 100 0 --preset wan14b_256 --mode C --train
   gate two-ranks 2 80 0 --preset wan14b_8 --mode C
@@ -77,7 +105,8 @@ import json, pathlib, sys
 import torch
 work, result, num_gpus = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 read = lambda pattern: {p.stem.partition("-")[2]: json.loads(p.read_text() or "null") for p in sorted(work.glob(pattern))}
-gates, benches = read("gate-*.json"), read("bench-*.json")
+gates, benches, programs = read("gate-*.json"), read("bench-*.json"), read("program-*.json")
+exits = {p.stem.partition("-")[2]: int(p.read_text()) for p in sorted(work.glob("program-*.exit"))}
 text = json.dumps({
     "command": f"scripts/gpu_suite.sh {num_gpus} OUT {sys.argv[4]}",
     "num_gpus": num_gpus,
@@ -86,6 +115,7 @@ text = json.dumps({
     "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     "gates": gates,
     "benchmarks": benches,
+    "programs": programs,
 }, indent=1)
 result.write_text(text.replace(f"{pathlib.Path.cwd()}/", "") + "\n")  # paths of this machine say nothing elsewhere
 for name, gate in gates.items():
@@ -97,7 +127,9 @@ for name, gate in gates.items():
             print("      ", check["name"], "|", check["observed"][:200], "|", check["details"][:3])
 for name, bench in benches.items():
     print(f"    {name:22} ms {bench['median_ms']}  ratio to C {bench['ratio_to_C']}")
-sys.exit(0 if gates and all(g["as_expected"] for g in gates.values()) else 1)
+for name, status in exits.items():
+    print(f"{'BAD' if status else 'ok '} {name:22} exit {status}")
+sys.exit(0 if gates and all(g["as_expected"] for g in gates.values()) and not any(exits.values()) else 1)
 PY
 status=$?
 rm -rf "$work"

@@ -146,7 +146,7 @@ def _messages(rank: int) -> dict[str, str]:
         "dst": lambda: tp.all_reduce(x, group=g, dst="P"),  # type: ignore[arg-type]
         "gather dst": lambda: tp.all_gather_single(x, dim=0, group=g, dst="P"),  # type: ignore[arg-type]
         "op": lambda: tp.all_reduce(x, group=g, op="mean"),
-        "max with gradient": lambda: tp.all_reduce(x.clone().requires_grad_(), group=g, op="max"),
+        "product with gradient": lambda: tp.all_reduce(x.clone().requires_grad_(), group=g, op="product"),
         "indivisible": lambda: tp.reduce_scatter_single(x, dim=1, group=g),
         "dim": lambda: tp.all_gather_single(x, dim=2, group=g),
     }
@@ -250,7 +250,7 @@ def test_input_is_never_overwritten_and_result_is_a_plain_tensor(ranks: list[dic
         ("dst", "dst='P'"),
         ("gather dst", "dst='P'"),
         ("op", "op='mean'"),
-        ("max with gradient", "op='max' has no gradient"),
+        ("product with gradient", "op='product' has no gradient"),
         ("indivisible", "size 5 of dim 1 is not divisible by the group"),
         ("dim", "dim=2 is out of range for a tensor with 2 dims"),
     ],

@@ -1,4 +1,4 @@
-"""Tensor + process group -> tensor after a collective, with one stated gradient in eager and under compile.
+"""Tensor + group -> tensor after a collective, with one stated gradient in eager and under compile.
 
     site                                      forward          backward         call
     column-linear input, replicated weight    identity         all-reduce       copy_to_tp
@@ -7,257 +7,272 @@
     gather for work that differs per rank     all-gather       reduce-scatter   all_gather_single(dst="R")
     gather for work all ranks repeat          all-gather       own shard        all_gather_single(dst="I")
     row-linear output, sequence parallel      reduce-scatter   all-gather       reduce_scatter_single
+    part of a replicated tensor               own shard        all-gather       scatter_single(src="I")
+    tokens <-> heads, experts                 all-to-all       all-to-all       all_to_all_single
+    what one rank knows                       broadcast        kept on src      broadcast
 
 `dst` is the type of the result: I, replicated with a replicated gradient (the ranks next repeat the same work);
 R, replicated with a partial gradient (they do different work, so gradients must be summed).
 
-To add a collective: one `_issue_*` function that holds the traced and the eager path, one autograd.Function whose
-backward is written with `_issue_*` functions, one public function that validates. Private torch API used here:
-`torch.ops._c10d_functional.*` and `c10d._resolve_process_group`, seen on torch 2.11.0 and 2.13.0.
+A group is a ProcessGroup, its name, a 1-D DeviceMesh, or (mesh, dim). A group of None or of size 1 returns the input
+itself. Every function raises ConfigError before any rank communicates: for what is not one dense tensor, a dtype or
+device the group cannot carry, and a group this rank is not in. Gradients are first-order only: differentiating one
+again raises TpCompileError. What all ranks must state alike (shapes, dtypes, sizes, op, src) is not compared.
+
+To add a collective: an `issue_*` function (traced and eager), an autograd.Function over it, a public function that
+validates. `asynchronous.py` has the start/wait pairs, `adapter.py` all private torch API.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
 
+from tpcompile.dist import adapter, autograd, checks, issue
+from tpcompile.dist.groups import GroupLike, is_known, rank_index, rank_index_of, remember
+from tpcompile.dist.observer import Call, active
 from tpcompile.errors import ConfigError
 
 Dst = Literal["I", "R"]
-REDUCE_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}
-_RANK_INDEX: dict[tuple[int, torch.device], Tensor] = {}
+__all__ = [
+    "Dst",
+    "GroupLike",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all_single",
+    "broadcast",
+    "copy_to_tp",
+    "rank_index",
+    "reduce_scatter_single",
+    "scatter_single",
+]
 
 
-def all_reduce(x: Tensor, *, group: dist.ProcessGroup | None, dst: Dst = "I", op: str = "sum") -> Tensor:
+def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") -> Tensor:
     """Reduce `x` over the group; same shape, contiguous, `x` is left as it was.
 
+    op: sum; avg, the sum divided by the group size, floats only; max, min; product, which has no gradient.
     dst="I": identity backward (row-linear output). dst="R": all-reduce backward (sum of squares of a distributed
-    norm). A group of None or of size 1 returns `x` itself. Raises ConfigError before any communication for a
-    non-tensor, an unknown `dst` or `op`, and for an `op` other than sum when a gradient is needed.
+    norm). avg divides the gradient by the group size; max and min pass it to the ranks that hold the extremum, split
+    evenly among ties, as torch.amax does, which costs an all-reduce in the backward.
+
+    Raises ConfigError for an unknown `dst` or `op`, a dtype `op` does not reduce, and product under grad.
     """
-    _check_tensor("all_reduce", x)
-    _check_dst("all_reduce", dst)
-    if op not in REDUCE_OPS:
-        raise ConfigError(f"all_reduce: op={op!r} is unknown; choose from {', '.join(REDUCE_OPS)}")
-    needs_grad = _needs_grad(x)
-    if needs_grad and op != "sum":
-        raise ConfigError(f"all_reduce: op={op!r} has no gradient here, only 'sum' has; detach the input")
-    if _is_trivial(group):
+    if not adapter.is_compiling() and type(x) is Tensor:  # host time counts: what was valid once is not checked again
+        hot = is_known(group, (x.dtype, x.device, x.layout, dst, op)) and not (
+            (x.requires_grad and torch.is_grad_enabled()) or active.observer is not None or adapter.num_modes()
+        )
+        if hot:
+            return adapter.all_reduce_now(x, op, group)  # type: ignore[arg-type]
+    checks.check_type("all_reduce", "dst", dst)
+    found = checks.checked("all_reduce", x, group, checks.reducible(op))
+    if op == "product" and _needs_grad(x):
+        raise ConfigError("all_reduce: op='product' has no gradient here; detach the input, or sum logarithms")
+    if found is None:
         return x
-    return _AllReduce.apply(x, group, dst) if needs_grad else _issue_all_reduce(x, op, group)
+    if found is group and not x.is_complex() and op != "avg" and not adapter.is_compiling():
+        remember(found, (x.dtype, x.device, x.layout, dst, op))
+    if _is_observed():
+        return _observe(Call("all_reduce", found, dst=dst, op=op), x, lambda: _all_reduce(x, found, dst, op))
+    return _all_reduce(x, found, dst, op)
 
 
-def copy_to_tp(x: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:
+def copy_to_tp(x: Tensor, *, group: GroupLike) -> Tensor:
     """Enter a tensor-parallel region: identity forward, all-reduce (sum) of the gradient backward.
 
     Use it once per replicated tensor that sharded work reads: the input of a column-parallel linear, or a replicated
-    parameter applied to sharded activations. Returns `x` itself when no gradient is needed or the group is None or
-    of size 1. Raises ConfigError for a non-tensor.
+    parameter applied to sharded activations. Returns `x` itself when no gradient is needed.
     """
-    _check_tensor("copy_to_tp", x)
-    return x if _is_trivial(group) or not _needs_grad(x) else _CopyToTp.apply(x, group)
+    found = checks.checked("copy_to_tp", x, group)
+    if found is None:
+        return x
+    if _is_observed():
+        return _observe(Call("copy_to_tp", found), x, lambda: _copy_to_tp(x, found))
+    return _copy_to_tp(x, found)
 
 
-def all_gather_single(x: Tensor, *, dim: int, group: dist.ProcessGroup | None, dst: Dst = "R") -> Tensor:
+def all_gather_single(
+    x: Tensor, *, dim: int, group: GroupLike, dst: Dst = "R", sizes: Sequence[int] | None = None
+) -> Tensor:
     """Concatenate every rank's `x` along `dim`: size n becomes n * group size. All ranks must pass equal shapes.
 
-    dst="R": reduce-scatter backward. dst="I": backward keeps this rank's shard of the gradient. A group of None or of
-    size 1 returns `x` itself. Raises ConfigError for a non-tensor, an unknown `dst` or a `dim` that `x` lacks.
+    dst="R": reduce-scatter backward. dst="I": backward keeps this rank's shard of the gradient.
+    sizes: uneven shards, the size of `dim` on every rank of the group; they travel padded to the largest. Shapes, and
+    with them the graphs, then differ between ranks by nature.
+
+    Raises ConfigError for an unknown `dst`, a `dim` that `x` lacks, and sizes that do not fit this rank's.
     """
-    _check_tensor("all_gather_single", x)
-    _check_dst("all_gather_single", dst)
-    dim = _checked_dim("all_gather_single", x, dim)
-    if group is None or _is_trivial(group):
+    checks.check_type("all_gather_single", "dst", dst)
+    found = checks.checked("all_gather_single", x, group)
+    dim = checks.checked_dim("all_gather_single", x, dim)
+    stated = checks.checked_sizes("all_gather_single", "sizes", sizes, 1 if found is None else found.size())
+    checks.check_own_size("all_gather_single", x, dim, stated, 0 if found is None else found.rank())
+    if found is None:
         return x
-    if not _needs_grad(x):
-        return _issue_all_gather(x, dim, group)
-    rank_index = _rank_index(group.group_name, x.device) if dst == "I" else None
-    return _AllGather.apply(x, rank_index, dim, group)
+    stated = _uneven(stated)
+    if _is_observed():
+        call = Call("all_gather_single", found, dst=dst, dim=dim)
+        return _observe(call, x, lambda: _all_gather(x, dim, found, dst, stated))
+    return _all_gather(x, dim, found, dst, stated)
 
 
-def reduce_scatter_single(x: Tensor, *, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Sequence[int] | None = None) -> Tensor:
     """Sum `x` over the group and keep this rank's part of `dim`: size n becomes n / group size; all-gather backward.
 
-    A group of None or of size 1 returns `x` itself. Raises ConfigError for a non-tensor, a `dim` that `x` lacks, and
-    a size that the group size does not divide.
+    sizes: uneven parts, the size of `dim` every rank of the group keeps; see `all_gather_single`.
+    Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, and sizes that do not
+    add up to it.
     """
-    _check_tensor("reduce_scatter_single", x)
-    dim = _checked_dim("reduce_scatter_single", x, dim)
-    if group is None or _is_trivial(group):
+    found = checks.checked("reduce_scatter_single", x, group, checks.reducible("sum"))
+    dim = checks.checked_dim("reduce_scatter_single", x, dim)
+    world = 1 if found is None else found.size()
+    stated = checks.checked_sizes("reduce_scatter_single", "sizes", sizes, world, total=x.shape[dim])
+    if stated is None:
+        checks.check_divides("reduce_scatter_single", x, dim, world)
+    if found is None:
         return x
-    size, world = x.shape[dim], group.size()
-    if size % world:
-        raise ConfigError(
-            f"reduce_scatter_single: size {size} of dim {dim} is not divisible by the group size {world}; "
-            f"pad it to {-(-size // world) * world}"
-        )
-    return _ReduceScatter.apply(x, dim, group) if _needs_grad(x) else _issue_reduce_scatter(x, dim, group)
+    stated = _uneven(stated)
+    if _is_observed():
+        call = Call("reduce_scatter_single", found, op="sum", dim=dim)
+        return _observe(call, x, lambda: _reduce_scatter(x, dim, found, stated))
+    return _reduce_scatter(x, dim, found, stated)
 
 
-def scatter_single(x: Tensor, *, dim: int, group: dist.ProcessGroup | None, src: Dst = "I") -> Tensor:
+def all_to_all_single(
+    x: Tensor,
+    *,
+    group: GroupLike,
+    dim: int = 0,
+    input_splits: Sequence[int] | None = None,
+    output_splits: Sequence[int] | None = None,
+) -> Tensor:
+    """Send part r of `dim` to rank r of the group, concatenate along `dim` what the ranks send; backward sends back.
+
+    Without splits all parts are equal and the shape stays. Uneven: `input_splits[r]` of `dim` go to rank r,
+    `output_splits[r]` come from it; rank a's output_splits[b] must equal rank b's input_splits[a]. Shapes, and with
+    them the graphs, then may differ between ranks by nature.
+
+    Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, one kind of splits
+    without the other, and input splits that do not add up to the size.
+    """
+    found = checks.checked("all_to_all_single", x, group)
+    dim = checks.checked_dim("all_to_all_single", x, dim)
+    world = 1 if found is None else found.size()
+    send, receive = _checked_splits(x, dim, world, input_splits, output_splits)
+    if found is None:
+        return x
+    if _is_observed():
+        call = Call("all_to_all_single", found, dim=dim)
+        return _observe(call, x, lambda: _all_to_all(x, dim, receive, send, found))
+    return _all_to_all(x, dim, receive, send, found)
+
+
+def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tensor:
+    """`x` of the rank at place `src` of the group, on every rank; `x` of the others gives shape and dtype only.
+
+    dst="I": backward keeps the gradient on src. dst="R": backward sums the gradients over the group and keeps the sum
+    on src. The other ranks get zeros. Raises ConfigError for an unknown `dst` and a `src` outside the group.
+    """
+    checks.check_type("broadcast", "dst", dst)
+    found = checks.checked("broadcast", x, group)
+    checks.checked_src("broadcast", src, 1 if found is None else found.size())
+    if found is None:
+        return x
+    if _is_observed():
+        return _observe(Call("broadcast", found, dst=dst), x, lambda: _broadcast(x, src, found, dst))
+    return _broadcast(x, src, found, dst)
+
+
+def scatter_single(x: Tensor, *, dim: int, group: GroupLike, src: Dst = "I") -> Tensor:
     """Keep this rank's part of a replicated `x` along `dim`, without communication; a copy.
 
-    src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): zeros around the own part. A group
-    of None or of size 1 returns `x` itself. Raises ConfigError as reduce_scatter_single.
+    src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): zeros around the own part, so that
+    the sum over ranks is the gradient. Raises ConfigError as reduce_scatter_single.
     """
-    _check_tensor("scatter_single", x)
-    _check_dst("scatter_single", src)
-    dim = _checked_dim("scatter_single", x, dim)
-    if group is None or _is_trivial(group):
+    checks.check_type("scatter_single", "src", src)
+    found = checks.checked("scatter_single", x, group)
+    dim = checks.checked_dim("scatter_single", x, dim)
+    checks.check_divides("scatter_single", x, dim, 1 if found is None else found.size())
+    if found is None:
         return x
-    size, world = x.shape[dim], group.size()
-    if size % world:
-        raise ConfigError(f"scatter_single: size {size} of dim {dim} is not divisible by the group size {world}")
-    own = _rank_index(group.group_name, x.device)
-    if src == "I":
-        return _Scatter.apply(x, own, dim, group) if _needs_grad(x) else _own_shard(x, own, dim, world)
-    return _own_shard(x, own, dim, world)
-
-
-def rank_index(group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """This rank's place in the group as a tensor [1] int64; compiled code gets it as data, not as a number."""
-    return _rank_index("" if group is None else group.group_name, device)
-
-
-def _own_shard(x: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
-    return x.unflatten(dim, (world, -1)).index_select(dim, own).squeeze(dim)
-
-
-def _check_tensor(name: str, x: Tensor) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise ConfigError(f"{name}: the input is a {type(x).__name__}; pass one tensor")
-
-
-def _check_dst(name: str, dst: str) -> None:
-    if dst not in ("I", "R"):
-        raise ConfigError(f"{name}: dst={dst!r} is unknown; choose 'I' (replicated gradient) or 'R' (partial gradient)")
-
-
-def _checked_dim(name: str, x: Tensor, dim: int) -> int:
-    if not -x.dim() <= dim < x.dim():
-        raise ConfigError(f"{name}: dim={dim} is out of range for a tensor with {x.dim()} dims")
-    return dim % x.dim()
+    if _is_observed():
+        return _observe(Call("scatter_single", found, src=src, dim=dim), x, lambda: _scatter(x, dim, found, src))
+    return _scatter(x, dim, found, src)
 
 
 def _needs_grad(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
+    return x.requires_grad and torch.is_grad_enabled()
 
 
-def _is_trivial(group: dist.ProcessGroup | None) -> bool:
-    return group is None or group.size() == 1
+def _is_observed() -> bool:
+    # is_compiling() first: Dynamo folds it, so neither graphs nor guards mention the observer.
+    return not adapter.is_compiling() and active.observer is not None and not adapter.is_mode_tracing()
 
 
-@torch.compiler.assume_constant_result
-def _rank_index(group_name: str, device: torch.device) -> Tensor:
-    """This rank's place in the group as a tensor [1]; a traced caller gets it as a graph input, not as a number."""
-    rank = c10d._resolve_process_group(group_name).rank() if group_name else 0
-    if (rank, device) not in _RANK_INDEX:
-        _RANK_INDEX[rank, device] = torch.full((1,), rank, dtype=torch.int64, device=device)
-    return _RANK_INDEX[rank, device]
+def _observe(call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
+    assert active.observer is not None
+    return active.observer.observe(call, x, run)
 
 
-def _issue_all_reduce(x: Tensor, op: str, group: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        work = torch.ops._c10d_functional.all_reduce(x.contiguous(), op, group.group_name)
-        return torch.ops._c10d_functional.wait_tensor(work)
-    # A clone, because contiguous() copies nothing when x is contiguous and the reduce would overwrite a live input.
-    out = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, op=REDUCE_OPS[op], group=group)
-    return out
+def _uneven(sizes: issue.Sizes) -> issue.Sizes:
+    return None if sizes is None or len(set(sizes)) == 1 else sizes
 
 
-def _issue_all_gather(x: Tensor, dim: int, group: Any) -> Tensor:
-    world = group.size()
-    if torch.compiler.is_compiling():
-        work = torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world, group.group_name)
-        out = torch.ops._c10d_functional.wait_tensor(work)
-    else:
-        x = x.detach().contiguous()
-        out = x.new_empty((world * x.shape[0], *x.shape[1:]))
-        dist.all_gather_into_tensor(out, x, group=group)
-    # The collective stacks on dim 0 whatever the layout, so another dim is put in place by one copy.
-    return out if dim == 0 else torch.cat(out.chunk(world, 0), dim)
+def _checked_splits(x: Tensor, dim: int, world: int, send: Any, receive: Any) -> tuple[Any, Any]:
+    name = "all_to_all_single"
+    if (send is None) != (receive is None):
+        raise ConfigError(f"{name}: pass input_splits and output_splits, or neither")
+    if send is None:
+        checks.check_divides(name, x, dim, world)
+        equal = (x.shape[dim] // world,) * world
+        return equal, equal
+    return (
+        checks.checked_sizes(name, "input_splits", send, world, total=x.shape[dim]),
+        checks.checked_sizes(name, "output_splits", receive, world),
+    )
 
 
-def _issue_reduce_scatter(x: Tensor, dim: int, group: Any) -> Tensor:
-    world = group.size()
-    x = x.contiguous() if dim == 0 else torch.cat(x.chunk(world, dim), 0)
-    if torch.compiler.is_compiling():
-        work = torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", world, group.group_name)
-        return torch.ops._c10d_functional.wait_tensor(work)
-    out = x.new_empty((x.shape[0] // world, *x.shape[1:]))
-    dist.reduce_scatter_tensor(out, x.detach(), group=group)
-    return out
+def _all_reduce(x: Tensor, group: Any, dst: str, op: str) -> Tensor:
+    if not _needs_grad(x):
+        return issue.issue_all_reduce(x, op, group)
+    function = autograd.AllReduce if op in ("sum", "avg") else autograd.AllReduceExtremum
+    return function.apply(x, group, dst, op)
 
 
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, dst: str) -> Tensor:
-        ctx.group, ctx.dst = group, dst
-        return _issue_all_reduce(x, "sum", group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return (_issue_all_reduce(grad, "sum", ctx.group) if ctx.dst == "R" else grad), None, None
+def _copy_to_tp(x: Tensor, group: Any) -> Tensor:
+    return autograd.CopyToTp.apply(x, group) if _needs_grad(x) else x
 
 
-class _CopyToTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _issue_all_reduce(grad, "sum", ctx.group), None
+def _all_gather(x: Tensor, dim: int, group: Any, dst: str, sizes: issue.Sizes) -> Tensor:
+    if not _needs_grad(x):
+        return issue.issue_all_gather(x, dim, group, sizes)
+    own = rank_index_of(group.group_name, x.device) if dst == "I" else None
+    return autograd.AllGather.apply(x, own, dim, group, sizes)
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rank_index: Tensor | None, dim: int, group: Any) -> Tensor:
-        ctx.dim, ctx.group, ctx.keeps_shard = dim, group, rank_index is not None
-        if rank_index is not None:
-            ctx.save_for_backward(rank_index)
-        return _issue_all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if not ctx.keeps_shard:
-            return _issue_reduce_scatter(grad, ctx.dim, ctx.group), None, None, None
-        # narrow(dim, rank * n, n) would bake the rank into the graph. Selecting by a tensor is equal on all ranks,
-        # copies bits (a reduce-scatter of n equal gradients divided by n rounds for n = 3) and talks to nobody.
-        (rank_index,) = ctx.saved_tensors
-        shards = grad.unflatten(ctx.dim, (ctx.group.size(), -1))
-        return shards.index_select(ctx.dim, rank_index).squeeze(ctx.dim), None, None, None
+def _reduce_scatter(x: Tensor, dim: int, group: Any, sizes: issue.Sizes) -> Tensor:
+    if not _needs_grad(x):
+        return issue.issue_reduce_scatter(x, dim, group, sizes)
+    return autograd.ReduceScatter.apply(x, dim, group, sizes)
 
 
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Any) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _issue_reduce_scatter(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _issue_all_gather(grad, ctx.dim, ctx.group), None, None
+def _all_to_all(x: Tensor, dim: int, receive: Any, send: Any, group: Any) -> Tensor:
+    if not _needs_grad(x):
+        return issue.issue_all_to_all(x, dim, receive, send, group)
+    return autograd.AllToAll.apply(x, dim, receive, send, group)
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, own: Tensor, dim: int, group: Any) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _own_shard(x, own, dim, group.size())
+def _broadcast(x: Tensor, src: int, group: Any, dst: str) -> Tensor:
+    if not _needs_grad(x):
+        return issue.issue_broadcast(x, src, group)
+    return autograd.Broadcast.apply(x, rank_index_of(group.group_name, x.device), src, group, dst)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _issue_all_gather(grad, ctx.dim, ctx.group), None, None, None
+
+def _scatter(x: Tensor, dim: int, group: Any, src: str) -> Tensor:
+    own = rank_index_of(group.group_name, x.device)
+    if not _needs_grad(x):
+        return issue.own_shard(x, own, dim, group.size())
+    return autograd.Scatter.apply(x, own, dim, group, src)

@@ -1,6 +1,6 @@
 """Mode of the repro -> how a model issues its collectives; the model's own code is the same in all three.
 
-mode   class                  all_reduce                                 gradient
+mode   class                  collectives                                gradient
 A      DisabledCollectives    in-place, hidden from Dynamo               none stated: a cliff of graph breaks
 B      InPlaceCollectives     in-place, rewritten by Dynamo              none stated: x group size under compile
 C      Collectives            tpcompile.dist.collectives                 stated by dst, equal in eager and compiled
@@ -8,14 +8,16 @@ C      Collectives            tpcompile.dist.collectives                 stated 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.dist import collectives
+from tpcompile.dist.adapter import REDUCE_OPS
 from tpcompile.dist.collectives import Dst
+from tpcompile.dist.issue import joined, stacked
 from tpcompile.dist.mesh import neighbours
 
 
@@ -71,6 +73,10 @@ class Collectives:
         """Sum over the group, same shape; backward is the identity for "I" and an all-reduce for "R"."""
         return collectives.all_reduce(x, group=self.group, dst=dst)
 
+    def all_max(self, x: Tensor) -> Tensor:
+        """Maximum over the group, same shape, no gradient; a method, so that faults may replace `all_reduce` alone."""
+        return collectives.all_reduce(x.detach(), group=self.group, op="max")
+
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Identity forward, all-reduce backward."""
         return collectives.copy_to_tp(x, group=self.group)
@@ -84,7 +90,7 @@ class Collectives:
         return collectives.reduce_scatter_single(x, dim=dim, group=self.group)
 
     def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
-        """Size n of `dim` becomes n / size, no communication; backward is an all-gather for "I", zeros around for "R"."""
+        """Size n of `dim` becomes n / size, no communication; backward all-gather for "I", zeros around for "R"."""
         return collectives.scatter_single(x, dim=dim, group=self.group, src=src)
 
     def rank_index(self, device: torch.device) -> Tensor:
@@ -93,34 +99,80 @@ class Collectives:
 
     def replicas(self, count: int) -> Collectives:
         """Ranks k * count to (k + 1) * count - 1 of this group as a group of their own; all its ranks must call it."""
-        return type(self)(neighbours(self.group, count))
+        return Collectives(neighbours(self.group, count))
 
 
 class InPlaceCollectives(Collectives):
-    """Mode B: in-place `dist.all_reduce` on the caller's buffer, no gradient contract, `copy_to_tp` is the identity."""
+    """Mode B: in-place `torch.distributed` calls, no gradient contract, `copy_to_tp` is the identity.
+
+    `scatter` and `rank_index` communicate nothing and are those of mode C.
+    """
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Overwrite `x` with the sum over the group and return it; `dst` is ignored."""
-        if self.size > 1:
-            x = x.contiguous()
-            dist.all_reduce(x, group=self.group)
-        return x
+        return x if self.size == 1 else _reduced(x, "sum", self.group)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Overwrite `x` with the maximum over the group and return it, without gradient."""
+        return x.detach() if self.size == 1 else _reduced(x.detach(), "max", self.group)
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Return `x` itself."""
         return x
 
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Size n of `dim` becomes n * size, into a new buffer; `dst` is ignored."""
+        return x if self.size == 1 else _gathered(x, dim % x.dim(), self.group)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Size n of `dim` becomes n / size, into a new buffer."""
+        return x if self.size == 1 else _reduce_scattered(x, dim % x.dim(), self.group)
+
 
 class DisabledCollectives(InPlaceCollectives):
-    """Mode A: mode B's all-reduce under `torch.compiler.disable`, as serving code did to get past old Dynamo."""
+    """Mode A: mode B's collectives under `torch.compiler.disable`, as serving code did to get past old Dynamo."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Overwrite `x` with the sum over the group and return it; breaks the graph here; `dst` is ignored."""
-        return x if self.size == 1 else _disabled_all_reduce(x, self.group)
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_reduced(x, "sum", self.group)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x.detach() if self.size == 1 else _disabled_reduced(x.detach(), "max", self.group)
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_gathered(x, dim % x.dim(), self.group)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_reduce_scattered(x, dim % x.dim(), self.group)
 
 
-@torch.compiler.disable
-def _disabled_all_reduce(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _reduced(x: Tensor, op: str, group: dist.ProcessGroup | None) -> Tensor:
     x = x.contiguous()
-    dist.all_reduce(x, group=group)
+    dist.all_reduce(x, op=REDUCE_OPS[op], group=group)
     return x
+
+
+def _gathered(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    world = dist.get_world_size(group)
+    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
+    _all_gather_into(out, x.contiguous(), group=group)
+    return joined(out, dim, world)
+
+
+def _reduce_scattered(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    world = dist.get_world_size(group)
+    parts = stacked(x, dim, world).contiguous()
+    out = parts.new_empty((parts.shape[0] // world, *parts.shape[1:]))
+    _reduce_scatter_into(out, parts, group=group)
+    return out
+
+
+# torch 2.13 renamed the two and warns at every call of the old names.
+_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_disabled_reduced = torch.compiler.disable(_reduced)
+_disabled_gathered = torch.compiler.disable(_gathered)
+_disabled_reduce_scattered = torch.compiler.disable(_reduce_scattered)

@@ -35,7 +35,7 @@ class HeadLayout:
 
     @staticmethod
     def of(config: BlockConfig, tp: int) -> HeadLayout:
-        """Query heads that read one kv head stay with it, or its replicas share them. Raises ConfigError by check_tp."""
+        """Query heads stay with the kv head they read, or its replicas share them. Raises ConfigError as check_tp."""
         config.check_tp(tp)
         size, pads = config.head_dim, config.uneven == "pad"
         replicas = config.kv_replicas(tp)

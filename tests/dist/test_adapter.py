@@ -1,0 +1,119 @@
+"""The private torch API of `tpcompile/dist/adapter.py`: red when torch moves a name or a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tpcompile.dist import adapter, groups
+from tpcompile.dist import collectives as tp
+from tpcompile.errors import ConfigError
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """Rank 1 of four pretended ranks."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("all_reduce", ["input", "reduce_op", "group_name"]),
+        ("all_gather_into_tensor", ["input", "group_size", "group_name"]),
+        ("reduce_scatter_tensor", ["input", "reduce_op", "group_size", "group_name"]),
+        ("all_to_all_single", ["input", "output_split_sizes", "input_split_sizes", "group_name"]),
+        ("broadcast", ["input", "src", "group_name"]),
+        ("wait_tensor", ["tensor"]),
+    ],
+)
+def test_functional_ops_have_the_signature_we_call(op: str, arguments: list[str]) -> None:
+    schema = getattr(adapter.ops, op).default._schema
+    assert [argument.name for argument in schema.arguments] == arguments
+
+
+def test_tracing_is_seen_under_make_fx_fake_tensors_and_dynamo_and_not_in_eager() -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(adapter.is_tracing())
+        return x * 1
+
+    x = torch.ones(2)
+    look(x)
+    make_fx(look)(x)
+    make_fx(look, tracing_mode="symbolic")(x)
+    with FakeTensorMode():
+        look(torch.ones(2))
+    assert seen == [False, True, True, True]
+    compiled = torch.compile(lambda x: x * (2 if adapter.is_tracing() else 3), backend="eager", fullgraph=True)
+    assert compiled(x).tolist() == [2, 2]
+
+
+def test_an_unrelated_dispatch_mode_is_not_tracing() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert adapter.num_modes() > 0 and not adapter.is_tracing()
+
+
+def test_a_group_is_found_by_its_name_and_knows_its_devices(group: dist.ProcessGroup) -> None:
+    assert adapter.group_of_name(group.group_name) is group
+    assert group.group_name in adapter.known_group_names()
+    assert adapter.has_backend(group, torch.device("cpu"))
+    assert not adapter.has_backend(group, torch.device("meta"))
+
+
+def test_the_mark_of_a_rank_outside_a_group_is_recognised(group: dist.ProcessGroup) -> None:
+    outside = dist.new_group([0])
+    assert adapter.is_non_member(outside) and not adapter.is_non_member(group)
+    with pytest.raises(ConfigError, match="not in the group"):
+        tp.all_reduce(torch.ones(2), group=outside)
+
+
+def test_direct_calls_take_the_callers_stream_and_give_owned_buffers(group: dist.ProcessGroup) -> None:
+    x = torch.ones(4, 2)
+    assert not adapter._ALL_REDUCE["sum", False].asyncOp and adapter._ALL_REDUCE["sum", True].asyncOp
+    results = [
+        adapter.begin_all_reduce(x, "sum", group),
+        adapter.begin_all_gather(x, group),
+        adapter.begin_reduce_scatter(x, group),
+        adapter.begin_all_to_all(x, [1] * 4, [1] * 4, group),
+        adapter.begin_broadcast(x, 0, group),
+    ]
+    shapes = [tuple(adapter.end(*one).shape) for one in results]
+    assert shapes == [(4, 2), (16, 2), (1, 2), (4, 2), (4, 2)]
+    assert all(raw.data_ptr() != x.data_ptr() for raw, _ in results)
+
+
+def test_what_is_known_of_a_group_dies_with_it(group: dist.ProcessGroup) -> None:
+    x = torch.ones(2)
+    key = (x.dtype, x.device, x.layout, "I", "sum")
+    assert not groups.is_known(group, key)
+    tp.all_reduce(x, group=group)
+    assert groups.is_known(group, key) and not groups.is_known(group, (*key[:4], "max"))
+    assert not groups.is_known(object(), key)
+
+
+def test_the_hot_path_is_left_for_a_gradient_and_under_a_trace(group: dist.ProcessGroup) -> None:
+    x = torch.ones(2)
+    tp.all_reduce(x, group=group)
+    assert tp.all_reduce(x.clone().requires_grad_(), group=group).requires_grad
+    assert "_c10d_functional" in make_fx(lambda x: tp.all_reduce(x, group=group))(x).code
+
+
+def test_rank_as_data_survives_inference_mode(group: dist.ProcessGroup) -> None:
+    groups._RANK_INDEX.clear()
+    with torch.inference_mode():
+        first = tp.rank_index(group, torch.device("cpu"))
+    assert first.tolist() == [1] and not first.is_inference()
+    assert tp.rank_index(None, torch.device("cpu")).tolist() == [0]

@@ -1,0 +1,205 @@
+"""Tensor + group -> a collective in flight, and its result at `wait()`; what runs in between overlaps with it.
+
+    pending = all_reduce_start(x, group=group, dst="I")
+    other = independent_work()
+    y = pending.wait()
+
+The pair traces into one graph: the op where start is called, `wait_tensor` where wait is called. The backward overlaps
+the same way: the wait's backward starts the backward collective, the start's backward waits for it. Results, gradients
+and errors are those of the call without `_start`. Wait in the compiled region that started, exactly once: a second
+wait raises ConfigError, and a result never waited for is never defined, while the collective still runs on all ranks.
+Do not overwrite `x` before the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.dist import adapter, checks, collectives, issue
+from tpcompile.dist.autograd import first_order
+from tpcompile.dist.groups import GroupLike, rank_index_of
+from tpcompile.errors import ConfigError
+
+
+class Pending:
+    """A collective in flight. `wait()` gives the result, once."""
+
+    def __init__(self, wait: Callable[[], Tensor]) -> None:
+        self._wait: Callable[[], Tensor] | None = wait
+
+    def wait(self) -> Tensor:
+        """The result. Raises ConfigError when it was fetched before."""
+        if self._wait is None:
+            raise ConfigError("wait() was called twice on one pending collective; keep the tensor it returned")
+        wait, self._wait = self._wait, None
+        return wait()
+
+
+def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I", op: str = "sum") -> Pending:
+    """Start `all_reduce`. max and min have no gradient here."""
+    checks.check_type("all_reduce_start", "dst", dst)
+    found = checks.checked("all_reduce_start", x, group, checks.reducible(op))
+    if op not in ("sum", "avg") and collectives._needs_grad(x):
+        raise ConfigError(f"all_reduce_start: op={op!r} has no gradient here; detach the input, or call all_reduce")
+    if found is None or collectives._is_observed():
+        done = collectives.all_reduce(x, group=group, dst=dst, op=op)
+        return Pending(lambda: done)
+    step = _Step("all_reduce", found, op="sum" if op == "avg" else op, reverse="all_reduce" if dst == "R" else "same")
+    pending = _start(x, step)
+    return Pending(lambda: pending() / found.size()) if op == "avg" else Pending(pending)
+
+
+def all_gather_start(x: Tensor, *, dim: int, group: GroupLike, dst: collectives.Dst = "R") -> Pending:
+    """Start `all_gather_single`, equal sizes only."""
+    checks.check_type("all_gather_start", "dst", dst)
+    found = checks.checked("all_gather_start", x, group)
+    dim = checks.checked_dim("all_gather_start", x, dim)
+    if found is None or collectives._is_observed():
+        done = collectives.all_gather_single(x, dim=dim, group=group, dst=dst)
+        return Pending(lambda: done)
+    step = _Step("all_gather", found, reverse="reduce_scatter" if dst == "R" else "own_shard")
+    pending, world = _start(x, step), found.size()
+    return Pending(lambda: issue.joined(pending(), dim, world))
+
+
+def reduce_scatter_start(x: Tensor, *, dim: int, group: GroupLike) -> Pending:
+    """Start `reduce_scatter_single`, equal sizes only."""
+    found = checks.checked("reduce_scatter_start", x, group, checks.reducible("sum"))
+    dim = checks.checked_dim("reduce_scatter_start", x, dim)
+    checks.check_divides("reduce_scatter_start", x, dim, 1 if found is None else found.size())
+    if found is None or collectives._is_observed():
+        done = collectives.reduce_scatter_single(x, dim=dim, group=group)
+        return Pending(lambda: done)
+    return Pending(_start(issue.stacked(x, dim, found.size()), _Step("reduce_scatter", found, reverse="all_gather")))
+
+
+def all_to_all_start(
+    x: Tensor,
+    *,
+    group: GroupLike,
+    dim: int = 0,
+    input_splits: Sequence[int] | None = None,
+    output_splits: Sequence[int] | None = None,
+) -> Pending:
+    """Start `all_to_all_single`."""
+    found = checks.checked("all_to_all_start", x, group)
+    dim = checks.checked_dim("all_to_all_start", x, dim)
+    world = 1 if found is None else found.size()
+    send, receive = collectives._checked_splits(x, dim, world, input_splits, output_splits)
+    if found is None or collectives._is_observed():
+        done = collectives.all_to_all_single(
+            x, group=group, dim=dim, input_splits=input_splits, output_splits=output_splits
+        )
+        return Pending(lambda: done)
+    step = _Step("all_to_all", found, reverse="all_to_all", splits=(receive, send))
+    pending = _start(x.movedim(dim, 0) if dim else x, step)
+    return Pending(lambda: pending().movedim(0, dim)) if dim else Pending(pending)
+
+
+class _Step:
+    """One collective along dim 0: how it begins, and which one its backward is."""
+
+    def __init__(self, kind: str, group: Any, *, reverse: str, op: str = "sum", splits: Any = ((), ())) -> None:
+        self.kind, self.group, self.reverse, self.op = kind, group, reverse, op
+        self.receive, self.send = splits
+
+
+def _begin(kind: str, x: Tensor, op: str, receive: Any, send: Any, group: Any) -> tuple[Tensor, Any]:
+    wire = issue.to_wire(x)
+    if kind == "all_reduce":
+        return adapter.begin_all_reduce(wire, op, group, later=True)
+    if kind == "all_gather":
+        return adapter.begin_all_gather(wire, group, later=True)
+    if kind == "reduce_scatter":
+        return adapter.begin_reduce_scatter(wire, group, later=True)
+    return adapter.begin_all_to_all(wire, list(receive), list(send), group, later=True)
+
+
+def _start(x: Tensor, step: _Step) -> Callable[[], Tensor]:
+    """Begin a step and return what ends it."""
+    if x.is_complex():
+        real = _start(torch.view_as_real(x.resolve_conj()), step)
+        return lambda: torch.view_as_complex(real())
+    flat = (step.kind, step.reverse, step.op, step.receive, step.send, step.group)
+    if not collectives._needs_grad(x):
+        raw, work = _begin(step.kind, x, step.op, step.receive, step.send, step.group)
+        return lambda: adapter.end(raw, work)
+    # Eager works travel beside the graph: forward from start to wait, backward from wait to start.
+    works: Any = None if adapter.is_tracing() else {}
+    own = rank_index_of(step.group.group_name, x.device) if step.reverse == "own_shard" else None
+    raw, token = _Start.apply(x, works, *flat)
+    return lambda: _Wait.apply(token, raw, own, works, *flat)
+
+
+class _Start(torch.autograd.Function):
+    """x -> (buffer in flight, token). The gradient of the token is a backward collective in flight.
+
+    The token has the shape of x; the buffer need not, so it cannot carry that gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, works: Any, kind: str, reverse: str, op: str, receive: Any, send: Any, group: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.works, ctx.reverse = works, reverse
+        raw, work = _begin(kind, x, op, receive, send, group)
+        if works is not None:
+            works["forward"] = work
+        ctx.mark_non_differentiable(raw)
+        ctx.set_materialize_grads(False)
+        return raw, x.view_as(x)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, _: Any, grad: Tensor) -> Any:
+        rest = (None,) * 7
+        if ctx.reverse in ("same", "own_shard"):
+            return grad, *rest
+        work, _ = (None, None) if ctx.works is None else ctx.works.pop("backward")
+        return adapter.end(grad, work), *rest
+
+
+class _Wait(torch.autograd.Function):
+    """(token, buffer in flight) -> result; its backward starts the backward collective."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        token: Tensor,
+        raw: Tensor,
+        own: Tensor | None,
+        works: Any,
+        kind: str,
+        reverse: str,
+        op: str,
+        receive: Any,
+        send: Any,
+        group: Any,
+    ) -> Tensor:
+        ctx.works, ctx.reverse, ctx.receive, ctx.send, ctx.group = works, reverse, receive, send, group
+        if own is not None:
+            ctx.save_for_backward(own)
+        if works is None:
+            return adapter.end(raw, None)
+        ctx.mark_dirty(raw)
+        return adapter.end(raw, works.pop("forward"))
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rest = (None,) * 9
+        if ctx.reverse == "same":
+            return grad, *rest
+        if ctx.reverse == "own_shard":
+            (own,) = ctx.saved_tensors
+            return issue.own_shard(grad, own, 0, ctx.group.size()), *rest
+        raw, work = _begin(ctx.reverse, grad, "sum", ctx.send, ctx.receive, ctx.group)
+        if ctx.works is not None and grad.requires_grad:  # recorded, only to be refused: no buffer in flight then
+            raw, work = adapter.end(raw, work), None
+        if ctx.works is not None:
+            ctx.works["backward"] = work, grad  # in flight: a second reference keeps autograd from adding into it
+        return raw, *rest
