@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tpcompile.dist import adapter, groups
 from tpcompile.dist import collectives as tp
+from tpcompile.dist.mesh import neighbours
 from tpcompile.errors import ConfigError
 
 
@@ -117,3 +118,23 @@ def test_rank_as_data_survives_inference_mode(group: dist.ProcessGroup) -> None:
         first = tp.rank_index(group, torch.device("cpu"))
     assert first.tolist() == [1] and not first.is_inference()
     assert tp.rank_index(None, torch.device("cpu")).tolist() == [0]
+
+
+def test_a_group_gets_the_name_it_was_asked_for_and_torch_keeps_choosing_the_others(group: dist.ProcessGroup) -> None:
+    named = adapter.new_named_group([0, 1], "mine", "role")
+    assert (named.group_name, named.group_desc, named.size()) == ("mine", "role", 2)
+    assert dist.new_group([0, 1]).group_name != "mine"
+
+
+def test_replica_groups_do_not_outlive_their_group() -> None:
+    names = []
+    for _ in range(2):
+        dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+        world = dist.group.WORLD
+        found = neighbours(world, 2)
+        assert found is neighbours(world, 2) and found is not None and found.size() == 2
+        assert dist.get_process_group_ranks(found) == [2, 3]
+        names.append(found.group_name)
+        dist.destroy_process_group()
+        del world, found
+    assert len(set(names)) == 2

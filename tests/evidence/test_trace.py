@@ -142,6 +142,19 @@ def test_the_dynamic_marks_of_an_input_are_kept() -> None:
     assert found.inputs[0].dynamic == '{"dynamo_dynamic_indices": [0]}'
 
 
+def test_a_folded_tensor_is_numbered_within_its_compile_not_by_the_process() -> None:
+    here, there = (
+        records(
+            *NAMES, start(), *tensor(f"add_{n + 1}", 0, [1]), *tensor(f"eq_{n}", 1, [1]), *tensor("L['eq_6']", 2, [1])
+        )
+        for n in (6, 11)
+    )
+    assert here[0].inputs == there[0].inputs
+    assert [i.source for i in here[0].inputs] == ["L['eq_6']", "add#0", "eq#1"]
+    (twice,) = records(*NAMES, start(), *tensor("eq_6", 0, [1]), *tensor("eq_7", 1, [1]))
+    assert len(twice.inputs) == 2
+
+
 def test_compile_ids_that_begin_again_are_new_compiles() -> None:
     found = records(*NAMES, *program(factor=2), *program(factor=3), *program(factor=4, frame="1/0"))
     assert [(c.compile_id, c.graphs[0].nodes[1].args[1]) for c in found] == [("0/0", "2"), ("0/0", "3"), ("1/0", "4")]

@@ -8,6 +8,7 @@
     ProcessGroup._allgather_base, ...             the same for gather, scatter and all-to-all; renamed in 2.13
     ProcessGroup._get_backend                     does this group have a backend for the device
     dist.GroupMember.NON_GROUP_MEMBER             what new_group gives the ranks that are not in the group
+    distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
 
 `tests/dist/test_adapter.py` fails when torch moves one of them.
 """
@@ -48,6 +49,20 @@ def is_mode_tracing() -> bool:
 def group_of_name(name: str) -> Any:
     """The group registered under a name on this rank; raises RuntimeError when there is none."""
     return c10d._resolve_process_group(name)
+
+
+def new_named_group(ranks: list[int], name: str, description: str) -> Any:
+    """A group of these global ranks under this name; only they call, alike. Replaces torch's choice of the name.
+
+    Torch hashes the number of groups this rank is in into the name of a group that only its members make. Ranks that
+    are in different numbers of groups then wait for each other under different names until the timeout.
+    """
+    chosen = c10d._process_group_name
+    c10d._process_group_name = lambda ranks, use_hashed_name: c10d.GroupName(name)
+    try:
+        return dist.new_group(ranks, use_local_synchronization=True, group_desc=description)
+    finally:
+        c10d._process_group_name = chosen
 
 
 def known_group_names() -> list[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.dist import adapter
 from tpcompile.errors import ConfigError
 
-_NEIGHBOURS: dict[tuple[str, int], dist.ProcessGroup] = {}
+# By the group itself: after destroy_process_group another group may have its name.
+_NEIGHBOURS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+_num_made: Counter[str] = Counter()
 
 
 def mesh_roles(mesh: DeviceMesh) -> dict[str, str]:
@@ -24,12 +30,12 @@ def neighbours(group: dist.ProcessGroup | None, count: int) -> dist.ProcessGroup
         return None
     if group.size() % count:
         raise ConfigError(f"{count} replicas do not divide the {group.size()} ranks of the group")
-    key = (group.group_name, count)
-    if key not in _NEIGHBOURS:
+    made = _NEIGHBOURS.setdefault(group, {})
+    if count not in made:
         ranks = dist.get_process_group_ranks(group)
         start = group.rank() // count * count
-        # Only members call: with tp groups in a larger world the other groups' ranks know nothing of this one.
-        _NEIGHBOURS[key] = dist.new_group(
-            ranks[start : start + count], use_local_synchronization=True, group_desc="tp_replicas"
-        )
-    return _NEIGHBOURS[key]
+        # The store may still hold the keys of a group that was destroyed, hence the number.
+        _num_made[group.group_name] += 1
+        name = f"{group.group_name}/replicas/{count}/{start}/{_num_made[group.group_name]}"
+        made[count] = adapter.new_named_group(ranks[start : start + count], name, "tp_replicas")
+    return made[count]

@@ -20,6 +20,7 @@ _DYNAMO_COUNTER = re.compile(
 )
 _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_guard_fn_140115977097824_c0/0`
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
+_FOLDED = re.compile(r"^(\w+?)_\d+$")
 _QUOTED_OR_BRACE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{")
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _FUNCTIONAL_GROUP = re.compile(
@@ -93,6 +94,16 @@ def generic(text: str) -> str:
 def symbols(text: str, seen: dict[str, str]) -> str:
     """Rename shape symbols (`s77`, `u0`) by first appearance; `seen` carries the renaming through one graph."""
     return _SYMBOL.sub(lambda m: seen.setdefault(m[0], f"{m[1]}#{len(seen)}"), text)
+
+
+def constant(source: str, seen: dict[str, str]) -> str:
+    """Renumber a tensor that Dynamo folded (`eq_6`) by first appearance: torch counts over the whole process.
+
+    What the user can name, `L['eq_6']`, is never such a bare word; `seen` carries the renaming through one compile.
+    """
+    if not (match := _FOLDED.match(source)):
+        return source
+    return seen.setdefault(source, f"{match[1]}#{len(seen)}")
 
 
 def short_path(path: str) -> str:

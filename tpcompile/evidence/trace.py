@@ -216,12 +216,13 @@ def _inputs(compile_: _Compile) -> tuple[InputTensor, ...]:
     tensors = {
         _described(e): e.metadata["describe_tensor"] for e in compile_.all("describe_tensor") if e.attempt == last
     }
-    inputs = {}
+    inputs: dict[str, InputTensor] = {}
+    constants: dict[str, str] = {}
     for found in sources:
         body = found.metadata["describe_source"]
         tensor = tensors.get((body.get("describer_id"), body.get("id")))
         if found.attempt == last and tensor is not None:
-            source = normalise.generic(str(body["source"]))
+            source = normalise.constant(normalise.generic(str(body["source"])), constants)
             inputs[source] = _input(source, tensor)
     return tuple(inputs[source] for source in sorted(inputs))
 
