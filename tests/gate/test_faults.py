@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import linecache
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tpcompile import config
 from tpcompile.dist.strategies import Collectives
 from tpcompile.gate import numerics
-from tpcompile.gate.localise import first_wrong, module_outputs
 from tpcompile.gate.numerics import Reference, Result
 from tpcompile.nn.block import TransformerStack
+from tpcompile.testing.localise import first_wrong, module_outputs
 
 BLOCK = config.load("cpu_smoke", ["block.num_layers=2"]).block
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def stack(reference: Reference) -> TransformerStack:
 
 def run(reference: Reference, stack: nn.Module) -> Result:
     """One forward and backward in the dtype under test."""
-    return numerics.run_once(stack, stack, reference.inputs(), reference.cotangent(torch.float32))
+    return numerics.call_once(reference, stack, stack, reference.inputs())
 
 
 def double(stack: nn.Module, name: str) -> None:
@@ -42,7 +42,7 @@ def double(stack: nn.Module, name: str) -> None:
 
 
 def test_right_stack_is_within_the_single_device_error(reference: Reference, stack: TransformerStack) -> None:
-    found = numerics.errors(reference, stack, run(reference, stack))
+    found = reference.errors(stack, run(reference, stack))
     assert found.keys() == {"forward", "grad input", *(f"grad {name}" for name, _ in stack.named_parameters())}
     assert all(value["ratio"] <= LIMIT for value in found.values())
 
@@ -50,7 +50,7 @@ def test_right_stack_is_within_the_single_device_error(reference: Reference, sta
 @pytest.mark.parametrize("name", ["layers.0.attention_norm", "layers.0.attention.wo", "layers.1.mlp.down"])
 def test_wrong_module_is_the_first_one_named(reference: Reference, stack: TransformerStack, name: str) -> None:
     double(stack, name)
-    assert numerics.errors(reference, stack, run(reference, stack))["forward"]["ratio"] > 1e3
+    assert reference.errors(stack, run(reference, stack))["forward"]["ratio"] > 1e3
     assert reference.first_wrong(stack, rank=0, limit=LIMIT) == name
 
 
@@ -61,28 +61,28 @@ def test_right_stack_has_no_wrong_module(reference: Reference, stack: Transforme
 def test_wrong_gradient_under_a_right_forward_is_seen(reference: Reference, stack: TransformerStack) -> None:
     result = run(reference, stack)
     result.grads["layers.0.attention.wo.weight"].mul_(2)
-    found = numerics.errors(reference, stack, result)
+    found = reference.errors(stack, result)
     assert [name for name, value in found.items() if value["ratio"] > LIMIT] == ["grad layers.0.attention.wo.weight"]
 
 
 def test_missing_gradient_is_infinitely_wrong(reference: Reference, stack: TransformerStack) -> None:
     result = run(reference, stack)
     del result.grads["layers.0.attention.wo.bias"]
-    assert numerics.errors(reference, stack, result)["grad layers.0.attention.wo.bias"]["ratio"] == math.inf
+    assert reference.errors(stack, result)["grad layers.0.attention.wo.bias"]["ratio"] == math.inf
 
 
 def test_output_that_is_not_a_number_is_wrong(reference: Reference, stack: TransformerStack) -> None:
     with torch.no_grad():
         stack.get_submodule("layers.1.mlp.down").weight.fill_(math.nan)
-    assert not numerics.errors(reference, stack, run(reference, stack))["forward"]["ratio"] <= LIMIT
+    assert not reference.errors(stack, run(reference, stack))["forward"]["ratio"] <= LIMIT
     assert reference.first_wrong(stack, rank=0, limit=LIMIT) == "layers.1.mlp.down"
 
 
 def test_two_equal_runs_are_not_apart(reference: Reference, stack: TransformerStack) -> None:
     one, two = run(reference, stack), run(reference, stack)
-    assert {value["error"] for value in numerics.difference(reference, stack, one, two).values()} == {0.0}
+    assert {value["error"] for value in reference.difference(stack, one, two).values()} == {0.0}
     two.output.mul_(1.001)
-    apart = numerics.difference(reference, stack, one, two)
+    apart = reference.difference(stack, one, two)
     assert [name for name, value in apart.items() if value["ratio"] > LIMIT] == ["forward"]
 
 

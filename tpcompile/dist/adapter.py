@@ -120,10 +120,10 @@ def begin_reduce_scatter(x: Tensor, group: Any, *, later: bool = False) -> tuple
 def begin_all_to_all(
     x: Tensor, receive: list[int], send: list[int], group: Any, *, later: bool = False
 ) -> tuple[Tensor, Any]:
-    """Dense `x` [sum(send), ...] -> [sum(receive), ...] in flight and its work."""
+    """Dense `x` [sum(send), ...] -> [sum(receive), ...] in flight and its work; empty splits are equal ones."""
     if is_tracing():
         return ops.all_to_all_single(x, receive, send, group.group_name), None
-    out = x.new_empty((sum(receive), *x.shape[1:]))
+    out = x.new_empty((sum(receive), *x.shape[1:])) if receive else torch.empty_like(x)
     return out, _all_to_all(group, out, x, receive, send, _ALL_TO_ALL[later])
 
 

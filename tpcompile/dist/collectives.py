@@ -66,7 +66,7 @@ def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") 
             (x.requires_grad and torch.is_grad_enabled()) or active.observer is not None or adapter.num_modes()
         )
         if hot:
-            return adapter.all_reduce_now(x, op, group)  # type: ignore[arg-type]
+            return adapter.all_reduce_now(x, op, group)
     checks.check_type("all_reduce", "dst", dst)
     found = checks.checked("all_reduce", x, group, checks.reducible(op))
     if op == "product" and _needs_grad(x):
@@ -105,6 +105,8 @@ def all_gather_single(
 
     Raises ConfigError for an unknown `dst`, a `dim` that `x` lacks, and sizes that do not fit this rank's.
     """
+    if not adapter.is_compiling() and sizes is None and dim == 0 and _is_hot(x, group, "all_gather_single", dst):
+        return adapter.end(*adapter.begin_all_gather(x.contiguous(), group))
     checks.check_type("all_gather_single", "dst", dst)
     found = checks.checked("all_gather_single", x, group)
     dim = checks.checked_dim("all_gather_single", x, dim)
@@ -112,6 +114,8 @@ def all_gather_single(
     checks.check_own_size("all_gather_single", x, dim, stated, 0 if found is None else found.rank())
     if found is None:
         return x
+    if dim == 0:
+        _remember(x, group, found, "all_gather_single", dst)
     stated = _uneven(stated)
     if _is_observed():
         call = Call("all_gather_single", found, dst=dst, dim=dim)
@@ -126,6 +130,8 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
     Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, and sizes that do not
     add up to it.
     """
+    if not adapter.is_compiling() and sizes is None and dim == 0 and _is_hot(x, group, "reduce_scatter_single"):
+        return adapter.end(*adapter.begin_reduce_scatter(x.contiguous(), group))
     found = checks.checked("reduce_scatter_single", x, group, checks.reducible("sum"))
     dim = checks.checked_dim("reduce_scatter_single", x, dim)
     world = 1 if found is None else found.size()
@@ -134,6 +140,8 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
         checks.check_divides("reduce_scatter_single", x, dim, world)
     if found is None:
         return x
+    if dim == 0:
+        _remember(x, group, found, "reduce_scatter_single")
     stated = _uneven(stated)
     if _is_observed():
         call = Call("reduce_scatter_single", found, op="sum", dim=dim)
@@ -158,12 +166,17 @@ def all_to_all_single(
     Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, one kind of splits
     without the other, and input splits that do not add up to the size.
     """
+    is_equal = input_splits is None and output_splits is None and dim == 0
+    if not adapter.is_compiling() and is_equal and _is_hot(x, group, "all_to_all_single"):
+        return adapter.end(*adapter.begin_all_to_all(x.contiguous(), [], [], group))  # no splits are equal ones
     found = checks.checked("all_to_all_single", x, group)
     dim = checks.checked_dim("all_to_all_single", x, dim)
     world = 1 if found is None else found.size()
     send, receive = _checked_splits(x, dim, world, input_splits, output_splits)
     if found is None:
         return x
+    if dim == 0:
+        _remember(x, group, found, "all_to_all_single")
     if _is_observed():
         call = Call("all_to_all_single", found, dim=dim)
         return _observe(call, x, lambda: _all_to_all(x, dim, receive, send, found))
@@ -176,11 +189,14 @@ def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tenso
     dst="I": backward keeps the gradient on src. dst="R": backward sums the gradients over the group and keeps the sum
     on src. The other ranks get zeros. Raises ConfigError for an unknown `dst` and a `src` outside the group.
     """
+    if not adapter.is_compiling() and _is_hot(x, group, "broadcast", dst, src):
+        return adapter.end(*adapter.begin_broadcast(x, src, group))
     checks.check_type("broadcast", "dst", dst)
     found = checks.checked("broadcast", x, group)
     checks.checked_src("broadcast", src, 1 if found is None else found.size())
     if found is None:
         return x
+    _remember(x, group, found, "broadcast", dst, src)
     if _is_observed():
         return _observe(Call("broadcast", found, dst=dst), x, lambda: _broadcast(x, src, found, dst))
     return _broadcast(x, src, found, dst)
@@ -201,6 +217,23 @@ def scatter_single(x: Tensor, *, dim: int, group: GroupLike, src: Dst = "I") -> 
     if _is_observed():
         return _observe(Call("scatter_single", found, src=src, dim=dim), x, lambda: _scatter(x, dim, found, src))
     return _scatter(x, dim, found, src)
+
+
+def _is_hot(x: Tensor, group: Any, *what: Any) -> bool:
+    """Eager, nobody watches, no gradient, and found valid before: host time counts, so nothing is checked again.
+
+    The size of dim 0 is part of it, as it must divide; calls of a program have few of them.
+    """
+    if type(x) is not Tensor or not is_known(group, (x.dtype, x.device, x.layout, x.shape[:1], *what)):
+        return False
+    needs_grad = x.requires_grad and torch.is_grad_enabled()
+    return not (needs_grad or active.observer is not None or adapter.num_modes() or x.is_neg())
+
+
+def _remember(x: Tensor, group: GroupLike, found: Any, *what: Any) -> None:
+    """Let `_is_hot` know this call; complex tensors travel as real ones and other spellings are resolved each time."""
+    if not adapter.is_compiling() and found is group and not x.is_complex():
+        remember(found, (x.dtype, x.device, x.layout, x.shape[:1], *what))
 
 
 def _needs_grad(x: Tensor) -> bool:

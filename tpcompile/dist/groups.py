@@ -20,6 +20,7 @@ from tpcompile.errors import ConfigError
 
 GroupLike: TypeAlias = dist.ProcessGroup | str | DeviceMesh | tuple[DeviceMesh, str | int] | None
 _RANK_INDEX: dict[tuple[int, torch.device], Tensor] = {}
+_MAX_KNOWN = 1024
 _KNOWN: dict[int, tuple[weakref.ref[Any], set[Hashable]]] = {}
 
 
@@ -60,7 +61,8 @@ def remember(group: dist.ProcessGroup, what: Hashable) -> None:
     entry = _KNOWN.get(key)
     if entry is None or entry[0]() is not group:
         entry = _KNOWN[key] = (weakref.ref(group, lambda _: _KNOWN.pop(key, None)), set())
-    entry[1].add(what)
+    if len(entry[1]) < _MAX_KNOWN:  # a program with ever new shapes pays for its checks instead of for memory
+        entry[1].add(what)
 
 
 def check_device(name: str, x: Tensor, group: dist.ProcessGroup) -> None:

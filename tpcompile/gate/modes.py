@@ -20,11 +20,11 @@ from tpcompile.capture import CaptureSession, compat
 from tpcompile.config import Mode, RunConfig
 from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.evidence.checks import FIRST, RESIZED, STEADY
-from tpcompile.evidence.records import Collective
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate import numerics
 from tpcompile.gate.numerics import Reference, Result
 from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.testing.counting import collective_text
 
 _RESIZED_CALLS = 3
 
@@ -64,16 +64,12 @@ class Run:
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
         """One call of the program, with a backward pass when training."""
-        return self.call_with(program, stack, self.reference.inputs(seq_len), self.cotangent())
+        return self.call_with(program, stack, self.reference.inputs(seq_len))
 
-    def cotangent(self) -> Tensor | None:
-        """What the backward pass starts from; None for forward only."""
-        return self.reference.cotangent(self.reference.dtype) if self.config.train else None
-
-    def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs, cotangent: Tensor | None) -> Result:
+    def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        result = numerics.run_once(program, stack, inputs, cotangent)
+        result = numerics.call_once(self.reference, program, stack, inputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result
@@ -86,10 +82,10 @@ class Run:
         """The steady calls: nothing may compile; their median time is a fact."""
         times_ms = []
         with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", fault=fault):
-            inputs, cotangent = self.reference.inputs(), self.cotangent()
+            inputs = self.reference.inputs()
             for _ in range(self.config.gate.steady_calls):
                 start = time.perf_counter()
-                self.call_with(program, stack, inputs, cotangent)
+                self.call_with(program, stack, inputs)
                 times_ms.append((time.perf_counter() - start) * 1e3)
         self.facts[f"{mode}/median_ms"] = round(statistics.median(times_ms), 4)
 
@@ -109,7 +105,7 @@ def mode_c(run: Run) -> None:
             run.call(compiled, stack, config.resized_seq_len)
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
-    for name, value in numerics.difference(run.reference, stack, first, eager).items():
+    for name, value in run.reference.difference(stack, first, eager).items():
         run.facts[f"C/error/eager {name}"] = value
     _keep_schedule(run, stack)
     _find_first_wrong(run, stack)
@@ -172,7 +168,7 @@ class SiteRecorder(DisabledCollectives):
 
 
 def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, only_forward: bool = False) -> None:
-    found = numerics.errors(run.reference, stack, got, only_forward=only_forward)
+    found = run.reference.errors(stack, got, only_forward=only_forward)
     run.facts |= {f"{mode}/error/{name}": value for name, value in found.items()}
 
 
@@ -192,17 +188,10 @@ def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     declared = stack.declared_collectives(block.batch, block.seq_len, block.dtype, run.config.train)
     seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
     run.facts |= {
-        "C/declared": [_text(c) for c in declared],
-        "C/collectives": [_text(c) for c in seen],
+        "C/declared": [collective_text(c) for c in declared],
+        "C/collectives": [collective_text(c) for c in seen],
         "C/collective_lines": [str(c.line) for c in seen],
     }
-
-
-def _text(collective: Collective) -> str:
-    op = f"{collective.op}({collective.reduce_op})" if collective.reduce_op else collective.op
-    waited = "" if collective.waited else ", never waited for"
-    used = "" if collective.used else ", its result dropped"
-    return f"{collective.phase} {op} {collective.dtype}{collective.shape} over {collective.group}{waited}{used}"
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

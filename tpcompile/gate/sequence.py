@@ -54,7 +54,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
     rank = int(os.environ.get("RANK", "0"))
     try:
         env = rank_env()
-        config.block.check_tp(env.world_size)
+        config.check_tp(env.world_size)
         fault = faults.find(config.fault)
         device = choose_device(config.device, env)
         if fault.needs_gpu and device.type != "cuda":

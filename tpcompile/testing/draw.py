@@ -2,10 +2,19 @@
 
 Scales differ per head (0.25 to 4): on iid data a norm over the local shard is off by 1 % only, the size of a bf16
 tolerance, while on head-skewed data it is off by more than half.
+
+values       drawn as
+skewed       normal, scaled per head: the default
+iid          normal, no scales: only to show what skew is for
+integers     small whole numbers: in float32 and float64 every product and every sum of up to 2**24 is exact, in any
+             order, so that linear layers must agree bit for bit and any error at all is a bug
 """
 
 # B batch, S sequence, T context tokens, D model width, E head size
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +24,22 @@ from tpcompile.dist.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of, stat_dtype
 
+Values = Literal["skewed", "iid", "integers"]
 _NORM_SPREAD, _BIAS_SCALE, _ROPE_BASE = 0.2, 0.1, 10000.0
 
 
 def draw_stack_weights(
-    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str
+    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
 ) -> dict[str, Tensor]:
     """Unsharded weights of a `TransformerStack(config, ...)`, as `draw_weights`; q and k rows are head-skewed."""
     with torch.device("meta"):
         twin = TransformerStack(config, Collectives(None))
-    return draw_weights(twin, seed=seed, dtype=dtype, device=device)
+    return draw_weights(twin, seed=seed, dtype=dtype, device=device, values=values)
 
 
-def draw_weights(twin: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
+def draw_weights(
+    twin: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+) -> dict[str, Tensor]:
     """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
 
     No bias is zero and no norm weight one. Drawn in float32 and cast, so that another dtype holds the same numbers,
@@ -36,11 +48,17 @@ def draw_weights(twin: nn.Module, *, seed: int, dtype: torch.dtype, device: torc
     generator = torch.Generator(device).manual_seed(seed)
     specs = specs_of(twin)
     shapes = {name: tuple(parameter.shape) for name, parameter in twin.named_parameters()}
-    return {name: _draw(specs[name], shapes[name], generator).to(dtype) for name in shapes}
+    return {name: _draw(specs[name], shapes[name], generator, values).to(dtype) for name in shapes}
 
 
 def draw_inputs(
-    config: BlockConfig, *, seed: int, device: torch.device | str, dtype: torch.dtype, seq_len: int
+    config: BlockConfig,
+    *,
+    seed: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seq_len: int,
+    values: Values = "skewed",
 ) -> BlockInputs:
     """Inputs of a stack of this form: x [B, S, D] and context [B, T, D] in `dtype`, RoPE tables and modulation in
     float32 (float64 for float64), mask [B, 1, 1, S] that hides the last third of the keys from sequence 0.
@@ -48,14 +66,16 @@ def draw_inputs(
     Activations are drawn in float32 and skewed per head-sized chunk of D.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    x = _skewed(config, seq_len, generator).to(dtype)
+    heads = config.num_heads
+    x = draw_normal((config.batch, seq_len, config.dim), generator, num_heads=heads, values=values).to(dtype)
     cos, sin = rope_tables(config.head_dim, seq_len, device=device, dtype=stat_dtype(dtype))
     modulation = context = mask = drop_seed = None
     if config.modulation:
         shape = (config.batch, 6, config.dim)
-        modulation = (torch.randn(shape, generator=generator, device=device) * 0.5).to(stat_dtype(dtype))
+        modulation = (draw_normal(shape, generator, values=values) * 0.5).to(stat_dtype(dtype))
     if config.cross_attention:
-        context = _skewed(config, config.context_len or seq_len, generator).to(dtype)
+        shape = (config.batch, config.context_len or seq_len, config.dim)
+        context = draw_normal(shape, generator, num_heads=heads, values=values).to(dtype)
     if config.masked:
         mask = torch.ones(config.batch, 1, 1, seq_len, dtype=torch.bool, device=device)
         mask[0, ..., seq_len - seq_len // 3 :] = False
@@ -86,17 +106,28 @@ def head_scales(num_heads: int, width: int, *, device: torch.device | str) -> Te
     return scales.repeat_interleave(-(-width // abs(num_heads)))[:width]
 
 
-def _skewed(config: BlockConfig, num_tokens: int, generator: torch.Generator) -> Tensor:
-    x = torch.randn(config.batch, num_tokens, config.dim, generator=generator, device=generator.device)
-    return x * head_scales(config.num_heads, config.dim, device=generator.device)
+def draw_normal(
+    shape: Sequence[int], generator: torch.Generator, *, num_heads: int = 0, values: Values = "skewed"
+) -> Tensor:
+    """Activations in float32, equal on all ranks for equal seeds; scales per head-sized chunk of the last dim.
+
+    `num_heads=0` scales nothing; see the top of this file for `values`.
+    """
+    if values == "integers":
+        return torch.randint(-2, 3, tuple(shape), generator=generator, device=generator.device).float()
+    x = torch.randn(tuple(shape), generator=generator, device=generator.device)
+    return x * head_scales(num_heads, shape[-1], device=generator.device) if num_heads and values == "skewed" else x
 
 
-def _draw(spec: ShardSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw(spec: ShardSpec, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
+    if values == "integers":
+        low, high = {"norm": (1, 3), "weight": (-1, 2), "bias": (-2, 3)}[spec.kind]
+        return torch.randint(low, high, shape, generator=generator, device=generator.device).float()
     noise = torch.randn(shape, generator=generator, device=generator.device)
     if spec.kind == "norm":
         return 1 + _NORM_SPREAD * noise
     noise *= shape[-1] ** -0.5 if spec.kind == "weight" else _BIAS_SCALE
-    if not any(spec.head_skew):
+    if values == "iid" or not any(spec.head_skew):
         return noise
     pairs = zip(noise.split(spec.sizes, 0), spec.sizes, spec.head_skew, strict=True)
     for part, size, heads in pairs:

@@ -1,4 +1,4 @@
-"""A stack with wrong numbers and its float64 twin -> the first module whose output is off."""
+"""A module with wrong numbers and its float64 twin -> the first module whose output is off."""
 
 from __future__ import annotations
 
@@ -31,15 +31,20 @@ def module_outputs(stack: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     return outputs
 
 
-def first_wrong(got: Outputs, single: Outputs, exact: Outputs, *, rank: int, limit: float) -> str:
+def first_wrong(
+    got: Outputs, single: Outputs, exact: Outputs, *, rank: int, limit: float, size: int | None = None
+) -> str:
     """Name of the first module, in the order they finish, whose error exceeds `limit` x the single-device error.
 
-    A sharded output is compared with the rank's slice of the last dim. Empty when every module is right.
+    An output that is sharded in `size` equal parts of the last dim (any number by default) is compared with the rank's
+    slice; another layout, such as replicated or padded heads, is left out. Empty when every module is right.
     """
     for name, tensors in got.items():
         for tensor, one, full in zip(tensors, single[name], exact[name], strict=True):
             if tensor.shape[-1] != full.shape[-1]:
-                width = tensor.shape[-1]
+                width, whole = tensor.shape[-1], full.shape[-1]
+                if (rank + 1) * width > whole or (size is not None and width * size != whole):
+                    continue
                 one, full = (t.narrow(-1, rank * width, width) for t in (one, full))
             if tensor.shape != full.shape:
                 continue

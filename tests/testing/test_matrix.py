@@ -1,0 +1,47 @@
+"""The matrix script under torchrun: its sample is green and written down, a broken gradient turns it red."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(path: Path, *options: str) -> tuple[int, dict]:
+    """Exit code of torchrun and what the script wrote."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [str(ROOT / "scripts/correctness_matrix.py"), "--sample", "--device", "cpu", "--json", str(path)]
+    done = subprocess.run([*command, *script, *options], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert path.exists(), done.stdout + done.stderr
+    return done.returncode, json.loads(path.read_text())
+
+
+def test_sample_is_green_and_written_down(tmp_path: Path) -> None:
+    code, found = run(tmp_path / "green.json", "--forms", "kv replicated", "--limit-s", "200")
+    assert (code, found["summary"]["failed"], found["left_out"]) == (0, 0, [])
+    cells = {(c["tp"], c["program"]): c for c in found["cells"]}
+    assert cells.keys() == {(tp, program) for tp in (1, 2) for program in ("eager", "aot_eager")}
+    assert all(c["ratio"] <= found["limit"] and c["tensor"] for c in cells.values())
+    assert cells[2, "eager"]["collectives"] == cells[2, "aot_eager"]["collectives"] > 0
+    assert {"command", "machine", "versions", "seed", "seconds"} <= found.keys()
+
+
+def test_fault_turns_it_red_on_two_ranks_and_time_left_out_is_said(tmp_path: Path) -> None:
+    options = ("--forms", "wan", "--programs", "eager", "--fault", "partial_gradient")
+    code, found = run(tmp_path / "red.json", *options)
+    assert code != 0
+    by_tp = {c["tp"]: c for c in found["cells"]}
+    assert by_tp[1]["passed"] and not by_tp[2]["passed"]
+    assert any("grad " in text for text in by_tp[2]["failures"])
+
+
+def test_cells_without_time_are_listed_as_left_out(tmp_path: Path) -> None:
+    code, found = run(tmp_path / "late.json", "--forms", "wan", "--programs", "eager", "--limit-s", "0")
+    assert code != 0 and found["cells"] == []
+    assert found["left_out"] == ["wan/float32/1/eager: no time left", "wan/float32/2/eager: no time left"]

@@ -1,0 +1,201 @@
+"""Module builder, inputs and a group -> `TwinReport`: every program in every dtype against the single-device twin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpcompile.capture import CaptureSession
+from tpcompile.dist import collectives
+from tpcompile.dist.groups import GroupLike, resolve_group
+from tpcompile.dist.strategies import Collectives, InPlaceCollectives, TpComm
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import Collective
+from tpcompile.testing.counting import (
+    Declaration,
+    EagerCollectives,
+    collective_text,
+    compiled_collectives,
+    declared_by,
+    first_difference,
+    roles_of,
+)
+from tpcompile.testing.draw import Values
+from tpcompile.testing.localise import first_wrong, module_outputs
+from tpcompile.testing.measure import cast, is_within
+from tpcompile.testing.records import ProgramReport, TensorError, TwinReport
+from tpcompile.testing.twin import Build, Inputs, Layout, Result, Twin
+
+DEFAULT_LIMIT = 2.5
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a run has to satisfy."""
+
+    limit: float = DEFAULT_LIMIT
+    """Largest error, as a multiple of the single-device error in the same dtype."""
+    exact: tuple[str, ...] = ()
+    """Patterns of tensors that have to be the single-device ones bit for bit."""
+    declared: Declaration | None = None
+    """Collectives it has to issue; None asks nothing."""
+
+
+def check_twin(
+    build: Build,
+    *,
+    inputs: Inputs,
+    group: GroupLike,
+    dtypes: Sequence[str] = ("float32",),
+    programs: Sequence[str] = ("eager", "aot_eager"),
+    strategies: Sequence[type[Collectives]] = (Collectives,),
+    backward: bool | None = None,
+    exact: Collection[str] = (),
+    declared: Declaration | None = None,
+    limit: float = DEFAULT_LIMIT,
+    values: Values = "skewed",
+    seed: int = 0,
+    weights: Mapping[str, Tensor] | None = None,
+    differentiate: Collection[str] | None = None,
+    sharded: Mapping[str, Layout] | None = None,
+    device: torch.device | str = "cpu",
+    dynamic: bool | None = None,
+    name: str = "",
+) -> TwinReport:
+    """Compare a tensor-parallel module with itself on one device, in float64; all ranks of the group call it alike.
+
+    `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Twin`. `programs` are `eager` and backends of
+    torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
+    C, and the modes A and B of `tpcompile.dist.strategies`, which state no gradient and declare no collectives, so that
+    `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
+    single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with values="integers". `declared` is a
+    `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager
+    code sends and what the compiled graphs hold must equal it, in order.
+
+    The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name and for a
+    shape the twin does not have.
+    """
+    if unknown := sorted(set(dtypes) - set(DTYPES)):
+        raise ConfigError(f"dtypes={unknown} are unknown; choose from {', '.join(DTYPES)}")
+    found, group = [], resolve_group(group)
+    demands = Demands(limit, tuple(exact), declared)
+    for dtype in dtypes:
+        twin = Twin(
+            build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
+            train=backward is not False, differentiate=differentiate, sharded=sharded,
+        )  # fmt: skip
+        for strategy in strategies:
+            train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
+            for program in programs:
+                found.append(check_program(twin, strategy(group), program, demands, train=train, dynamic=dynamic))
+    return TwinReport(
+        name=name or type(twin.twin(twin.dtype)).__name__, tp=1 if group is None else group.size(),
+        torch=torch.__version__, seed=seed, values=values, limit=limit,
+        programs=_of_all_ranks(found, group, torch.device(device)),
+    )  # fmt: skip
+
+
+def check_program(
+    twin: Twin,
+    comm: TpComm,
+    program: str,
+    demands: Demands | None = None,
+    *,
+    train: bool = True,
+    dynamic: bool | None = None,
+) -> ProgramReport:
+    """One program of this rank against a twin that can serve many; all ranks of the group call it alike."""
+    demands = demands or Demands()
+    module = twin.place(comm)
+    if program == "eager":
+        heard = EagerCollectives(comm)
+        with heard.listening():
+            result = twin.run(module, module, comm, train=train, on_backward=heard.on_backward)
+        seen, graphs, breaks = heard.collectives, 0, 0
+    else:
+        result, session = _run_compiled(twin, module, comm, program, train=train, dynamic=dynamic)
+        seen = compiled_collectives(session)
+        graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
+        breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
+    tensors = tensor_errors(twin, module, comm, result, demands, train=train)
+    is_wrong = program == "eager" and any(t.name.startswith("forward") and not is_within(
+        {"ratio": t.ratio}, demands.limit) for t in tensors)  # fmt: skip
+    return ProgramReport(
+        rank=comm.rank, strategy=type(comm).__name__, program=program, dtype=str(twin.dtype).removeprefix("torch."),
+        tensors=tensors,
+        collectives=tuple(collective_text(c) for c in seen),
+        wrong_order=wrong_order(twin, module, comm, seen, demands, train=train),
+        graphs=graphs, breaks=breaks,
+        first_wrong=_first_wrong(twin, module, comm, demands.limit) if _on_any_rank(is_wrong, twin, comm) else "",
+    )  # fmt: skip
+
+
+def tensor_errors(
+    twin: Twin, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool = True
+) -> tuple[TensorError, ...]:
+    """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
+    errors = twin.errors(module, result, comm, only_forward=not train)
+    for pattern in demands.exact:
+        if not any(fnmatchcase(name, pattern) for name in twin.expected(module, comm)):
+            raise ConfigError(f"exact={pattern!r} matches no tensor; there are {sorted(errors)}")
+    found = []
+    for name, value in errors.items():
+        exact = any(fnmatchcase(name, pattern) for pattern in demands.exact)
+        differs = exact and twin.differs(module, result, name, comm)
+        found.append(TensorError(name=name, **value, exact=exact, differs=differs))
+    return tuple(found)
+
+
+def _run_compiled(
+    twin: Twin, module: nn.Module, comm: TpComm, backend: str, *, train: bool, dynamic: bool | None
+) -> tuple[Result, CaptureSession]:
+    with CaptureSession(groups=roles_of(comm)) as session:
+        session.reset_compiler()  # or this module's code would count as a recompile of the one before
+        with session.phase("first"):
+            compiled = torch.compile(module, backend=backend, dynamic=dynamic)
+            result = twin.run(compiled, module, comm, train=train)
+    return result, session
+
+
+def wrong_order(
+    twin: Twin, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
+) -> str:
+    """Where collectives and declaration differ; modes A and B declare none."""
+    if demands.declared is None or isinstance(comm, InPlaceCollectives):
+        return ""
+    return first_difference(seen, declared_by(demands.declared, module, twin.dtype, size=comm.size, train=train))
+
+
+def _on_any_rank(flag: bool, twin: Twin, comm: TpComm) -> bool:
+    flags = torch.tensor([int(flag)], device=twin.device)
+    return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
+
+
+def _first_wrong(twin: Twin, module: nn.Module, comm: TpComm, limit: float) -> str:
+    got = module_outputs(module, twin.inputs_for(comm))
+    single = module_outputs(twin.twin(twin.dtype), twin.given)
+    exact = module_outputs(twin.twin(torch.float64), cast(twin.given, torch.float64))
+    return first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
+
+
+def _of_all_ranks(
+    own: Sequence[ProgramReport], group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[ProgramReport, ...]:
+    """The reports of all ranks of the group, on all of them, as JSON bytes: a pickle would run code of a peer."""
+    if group is None or group.size() == 1:
+        return tuple(own)
+    text = json.dumps([report.model_dump(mode="json") for report in own]).encode()
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    sizes = collectives.all_gather_single(torch.tensor([len(text)], device=device), dim=0, group=group).tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    padded[: len(text)] = data
+    rows = collectives.all_gather_single(padded, dim=0, group=group).view(len(sizes), -1).cpu()
+    texts = [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
+    return tuple(ProgramReport.model_validate(report) for found in texts for report in json.loads(found))

@@ -1,0 +1,94 @@
+"""One run of a module -> the collectives it issued, in order, and where they first differ from the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.capture import CaptureSession, compat
+from tpcompile.dist.strategies import TpComm
+from tpcompile.evidence.records import Collective
+from tpcompile.nn.sharding import Declared
+from tpcompile.testing.adapter import CollectiveListener
+
+Declaration = Declared | Sequence[Collective] | Callable[[nn.Module, torch.dtype], Declared | Sequence[Collective]]
+_DTYPE_NAMES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+}  # fmt: skip
+
+
+class EagerCollectives:
+    """Hears what eager code sends, forward and backward, from whatever wrapper it came."""
+
+    def __init__(self, comm: TpComm) -> None:
+        self._roles = roles_of(comm)
+        self._phase = "forward"
+        self.collectives: list[Collective] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear this process and its autograd threads."""
+        with CollectiveListener(self._heard):
+            yield
+
+    def on_backward(self) -> None:
+        """From here on it is the backward pass."""
+        self._phase = "backward"
+
+    def _heard(self, op: str, reduce_op: str, sent: Tensor, group_name: str) -> None:
+        self.collectives.append(
+            Collective(
+                phase=self._phase,
+                op=op,
+                reduce_op=reduce_op,
+                dtype=_DTYPE_NAMES.get(sent.dtype, str(sent.dtype).removeprefix("torch.")),
+                shape=str(list(sent.shape)),
+                group=self._roles.get(group_name, group_name),
+            )
+        )
+
+
+def compiled_collectives(session: CaptureSession) -> list[Collective]:
+    """Those of all lowered graphs of a session, forward before backward."""
+    found = [collective for record in session.compiles() for collective in record.collectives]
+    return sorted(found, key=lambda c: c.phase == "backward")
+
+
+def roles_of(comm: TpComm) -> dict[str, str]:
+    """Group name -> `tp` for the group of `comm`, else its description."""
+    own = {} if comm.group is None else {comm.group.group_name: "tp"}
+    return compat.group_roles() | own
+
+
+def declared_by(
+    declaration: Declaration, module: nn.Module, dtype: torch.dtype, *, size: int, train: bool
+) -> list[Collective]:
+    """Collectives a declaration promises; none in a group of one rank."""
+    found: Any = declaration(module, dtype) if callable(declaration) else declaration
+    if size == 1:
+        return []
+    listed = found.select(train=train) if isinstance(found, Declared) else found
+    return [c for c in listed if train or c.phase == "forward"]
+
+
+def first_difference(seen: Sequence[Collective], declared: Sequence[Collective]) -> str:
+    """The first position at which they differ, and both sides; empty when they are equal and every result is used."""
+    for place in range(max(len(seen), len(declared))):
+        got = collective_text(seen[place]) if place < len(seen) else "nothing"
+        want = collective_text(declared[place]) if place < len(declared) else "nothing"
+        if got != want:
+            return f"position {place}: issued {got}, declared {want} ({len(seen)} issued, {len(declared)} declared)"
+    return ""
+
+
+def collective_text(collective: Collective) -> str:
+    """One collective as reports spell it."""
+    op = f"{collective.op}({collective.reduce_op})" if collective.reduce_op else collective.op
+    waited = "" if collective.waited else ", never waited for"
+    used = "" if collective.used else ", its result dropped"
+    return f"{collective.phase} {op} {collective.dtype}{collective.shape} over {collective.group}{waited}{used}"

@@ -1,0 +1,113 @@
+"""A tensor, its single-device value and its float64 value -> error, as a multiple of the single-device error.
+
+A fixed tolerance hides bugs in float32 and cries wolf in bfloat16; the same module on one device in the same dtype
+says how much error is normal here. Errors are relative, in the norm of the tensor. A rank's slice can be few numbers,
+which the single device got right by luck: what is normal is the larger of its errors on the slice and on the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Errors = dict[str, dict[str, float]]
+"""Name of a tensor -> `error`, `single` (the single-device error) and their `ratio`."""
+
+_FLOAT64_UNIT = 256 * torch.finfo(torch.float64).eps
+_FEW = 64
+"""Numbers below which the ratio of two errors scatters by more than a limit near 2.5 allows."""
+
+
+def error_of(got: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
+    """Relative errors of `got` and `single` against `exact` (float64), and their ratio; NaN stays NaN.
+
+    `whole` is the single-device error of the tensor these are slices of.
+    """
+    error = relative(got, exact)
+    normal = max(whole, relative(single, exact))
+    return {"error": error, "single": normal, "ratio": error / _allowed(normal, got)}
+
+
+def relative(got: Tensor, exact: Tensor) -> float:
+    """Norm of the error over the norm of `exact` (float64)."""
+    return float((got.double() - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def missing() -> dict[str, float]:
+    """The error of a tensor that should be there and is not."""
+    return {"error": 1.0, "single": 0.0, "ratio": float("inf")}
+
+
+def distance(one: Tensor, two: Tensor, single: Tensor, exact: Tensor, *, whole: float = 0.0) -> dict[str, float]:
+    """How far two results of the same maths are apart, in units of the single-device error."""
+    normal = max(whole, relative(single, exact))
+    apart = relative(one.double() - two.double() + exact, exact)
+    return {"error": apart, "single": normal, "ratio": apart / _allowed(normal, one)}
+
+
+def is_within(value: dict[str, float], limit: float) -> bool:
+    """Whether the ratio is a number and at most `limit`."""
+    return value["ratio"] <= limit  # False for NaN
+
+
+def named_tensors(value: Any, root: str) -> dict[str, Tensor]:
+    """Tensors of nested tuples, lists and dicts: the first is `root`, others `root.PLACE`, a field or an index."""
+    return {root if index == 0 else f"{root}.{place}": t for index, (place, t) in enumerate(_walk(value, ""))}
+
+
+def replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The same structure with its tensors, in the order of `named_tensors`, replaced."""
+    left = iter(tensors)
+    return _rebuilt(value, left)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """The same numbers in another dtype; masks, ids and seeds stay what they are."""
+    tensors = named_tensors(value, "").values()
+    return replaced(value, [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors])
+
+
+def _walk(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield place, value
+        return
+    for key, item in _items(value):
+        yield from _walk(item, f"{place}.{key}" if place else key)
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((str(key), item) for key, item in value.items())
+    elif isinstance(value, (tuple, list)):
+        names = getattr(value, "_fields", None) or [str(index) for index in range(len(value))]
+        yield from zip(names, value, strict=True)
+
+
+def _rebuilt(value: Any, left: Iterator[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return next(left)
+    if isinstance(value, dict):
+        return {key: _rebuilt(item, left) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [_rebuilt(item, left) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _allowed(normal: float, got: Tensor) -> float:
+    """The unit of a ratio: the single-device error, and at least a quarter ulp.
+
+    The quarter ulp, because a tensor that one device gets exactly right must not make every other error infinite. The
+    norms of two sets of n roundings differ by a factor that grows as 1 / sqrt(n): for few numbers the unit grows alike.
+    """
+    scatter = max(1.0, (_FEW / max(1, got.numel())) ** 0.5)
+    return max(normal, _floor(got.dtype)) * scatter
+
+
+def _floor(dtype: torch.dtype) -> float:
+    if dtype == torch.float64 or not dtype.is_floating_point:
+        return _FLOAT64_UNIT  # compared with float64, float64 on one device has no error to measure by
+    return torch.finfo(dtype).eps / 4
