@@ -254,6 +254,22 @@ def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
     assert check.observed == "my::norm"
 
 
+def test_a_reduce_that_overwrites_what_is_read_later_is_named_with_its_line() -> None:
+    code = "a = reinterpret_tensor(b, (3, 1), (2, 1), 0)  # alias\n_c10d_functional.all_reduce_.default(b)\nkernel(a)"
+    wrapper = kernel(code).model_copy(update={"kind": "call"})
+    name, compiled_ = "no reduce overwrites what is read later", healthy(1).compiles
+    bad = [c.model_copy(update={"kernels": (*c.kernels, wrapper)}) for c in compiled_ if c.phase == "C/first"]
+    check = judge("C", healthy(0), healthy(1, compiles=bad))[name]
+    assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:5 in forward")
+    assert check.observed.startswith("forward all-reduce #0 of forward app/model.py:3 reduces a concatenation in place")
+
+
+def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites() -> None:
+    unseen = [c.model_copy(update={"kernels": ()}) for c in healthy(0).compiles]
+    found = judge("C", *(healthy(rank, compiles=unseen) for rank in (0, 1)))["no reduce overwrites what is read later"]
+    assert (found.status, found.observed) == (Status.SKIPPED, "not observed")
+
+
 def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
     check = judge("A", healthy(0), healthy(1, facts=facts(A_broken_sites=SITES[:1])))[
         "every collective call site breaks the graph"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.evidence.codetext import parse_kernels
+from tpcompile.evidence.codetext import overwritten_reads, parse_kernels
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Kernel
 
@@ -204,3 +204,30 @@ def test_code_without_an_aot_id_is_forward() -> None:
 def test_an_included_header_does_not_count_by_its_path(tmp_path: Path) -> None:
     other = cpp().replace("/tmp/torchinductor_u0", str(tmp_path))
     assert kernels(cpp()) == kernels(other)
+
+
+REDUCED_IN_PLACE = """
+    buf2 = empty_strided_cpu((3, 2), (2, 1), torch.float32)
+    buf0 = reinterpret_tensor(buf2, (3, 1), (2, 1), 0)  # alias
+    buf1 = reinterpret_tensor(buf2, (3, 1), (2, 1), 1)  # alias
+    cpp_fused_sum_0(arg0_1, arg1_1, buf0, buf1)
+    del buf1
+    torch.ops._c10d_functional.all_reduce_.default(buf2, 'sum', 'group:tp')
+    torch.ops._c10d_functional.wait_tensor.default(buf2)
+    buf7 = empty_strided_cpu((3, 1), (1, 1), torch.float32)
+    cpp_fused_mul_1(buf2, {read}, buf7)
+    {after}
+    return (buf7, )
+"""
+
+
+def test_an_all_reduce_in_place_under_a_tensor_that_is_read_later_is_found() -> None:
+    assert overwritten_reads(REDUCED_IN_PLACE.format(read="buf0", after="")) == (0,)
+    assert overwritten_reads(REDUCED_IN_PLACE.format(read="arg0_1", after="return (buf7, buf0, )")) == (0,)
+
+
+@pytest.mark.parametrize("read", ["arg0_1", "buf20"])
+def test_reading_the_result_or_freeing_a_part_is_no_finding(read: str) -> None:
+    assert overwritten_reads(REDUCED_IN_PLACE.format(read=read, after="del buf0")) == ()
+    freed_before = REDUCED_IN_PLACE.format(read="arg0_1", after="").replace("del buf1", "del buf1\n    del buf0")
+    assert overwritten_reads(freed_before + "    kernel(buf0)") == (), "the name is another tensor's by then"

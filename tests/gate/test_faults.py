@@ -49,7 +49,7 @@ SHARED = {
     "disabled_collective": Red(
         check=checks.UNBROKEN,
         summary=r"no graph breaks: break counter \d+",
-        code='self.comm.all_reduce(local_BS2, dst="R")',
+        code='self.comm.all_reduce(local_2, dst="R")',
     ),
     "leading_print": Red(check=checks.UNBROKEN, summary=r"no graph breaks.*program\.py:\d+ in forward", code=PRINT),
     "trailing_print": Red(check=checks.UNBROKEN, summary=r"no graph breaks.*program\.py:\d+ in forward", code=PRINT),

@@ -85,7 +85,7 @@ class AllReduceExtremum(torch.autograd.Function):
         is_held = x == y
         ties = issue_all_reduce(is_held.to(grad.dtype), "sum", ctx.group)
         if ctx.dst == "R":
-            # Not packed with the ties: Inductor (2.13) reduced a stack in place that `where` still read.
+            # Not packed with the ties: see repro/inductor_all_reduce_of_cat.py.
             grad = issue_all_reduce(grad, "sum", ctx.group)
         return torch.where(is_held, grad, torch.zeros_like(grad)) / ties, None, None, None
 

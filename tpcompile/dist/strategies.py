@@ -32,6 +32,10 @@ class TpComm(Protocol):
         """Sum over the group; the caller owns `x` and does not use it again."""
         ...
 
+    def all_max(self, x: Tensor) -> Tensor:
+        """Maximum over the group, without gradient; the caller owns `x` and does not use it again."""
+        ...
+
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Enter a tensor-parallel region."""
         ...

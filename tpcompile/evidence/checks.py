@@ -87,6 +87,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         *(_errors(config, digests, "C", "gradients right", only="grad") if config.train else []),
         *_errors(config, digests, "C", "eager equals compiled", only="eager"),
         _tp_aware("C", digests),
+        _kept("C", digests),
     ]
 
 
@@ -94,7 +95,8 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
     """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
     phases = dict.fromkeys(c.phase for d in digests for c in d.counters)
     broken = [_no_breaks("", f"{UNBROKEN} in {phase}", phase, digests, frames=False) for phase in phases]
-    return [_compiled("", digests), *broken, *_agreement("", digests, divergences), _tp_aware("", digests)]
+    agreement = _agreement("", digests, divergences)
+    return [_compiled("", digests), *broken, *agreement, _tp_aware("", digests), _kept("", digests)]
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
@@ -285,6 +287,21 @@ def _tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
         "only ops declared TP-aware",
         ", ".join(text.partition(SEPARATOR)[0] for text in found) if found else "none",
         details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
+        line=first.line if first else None,
+    )  # fmt: skip
+
+
+def _kept(mode: str, digests: Sequence[RankDigest]) -> Check:
+    found = {item.text: item for d in digests for item in d.overwritten}
+    first = next(iter(found.values()), None)
+    is_seen = any(layer.layer == Layer.KERNELS for d in digests for c in d.compiles for layer in c.layers)
+    return _check(
+        mode, "no reduce overwrites what is read later", [d.rank for d in digests if d.overwritten],
+        "reduced buffers share no memory with live tensors",
+        f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards"
+        if found else "none does" if is_seen else "not observed",
+        status=None if is_seen else Status.SKIPPED,
+        details=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"] if found else [],
         line=first.line if first else None,
     )  # fmt: skip
 

@@ -21,6 +21,10 @@ _PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^)]*?\bindex=)\d+")
 _DEVICE_ARGUMENT = re.compile(r"(\bdevice(?:_index)?=)\d+\b")
 _PATH = re.compile(r"(['\"])/[^'\"\n]*/([^/'\"\n]+)\1")
 _END = re.compile(r"^(?:def get_args|def benchmark_compiled_module|if __name__)", re.MULTILINE)
+_ALIAS = re.compile(r"^\s*(?P<alias>\w+) = reinterpret_tensor\((?P<buffer>\w+), .*# alias$")
+_REDUCED = re.compile(r"_c10d_functional\.all_reduce_(?:\.default)?\((?P<buffer>\w+)\b")
+_FREED = re.compile(r"^\s*del (?P<name>\w+)$")
+_NAME = re.compile(r"\b\w+\b")
 _START = "async_compile = AsyncCompile()"
 
 
@@ -41,6 +45,29 @@ def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, .
     wrapper = _DEFINITION.sub("", body)
     kernels.append(Kernel(phase=phase, name="call", kind="call", code=_clean(wrapper, roles)))
     return phase, tuple(kernels)
+
+
+def overwritten_reads(wrapper: str) -> tuple[int, ...]:
+    """Numbers, in order of issue, of the in-place all-reduces that overwrite what the `call` wrapper reads afterwards.
+
+    Inductor computes the parts of a concatenation into its buffer and reduces that in place although a part is still
+    needed: repro/inductor_all_reduce_of_cat.py, torch 2.11 to 2.13.
+    """
+    owner: dict[str, str] = {}  # alias -> buffer it lies in
+    reduced: dict[str, int] = {}  # alias whose buffer was reduced -> number of the all-reduce
+    found, number = set(), 0
+    for line in wrapper.splitlines():
+        if alias := _ALIAS.match(line):
+            owner[alias["alias"]] = alias["buffer"]
+        elif call := _REDUCED.search(line):
+            reduced |= {alias: number for alias, buffer in owner.items() if buffer == call["buffer"]}
+            number += 1
+        elif freed := _FREED.match(line):
+            owner.pop(freed["name"], None)
+            reduced.pop(freed["name"], None)
+        else:
+            found |= {reduced[name] for name in _NAME.findall(line) if name in reduced}
+    return tuple(sorted(found))
 
 
 def _clean(code: str, roles: GroupRoles) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from tpcompile.evidence import normalise
+from tpcompile.evidence import codetext, normalise
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.records import (
     Collective,
@@ -46,8 +46,20 @@ def digest_rank(record: RankRecord) -> RankDigest:
         breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
         recompile_reasons=tuple((c.phase, r) for c in record.compiles for r in c.recompile_reasons[:1]),
         undeclared_ops=record.undeclared_ops,
+        overwritten=tuple(item for compile_ in record.compiles for item in overwritten_items(compile_)),
         facts=record.facts,
     )
+
+
+def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
+    """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
+    items = []
+    for wrapper in (k for k in compile_.kernels if k.kind == "call"):
+        issued = [c for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
+        for number in codetext.overwritten_reads(wrapper.code):
+            line = issued[number].line if number < len(issued) else None
+            items.append(Item(text=f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}", line=line))
+    return tuple(items)
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:

@@ -247,6 +247,8 @@ class RankDigest(Frozen):
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()
     undeclared_ops: tuple[Item, ...] = ()
+    overwritten: tuple[Item, ...] = ()
+    """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
     facts: dict[str, Any] = {}
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpcompile.dist import collectives
 from tpcompile.dist.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.embedding import vocab_columns
@@ -74,7 +73,7 @@ def _local_sums(logits_Nv: Tensor, targets_N: Tensor, comm: TpComm, vocab_size: 
     if padding_v is not None:
         logits_Nv = logits_Nv.masked_fill(padding_v, float("-inf"))
     # A shift of all logits changes no loss, so the maximum needs no gradient. It is exact in the logits' dtype.
-    top_N1 = collectives.all_reduce(logits_Nv.detach().amax(-1, keepdim=True), group=comm.group, op="max")
+    top_N1 = comm.all_max(logits_Nv.detach().amax(-1, keepdim=True))
     shifted_Nv = logits_Nv.to(stat_dtype(logits_Nv.dtype)) - top_N1
     is_target_Nv = columns_v == targets_N.unsqueeze(1)
     sums = [shifted_Nv.exp().sum(-1), torch.where(is_target_Nv, shifted_Nv, 0.0).sum(-1)]

@@ -1,0 +1,53 @@
+"""Known upstream bugs: still there as their file says, and what it says helps does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import run_on_ranks
+from tpcompile.capture import CaptureSession
+from tpcompile.evidence.digest import digest_rank
+
+REPRO = Path(__file__).parents[1] / "repro"
+
+
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, REPRO / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _worker() -> dict[str, Any]:
+    module = _module("inductor_all_reduce_of_cat")
+    found: dict[str, Any] = {}
+    for program in (module.packed, module.kept_apart):
+        with CaptureSession() as session:
+            error = module.error(program, torch.device("cpu"))
+            digest = digest_rank(session.record(rank=0, world_size=2))
+        found[program.__name__] = error, [(item.text, str(item.line)) for item in digest.overwritten]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_on_ranks(_worker)
+
+
+def test_inductor_overwrites_what_went_into_a_packed_all_reduce_unless_it_is_kept_apart(ranks: Any) -> None:
+    for found in ranks:
+        assert found["packed"][0] > 0.1, "torch is right now: drop the repro, the check and what docs/tp-maths.md says"
+        assert found["kept_apart"][0] < 1e-5
+
+
+def test_the_gate_sees_it_in_the_generated_code_and_names_the_line(ranks: Any) -> None:
+    for found in ranks:
+        ((text, line),) = found["packed"][1]
+        assert text.startswith("forward all-reduce #0 of packed") and "inductor_all_reduce_of_cat.py" in line
+        assert found["kept_apart"][1] == []
