@@ -214,6 +214,7 @@ def spoil(case: Case, x: Tensor, group: Any) -> tuple[Any, Any] | None:
         case.src = world
     elif (
         case.mistake == "indivisible"
+        and world > 1
         and name in ("reduce_scatter", "scatter", "all_to_all")
         and not (case.sizes or case.matrix)
     ):

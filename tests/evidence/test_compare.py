@@ -22,6 +22,7 @@ from tests.evidence.samples import (
     reduce,
     tensor,
 )
+from tpcompile.evidence import advice
 from tpcompile.evidence.compare import compare, equal_groups
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer
@@ -356,3 +357,9 @@ def test_nothing_is_fetched_when_ranks_are_equal() -> None:
 def test_a_graph_in_a_call_that_only_one_rank_made_is_missing_elsewhere() -> None:
     found = only([compiled(), compiled(phase="C/resized", graphs=(graph(RELU),), compile_id="0/1")], compiled())
     assert found.title == "compiled on rank 0 only, not on rank 1" and found.where.startswith("C/resized")
+
+
+def test_a_matmul_that_one_rank_padded_by_timing_is_explained() -> None:
+    item = Item(text="torch.ops.aten.constant_pad_nd.default(%63, [0, 1, 0, 0])")
+    assert "shape_padding" in advice.for_difference(Layer.LOWERED, [item])
+    assert "shape_padding" not in advice.for_difference(Layer.LOWERED, [Item(text="torch.ops.aten.mul.Tensor(%0, 2)")])

@@ -31,7 +31,15 @@ def layouts(draw: st.DrawFn) -> tuple[ShardSpec, int]:
         padded = draw(st.booleans())
         owners = tp if own else tp // replicas
         units = count if padded else count * owners
-        parts.append(Part(units * unit, unit=unit, replicas=1 if own else replicas, padded=padded))
+        parts.append(
+            Part(
+                units * unit,
+                unit=unit,
+                replicas=1 if own else replicas,
+                padded=padded,
+                align=draw(st.sampled_from([1, 8])),
+            )
+        )
     return ShardSpec("weight", dim=draw(st.integers(0, 1)), parts=tuple(parts)), tp
 
 
@@ -52,6 +60,18 @@ def test_padding_is_zeros_at_the_end_of_the_last_shares() -> None:
     spec = ShardSpec("weight", dim=0, parts=(Part(6, unit=2, padded=True),))
     shards = [spec.take(torch.ones(6), rank=rank, size=4) for rank in range(4)]
     assert [shard.tolist() for shard in shards] == [[1, 1], [1, 1], [1, 1], [0, 0]]
+
+
+def test_padded_shares_are_aligned_and_even_ones_stay_as_they_are() -> None:
+    assert [Part(122, padded=True, align=8).share(tp) for tp in (1, 2, 4)] == [122, 61, 32]
+    rows = [Part(20, padded=True, align=8).rows(rank=rank, tp=3) for rank in range(3)]
+    assert rows == [(0, 8), (8, 8), (16, 4)]
+    assert [Part(5, padded=True, align=8).rows(rank=rank, tp=4) for rank in range(4)] == [
+        (0, 5),
+        (5, 0),
+        (5, 0),
+        (5, 0),
+    ]
 
 
 def test_replicas_hold_the_kv_head_of_their_query_heads() -> None:

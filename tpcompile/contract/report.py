@@ -55,7 +55,8 @@ class Report:
             return f"contract holds: {checked}"
         first, *rest = map(str, self.violations)
         later = "".join(f"\n\nlater, may be a consequence\n{text}" for text in rest)
-        return f"contract broken: {len(self.violations)} findings in {checked}\n\n{first}{later}"
+        number = f"{len(self.violations)} finding{'s' if rest else ''}"
+        return f"contract broken: {number} in {checked}\n\n{first}{later}"
 
     def raise_on_violation(self) -> None:
         """Raise DivergenceError with the whole text when the contract is broken."""

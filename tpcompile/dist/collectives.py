@@ -114,7 +114,7 @@ def all_gather_single(
     checks.check_own_size("all_gather_single", x, dim, stated, 0 if found is None else found.rank())
     if found is None:
         return x
-    if dim == 0:
+    if dim == 0 and sizes is None:
         _remember(x, group, found, "all_gather_single", dst)
     stated = _uneven(stated)
     if _is_observed():
@@ -140,7 +140,7 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
         checks.check_divides("reduce_scatter_single", x, dim, world)
     if found is None:
         return x
-    if dim == 0:
+    if dim == 0 and sizes is None:
         _remember(x, group, found, "reduce_scatter_single")
     stated = _uneven(stated)
     if _is_observed():
@@ -175,7 +175,7 @@ def all_to_all_single(
     send, receive = _checked_splits(x, dim, world, input_splits, output_splits)
     if found is None:
         return x
-    if dim == 0:
+    if is_equal:
         _remember(x, group, found, "all_to_all_single")
     if _is_observed():
         call = Call("all_to_all_single", found, dim=dim)
@@ -224,15 +224,16 @@ def _is_hot(x: Tensor, group: Any, *what: Any) -> bool:
 
     The size of dim 0 is part of it, as it must divide; calls of a program have few of them.
     """
-    if type(x) is not Tensor or not is_known(group, (x.dtype, x.device, x.layout, x.shape[:1], *what)):
+    if type(x) is not Tensor or adapter.num_modes() or active.observer is not None:
         return False
-    needs_grad = x.requires_grad and torch.is_grad_enabled()
-    return not (needs_grad or active.observer is not None or adapter.num_modes() or x.is_neg())
+    if not is_known(group, (x.dtype, x.device, x.layout, x.shape[:1], *what)):
+        return False
+    return not ((x.requires_grad and torch.is_grad_enabled()) or x.is_neg())
 
 
 def _remember(x: Tensor, group: GroupLike, found: Any, *what: Any) -> None:
     """Let `_is_hot` know this call; complex tensors travel as real ones and other spellings are resolved each time."""
-    if not adapter.is_compiling() and found is group and not x.is_complex():
+    if not adapter.is_compiling() and not adapter.num_modes() and found is group and not x.is_complex():
         remember(found, (x.dtype, x.device, x.layout, x.shape[:1], *what))
 
 

@@ -52,6 +52,11 @@ def for_difference(layer: Layer, items: Sequence[Item]) -> str:
         return "One rank breaks its graph here: remove the break (print, logging, `.item()`) or do it on all ranks."
     if layer == Layer.GRAPH and ("all_reduce" in texts or "_c10d_functional" in texts):
         return _BY_LAYER[Layer.COLLECTIVES]
+    if layer == Layer.LOWERED and "constant_pad_nd" in texts:
+        return (
+            "Inductor times whether padding a matmul makes it faster, each rank for itself, and they decided "
+            "differently. Make sizes multiples of 8, or set torch._inductor.config.shape_padding = False."
+        )
     same_but_numbers = len(items) > 1 and len({_without_numbers(item.text) for item in items}) == 1
     if layer == Layer.GRAPH and same_but_numbers:
         return (

@@ -21,7 +21,9 @@ class _MLP(nn.Module):
 
     def __init__(self, config: BlockConfig, comm: TpComm, *, site: int) -> None:
         super().__init__()
-        self.hidden = Part(config.ffn_dim, padded=config.uneven == "pad")
+        # With a width that is no multiple of 8 Inductor pads matmuls itself where it times that to be faster, on each
+        # rank for itself.
+        self.hidden = Part(config.ffn_dim, padded=config.uneven == "pad", align=8)
         dtype = getattr(torch, config.dtype)
         self.options = {
             "bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel,

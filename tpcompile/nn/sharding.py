@@ -29,6 +29,8 @@ class Part:
     """Neighbouring ranks that hold the same share: more ranks than kv heads."""
     padded: bool = False
     """Rows of zeros fill the last shares, so that all ranks have equal shapes and with them equal graphs."""
+    align: int = 1
+    """Shares that need padding are filled up to a multiple of this many rows."""
 
     def share(self, tp: int, name: str = "size") -> int:
         """Rows of every rank; raises ConfigError when they do not come out even and the part is not padded."""
@@ -36,7 +38,10 @@ class Part:
         if units % owners and not self.padded:
             good = [n for n in _divisors(units) if n <= 64]
             raise ConfigError(f"{name}={units} is not divisible by tp={owners}; choose tp from {good}, or pad it")
-        return -(-units // owners) * self.unit
+        if units % owners == 0:
+            return self.size // owners
+        rows = -(-units // owners) * self.unit
+        return -(-rows // self.align) * self.align
 
     def rows(self, *, rank: int, tp: int) -> tuple[int, int]:
         """First row of the rank and how many of its rows are real."""
