@@ -196,7 +196,7 @@ def spoil(case: Case, x: Tensor, group: Any) -> tuple[Any, Any] | None:
     if case.mistake == "dtype":
         bad = torch.bool if name in ("all_reduce", "reduce_scatter") else torch.int16
         return x.to(bad), group
-    if case.mistake == "device":
+    if case.mistake == "device" and world > 1:
         return x.to("meta"), group
     if case.mistake == "input":
         return [x], group
