@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,31 @@ from tpcompile.evidence.verdict import replay
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "wan_train": {"preset": "cpu_smoke", "train": True},
     "llama_train": {"preset": "llama_smoke", "train": True},
     "llama": {"preset": "llama_smoke"},
     "all_modes": {"preset": "cpu_smoke", "modes": ["A", "B", "C"]},
+    "shared_kv_heads": {
+        "preset": "llama_smoke",
+        "train": True,
+        "overrides": ["block.num_kv_heads=1", "block.qk_norm=full", "block.sequence_parallel=true"],
+    },
+    "every_option": {
+        "preset": "wan21_smoke",
+        "train": True,
+        "overrides": [
+            "block.masked=true",
+            "block.causal=true",
+            "block.sequence_parallel=true",
+            "block.dropout=0.1",
+            "block.uneven=pad",
+            "block.num_heads=7",
+            "block.num_kv_heads=7",
+            "block.head_size=8",
+            "block.ffn_dim=122",
+        ],
+    },
 }
 ON_ONE_RANK = ("llama_train", "all_modes")
 CACHES = ("cold", "warm", "split")
@@ -30,7 +51,9 @@ ONE_COMPILE = ("--set", "gate.resized_seq_len=16", "--set", "gate.steady_calls=3
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    jobs = {name: {**job, "overrides": AOT, "device": "cpu"} for name, job in JOBS.items()}
+    jobs = {
+        name: {**job, "overrides": [*AOT, *job.get("overrides", ())], "device": "cpu"} for name, job in JOBS.items()
+    }
     return run_many(tmp_path_factory.mktemp("two"), jobs)
 
 

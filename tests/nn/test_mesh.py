@@ -21,7 +21,7 @@ from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
-FORMS = ["wan 2.1", "kv head replicated", "sequence parallel"]
+FORMS = ["kv head replicated", "sequence parallel"]
 
 
 def _batch(config: BlockConfig, dp_rank: int) -> BlockInputs:
