@@ -78,10 +78,10 @@ if [ "$size" = maths ]; then
   # shellcheck disable=SC2086
   gate every-option "$num_gpus" 90 0 --preset cpu_smoke --train $options_on
 else
-gate wan14b-train "$num_gpus" 180 0 --preset wan14b --mode all --train
-gate wan14b-8 "$num_gpus" 120 0 --preset wan14b_8 --mode all
-bench wan14b 100 --preset wan14b
-bench wan14b-8 100 --preset wan14b_8
+  gate wan14b-train "$num_gpus" 180 0 --preset wan14b --mode all --train
+  gate wan14b-8 "$num_gpus" 120 0 --preset wan14b_8 --mode all
+  bench wan14b 100 --preset wan14b
+  bench wan14b-8 100 --preset wan14b_8
 fi
 if [ "$size" = full ]; then
   bench wan14b-train 120 --preset wan14b --train
@@ -90,9 +90,9 @@ if [ "$size" = full ]; then
   bench wan14b-256 100 --preset wan14b_256
 fi
 if [ "$size" != maths ]; then
-gate fault-rank-constant "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault rank_constant
-gate fault-killed "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault killed
-gate fault-reduce-op "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault other_reduce_op
+  gate fault-rank-constant "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault rank_constant
+  gate fault-killed "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault killed
+  gate fault-reduce-op "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault other_reduce_op
 fi
 if [ "$size" = full ]; then
   gate wan14b-256-train "$num_gpus" 100 0 --preset wan14b_256 --mode C --train

@@ -19,6 +19,9 @@ itself. Every function raises ConfigError before any rank communicates: for what
 device the group cannot carry, and a group this rank is not in. Gradients are first-order only: differentiating one
 again raises TpCompileError. What all ranks must state alike (shapes, dtypes, sizes, op, src) is not compared.
 
+torch 2.11 with backend="eager" (a debugging backend, no AOTAutograd) loses the gradient of the traced wrappers: it is zero.
+aot_eager and inductor are right there, and all backends are on 2.13.
+
 To add a collective: an `issue_*` function (traced and eager), an autograd.Function over it, a public function that
 validates. `asynchronous.py` has the start/wait pairs, `adapter.py` all private torch API.
 """
