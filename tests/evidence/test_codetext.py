@@ -229,5 +229,6 @@ def test_an_all_reduce_in_place_under_a_tensor_that_is_read_later_is_found() -> 
 @pytest.mark.parametrize("read", ["arg0_1", "buf20"])
 def test_reading_the_result_or_freeing_a_part_is_no_finding(read: str) -> None:
     assert overwritten_reads(REDUCED_IN_PLACE.format(read=read, after="del buf0")) == ()
+    assert overwritten_reads(REDUCED_IN_PLACE.format(read=read, after="buf9 = buf0; del buf0")) == ()
     freed_before = REDUCED_IN_PLACE.format(read="arg0_1", after="").replace("del buf1", "del buf1\n    del buf0")
     assert overwritten_reads(freed_before + "    kernel(buf0)") == (), "the name is another tensor's by then"

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tpcompile.contract.adapter import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.contract.mode import ContractMode
 from tpcompile.contract.report import Report, Violation
 from tpcompile.contract.site import Site

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tpcompile.contract.adapter import AsyncCollectiveTensor, TorchDispatchMode
 from tpcompile.contract.report import Violation
 from tpcompile.contract.rules import judge
 from tpcompile.contract.rules_collective import judge_call

@@ -23,7 +23,7 @@ _PATH = re.compile(r"(['\"])/[^'\"\n]*/([^/'\"\n]+)\1")
 _END = re.compile(r"^(?:def get_args|def benchmark_compiled_module|if __name__)", re.MULTILINE)
 _ALIAS = re.compile(r"^\s*(?P<alias>\w+) = reinterpret_tensor\((?P<buffer>\w+), .*# alias$")
 _REDUCED = re.compile(r"_c10d_functional\.all_reduce_(?:\.default)?\((?P<buffer>\w+)\b")
-_FREED = re.compile(r"^\s*del (?P<name>\w+)$")
+_FREED = re.compile(r"^\s*(?:\w+ = \w+; )?del (?P<name>\w+)$")  # reusing the memory of a tensor reads nothing of it
 _NAME = re.compile(r"\b\w+\b")
 _START = "async_compile = AsyncCompile()"
 
