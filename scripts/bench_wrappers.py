@@ -1,10 +1,15 @@
-"""Host time of the eager wrappers over their in-place torch.distributed twins, on a pretended process group.
+"""Host time of the eager wrappers over in-place torch.distributed calls, on a pretended process group.
 
-    python scripts/bench_wrappers.py [--rounds 40] [--calls 2000] [--out FILE]
+    python scripts/bench_wrappers.py [--rounds 300] [--calls 200] [--out FILE]
 
-The fake group communicates nothing, so what remains is host time. Rounds interleave wrapper and twin; the ratio is the
-median over rounds of the ratio within a round. A twin writes into a buffer made beforehand; `fresh` is the twin with
-the result buffer made at each call, as a function that returns a new tensor must.
+The fake group communicates nothing (its all-gather, and on torch 2.13 its reduce-scatter, copy within the rank), so
+what remains is host time. Per wrapper, interleaved in rotating order; a ratio is the median over rounds of the ratio
+within a round:
+
+    reduce   dist.all_reduce in place, of as many bytes as the wrapper's input
+    twin     the in-place call of the wrapper's kind, into a buffer made beforehand
+    fresh    the twin with its buffer made at each call, as a function that returns a new tensor must
+    buffer   making that buffer alone
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def pairs() -> dict[str, Calls]:
-    """Wrapper -> its call, its twin, and the twin with a fresh buffer."""
+    """Wrapper -> its call and what it is compared with, but for `reduce`."""
     g, x = dist.group.WORLD, torch.randn(8, 16)
     wide, part, same = x.new_empty(WORLD * 8, 16), x.new_empty(8 // WORLD, 16), torch.empty_like(x)
     return {
@@ -43,56 +48,66 @@ def pairs() -> dict[str, Calls]:
             "wrapper": lambda: tp.all_reduce(x, group=g),
             "twin": lambda: dist.all_reduce(same, group=g),
             "fresh": lambda: dist.all_reduce(x.clone(), group=g),
+            "buffer": lambda: x.clone(),
         },
         "all_gather_single": {
             "wrapper": lambda: tp.all_gather_single(x, dim=0, group=g),
             "twin": lambda: all_gather(wide, x, group=g),
             "fresh": lambda: all_gather(x.new_empty(WORLD * 8, 16), x, group=g),
+            "buffer": lambda: x.new_empty(WORLD * 8, 16),
         },
         "reduce_scatter_single": {
             "wrapper": lambda: tp.reduce_scatter_single(x, dim=0, group=g),
             "twin": lambda: reduce_scatter(part, x, group=g),
             "fresh": lambda: reduce_scatter(x.new_empty(8 // WORLD, 16), x, group=g),
+            "buffer": lambda: x.new_empty(8 // WORLD, 16),
         },
         "all_to_all_single": {
             "wrapper": lambda: tp.all_to_all_single(x, group=g),
             "twin": lambda: dist.all_to_all_single(same, x, group=g),
             "fresh": lambda: dist.all_to_all_single(torch.empty_like(x), x, group=g),
+            "buffer": lambda: torch.empty_like(x),
         },
         "broadcast": {
             "wrapper": lambda: tp.broadcast(x, src=0, group=g),
             "twin": lambda: dist.broadcast(same, src=0, group=g),
             "fresh": lambda: dist.broadcast(x.clone(), src=0, group=g),
+            "buffer": lambda: x.clone(),
         },
         "all_reduce_start": {
             "wrapper": lambda: later.all_reduce_start(x, group=g).wait(),
             "twin": lambda: dist.all_reduce(same, group=g, async_op=True).wait(),
             "fresh": lambda: dist.all_reduce(x.clone(), group=g, async_op=True).wait(),
+            "buffer": lambda: x.clone(),
         },
     }
 
 
 def measure(calls: Calls, rounds: int, number: int) -> dict[str, float]:
-    """Medians in microseconds and the median ratios of the wrapper to both twins."""
+    """Medians in microseconds, and of the wrapper's ratios; `buffer_of_twin`: share of the twin's time."""
+    same = torch.randn(8, 16)
+    calls = {**calls, "reduce": lambda: dist.all_reduce(same, group=dist.group.WORLD)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for fn in calls.values():
         timeit.timeit(fn, number=number)
     for turn in range(rounds):
         names = list(calls)
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             times[name].append(timeit.timeit(calls[name], number=number) / number * 1e6)
     found = {f"{name}_us": round(statistics.median(values), 2) for name, values in times.items()}
-    for twin in ("twin", "fresh"):
-        ratios = [a / b for a, b in zip(times["wrapper"], times[twin], strict=True)]
-        found[f"ratio_to_{twin}"] = round(statistics.median(ratios), 3)
+    for name, over in (("wrapper", "reduce"), ("wrapper", "twin"), ("wrapper", "fresh"), ("buffer", "twin")):
+        ratios = [a / b for a, b in zip(times[name], times[over], strict=True)]
+        key = f"ratio_to_{over}" if name == "wrapper" else "buffer_of_twin"
+        found[key] = round(statistics.median(ratios), 3)
     return found
 
 
 def main() -> None:
     """Measure under no_grad, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)

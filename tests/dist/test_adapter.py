@@ -96,13 +96,20 @@ def test_direct_calls_take_the_callers_stream_and_give_owned_buffers(group: dist
     assert all(raw.data_ptr() != x.data_ptr() for raw, _ in results)
 
 
-def test_what_is_known_of_a_group_dies_with_it(group: dist.ProcessGroup) -> None:
-    x = torch.ones(2)
-    key = (x.dtype, x.device, x.layout, "I", "sum")
-    assert not groups.is_known(group, key)
-    tp.all_reduce(x, group=group)
-    assert groups.is_known(group, key) and not groups.is_known(group, (*key[:4], "max"))
-    assert not groups.is_known(object(), key)
+def test_without_the_copy_of_the_result_old_dynamo_loses_the_gradient(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = []
+    for exposes in (torch.__version__ < "2.13", False):
+        assert not exposes or adapter._EXPOSES_INTERMEDIATES
+        monkeypatch.setattr(adapter, "_EXPOSES_INTERMEDIATES", exposes)
+        torch._dynamo.reset()
+        x = torch.ones(4, requires_grad=True)
+        step = torch.compile(lambda x: tp.all_reduce(x * 2, group=group), backend="eager", fullgraph=True)
+        step(x).sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad.tolist())
+    assert gradients == [[2.0] * 4, [2.0 * (torch.__version__ >= "2.13")] * 4]
 
 
 def test_the_hot_path_is_left_for_a_gradient_and_under_a_trace(group: dist.ProcessGroup) -> None:

@@ -269,11 +269,7 @@ def test_values_and_gradients_equal_eager(ranks: list[dict[str, Any]], backend: 
         for name, pair in r["values"][backend].items():
             close = [torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(pair, eager[name], strict=True)]
             wrong += [] if all(close) else [name]
-        if backend == "eager" and torch.__version__.startswith("2.11"):
-            # Dynamo of 2.11 loses the gradient of a traced Function that returns what wait_tensor returns.
-            assert wrong, "2.11 is right now: drop the note in tpcompile/dist/collectives.py"
-        else:
-            assert wrong == []
+        assert wrong == []
 
 
 @pytest.mark.parametrize("name", TRACED)

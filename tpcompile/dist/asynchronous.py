@@ -22,11 +22,16 @@ from torch import Tensor
 from tpcompile.dist import adapter, checks, collectives, issue
 from tpcompile.dist.autograd import first_order
 from tpcompile.dist.groups import GroupLike, rank_index_of
+from tpcompile.dist.plans import keep_plan, plan_of
 from tpcompile.errors import ConfigError
+
+_TWICE = "wait() was called twice on one pending collective; keep the tensor it returned"
 
 
 class Pending:
     """A collective in flight. `wait()` gives the result, once."""
+
+    __slots__ = ("_wait",)
 
     def __init__(self, wait: Callable[[], Tensor]) -> None:
         self._wait: Callable[[], Tensor] | None = wait
@@ -34,46 +39,78 @@ class Pending:
     def wait(self) -> Tensor:
         """The result. Raises ConfigError when it was fetched before."""
         if self._wait is None:
-            raise ConfigError("wait() was called twice on one pending collective; keep the tensor it returned")
+            raise ConfigError(_TWICE)
         wait, self._wait = self._wait, None
         return wait()
 
 
+class _InFlight(Pending):
+    """An eager collective without gradient, in the fewest steps; see `tpcompile.dist.plans`."""
+
+    __slots__ = ("_raw", "_work")
+
+    def __init__(self, raw: Tensor, work: Any) -> None:
+        self._raw: Tensor | None = raw
+        self._work = work
+
+    def wait(self) -> Tensor:
+        raw = self._raw
+        if raw is None:
+            raise ConfigError(_TWICE)
+        self._raw = None
+        if self._work is not None:
+            self._work.wait()
+        return raw
+
+
 def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I", op: str = "sum") -> Pending:
     """Start `all_reduce`. max and min have no gradient here."""
+    if not adapter.is_compiling() and (options := plan_of(x, group, "all_reduce_start", dst, op)) is not None:
+        raw, work = adapter.send_all_reduce(x, options, group)
+        return _InFlight(raw, work)
     checks.check_type("all_reduce_start", "dst", dst)
     found = checks.checked("all_reduce_start", x, group, checks.reducible(op))
     if op not in ("sum", "avg") and collectives._needs_grad(x):
         raise ConfigError(f"all_reduce_start: op={op!r} has no gradient here; detach the input, or call all_reduce")
     if found is None or collectives._is_observed():
-        done = collectives.all_reduce(x, group=group, dst=dst, op=op)
-        return Pending(lambda: done)
+        return _done(collectives.all_reduce(x, group=group, dst=dst, op=op))
+    if op != "avg" and not adapter.is_tracing():
+        keep_plan(x, group, adapter.all_reduce_options(op, later=True), "all_reduce_start", dst, op)
     step = _Step("all_reduce", found, op="sum" if op == "avg" else op, reverse="all_reduce" if dst == "R" else "same")
     pending = _start(x, step)
-    return Pending(lambda: pending() / found.size()) if op == "avg" else Pending(pending)
+    return _then(pending, _divided, found.size()) if op == "avg" else Pending(pending)
 
 
 def all_gather_start(x: Tensor, *, dim: int, group: GroupLike, dst: collectives.Dst = "R") -> Pending:
     """Start `all_gather_single`, equal sizes only."""
+    if not adapter.is_compiling() and dim == 0 and type(x) is Tensor and not x.is_neg():
+        shape = plan_of(x, group, "all_gather_start", dst, x.shape)
+        if shape is not None:
+            return _InFlight(*adapter.send_all_gather(x.contiguous(), shape, group, later=True))
     checks.check_type("all_gather_start", "dst", dst)
     found = checks.checked("all_gather_start", x, group)
     dim = checks.checked_dim("all_gather_start", x, dim)
     if found is None or collectives._is_observed():
-        done = collectives.all_gather_single(x, dim=dim, group=group, dst=dst)
-        return Pending(lambda: done)
+        return _done(collectives.all_gather_single(x, dim=dim, group=group, dst=dst))
+    if dim == 0 and not adapter.is_tracing():
+        keep_plan(x, group, adapter.gathered_shape(x, found), "all_gather_start", dst, x.shape)
     step = _Step("all_gather", found, reverse="reduce_scatter" if dst == "R" else "own_shard")
-    pending, world = _start(x, step), found.size()
-    return Pending(lambda: issue.joined(pending(), dim, world))
+    return _then(_start(x, step), issue.joined, dim, found.size())
 
 
 def reduce_scatter_start(x: Tensor, *, dim: int, group: GroupLike) -> Pending:
     """Start `reduce_scatter_single`, equal sizes only."""
+    if not adapter.is_compiling() and dim == 0 and type(x) is Tensor and not x.is_neg():
+        shape = plan_of(x, group, "reduce_scatter_start", x.shape)
+        if shape is not None:
+            return _InFlight(*adapter.send_reduce_scatter(x.contiguous(), shape, group, later=True))
     found = checks.checked("reduce_scatter_start", x, group, checks.reducible("sum"))
     dim = checks.checked_dim("reduce_scatter_start", x, dim)
     checks.check_divides("reduce_scatter_start", x, dim, 1 if found is None else found.size())
     if found is None or collectives._is_observed():
-        done = collectives.reduce_scatter_single(x, dim=dim, group=group)
-        return Pending(lambda: done)
+        return _done(collectives.reduce_scatter_single(x, dim=dim, group=group))
+    if dim == 0 and not adapter.is_tracing():
+        keep_plan(x, group, adapter.scattered_shape(x, found), "reduce_scatter_start", x.shape)
     return Pending(_start(issue.stacked(x, dim, found.size()), _Step("reduce_scatter", found, reverse="all_gather")))
 
 
@@ -86,18 +123,36 @@ def all_to_all_start(
     output_splits: Sequence[int] | None = None,
 ) -> Pending:
     """Start `all_to_all_single`."""
+    is_equal = input_splits is None and output_splits is None and dim == 0 and type(x) is Tensor
+    if is_equal and not adapter.is_compiling() and not x.is_neg() and plan_of(x, group, "all_to_all_start", x.shape):
+        return _InFlight(*adapter.send_all_to_all(x.contiguous(), group, later=True))
     found = checks.checked("all_to_all_start", x, group)
     dim = checks.checked_dim("all_to_all_start", x, dim)
     world = 1 if found is None else found.size()
     send, receive = collectives._checked_splits(x, dim, world, input_splits, output_splits)
     if found is None or collectives._is_observed():
-        done = collectives.all_to_all_single(
-            x, group=group, dim=dim, input_splits=input_splits, output_splits=output_splits
-        )
-        return Pending(lambda: done)
+        splits = {"input_splits": input_splits, "output_splits": output_splits}
+        return _done(collectives.all_to_all_single(x, group=group, dim=dim, **splits))
+    if is_equal and not adapter.is_tracing():
+        keep_plan(x, group, True, "all_to_all_start", x.shape)
     step = _Step("all_to_all", found, reverse="all_to_all", splits=(receive, send))
     pending = _start(x.movedim(dim, 0) if dim else x, step)
-    return Pending(lambda: pending().movedim(0, dim)) if dim else Pending(pending)
+    return _then(pending, torch.movedim, 0, dim) if dim else Pending(pending)
+
+
+# Closures stand apart: a function whose locals are captured pays for the cells at every call.
+
+
+def _done(result: Tensor) -> Pending:
+    return Pending(lambda: result)
+
+
+def _then(pending: Callable[[], Tensor], finish: Callable[..., Tensor], *args: Any) -> Pending:
+    return Pending(lambda: finish(pending(), *args))
+
+
+def _divided(x: Tensor, world: int) -> Tensor:
+    return x / world
 
 
 class _Step:

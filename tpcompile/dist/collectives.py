@@ -19,11 +19,9 @@ itself. Every function raises ConfigError before any rank communicates: for what
 device the group cannot carry, and a group this rank is not in. Gradients are first-order only: differentiating one
 again raises TpCompileError. What all ranks must state alike (shapes, dtypes, sizes, op, src) is not compared.
 
-torch 2.11 with backend="eager" (a debugging backend, no AOTAutograd) loses the gradient of the traced wrappers: it is zero.
-aot_eager and inductor are right there, and all backends are on 2.13.
-
 To add a collective: an `issue_*` function (traced and eager), an autograd.Function over it, a public function that
-validates. `asynchronous.py` has the start/wait pairs, `adapter.py` all private torch API.
+validates. `asynchronous.py` has the start/wait pairs, `adapter.py` all private torch API, `plans.py` the way past the
+checks for eager calls equal to a checked one.
 """
 
 from __future__ import annotations
@@ -35,8 +33,9 @@ import torch
 from torch import Tensor
 
 from tpcompile.dist import adapter, autograd, checks, issue
-from tpcompile.dist.groups import GroupLike, is_known, rank_index, rank_index_of, remember
+from tpcompile.dist.groups import GroupLike, rank_index, rank_index_of
 from tpcompile.dist.observer import Call, active
+from tpcompile.dist.plans import keep_plan, plan_of
 from tpcompile.errors import ConfigError
 
 Dst = Literal["I", "R"]
@@ -64,22 +63,18 @@ def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") 
 
     Raises ConfigError for an unknown `dst` or `op`, a dtype `op` does not reduce, and product under grad.
     """
-    if not adapter.is_compiling() and type(x) is Tensor:  # host time counts: what was valid once is not checked again
-        hot = is_known(group, (x.dtype, x.device, x.layout, dst, op)) and not (
-            (x.requires_grad and torch.is_grad_enabled()) or active.observer is not None or adapter.num_modes()
-        )
-        if hot:
-            return adapter.all_reduce_now(x, op, group)
+    if not adapter.is_compiling() and (options := plan_of(x, group, "all_reduce", dst, op)) is not None:
+        return adapter.all_reduce_now(x, options, group)
     checks.check_type("all_reduce", "dst", dst)
     found = checks.checked("all_reduce", x, group, checks.reducible(op))
     if op == "product" and _needs_grad(x):
         raise ConfigError("all_reduce: op='product' has no gradient here; detach the input, or sum logarithms")
     if found is None:
         return x
-    if found is group and not x.is_complex() and op != "avg" and not adapter.is_compiling():
-        remember(found, (x.dtype, x.device, x.layout, dst, op))
+    if op != "avg" and not adapter.is_tracing():
+        keep_plan(x, group, adapter.all_reduce_options(op), "all_reduce", dst, op)
     if _is_observed():
-        return _observe(Call("all_reduce", found, dst=dst, op=op), x, lambda: _all_reduce(x, found, dst, op))
+        return _observe(Call("all_reduce", found, dst=dst, op=op), _all_reduce, x, found, dst, op)
     return _all_reduce(x, found, dst, op)
 
 
@@ -93,7 +88,7 @@ def copy_to_tp(x: Tensor, *, group: GroupLike) -> Tensor:
     if found is None:
         return x
     if _is_observed():
-        return _observe(Call("copy_to_tp", found), x, lambda: _copy_to_tp(x, found))
+        return _observe(Call("copy_to_tp", found), _copy_to_tp, x, found)
     return _copy_to_tp(x, found)
 
 
@@ -108,8 +103,10 @@ def all_gather_single(
 
     Raises ConfigError for an unknown `dst`, a `dim` that `x` lacks, and sizes that do not fit this rank's.
     """
-    if not adapter.is_compiling() and sizes is None and dim == 0 and _is_hot(x, group, "all_gather_single", dst):
-        return adapter.end(*adapter.begin_all_gather(x.contiguous(), group))
+    if not adapter.is_compiling() and sizes is None and dim == 0 and type(x) is Tensor and not x.is_neg():
+        shape = plan_of(x, group, "all_gather_single", dst, x.shape)
+        if shape is not None:
+            return adapter.received(*adapter.send_all_gather(x.contiguous(), shape, group))
     checks.check_type("all_gather_single", "dst", dst)
     found = checks.checked("all_gather_single", x, group)
     dim = checks.checked_dim("all_gather_single", x, dim)
@@ -117,12 +114,12 @@ def all_gather_single(
     checks.check_own_size("all_gather_single", x, dim, stated, 0 if found is None else found.rank())
     if found is None:
         return x
-    if dim == 0 and sizes is None:
-        _remember(x, group, found, "all_gather_single", dst)
+    if dim == 0 and sizes is None and not adapter.is_tracing():
+        keep_plan(x, group, adapter.gathered_shape(x, found), "all_gather_single", dst, x.shape)
     stated = _uneven(stated)
     if _is_observed():
         call = Call("all_gather_single", found, dst=dst, dim=dim)
-        return _observe(call, x, lambda: _all_gather(x, dim, found, dst, stated))
+        return _observe(call, _all_gather, x, dim, found, dst, stated)
     return _all_gather(x, dim, found, dst, stated)
 
 
@@ -133,8 +130,10 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
     Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, and sizes that do not
     add up to it.
     """
-    if not adapter.is_compiling() and sizes is None and dim == 0 and _is_hot(x, group, "reduce_scatter_single"):
-        return adapter.end(*adapter.begin_reduce_scatter(x.contiguous(), group))
+    if not adapter.is_compiling() and sizes is None and dim == 0 and type(x) is Tensor and not x.is_neg():
+        shape = plan_of(x, group, "reduce_scatter_single", x.shape)
+        if shape is not None:
+            return adapter.received(*adapter.send_reduce_scatter(x.contiguous(), shape, group))
     found = checks.checked("reduce_scatter_single", x, group, checks.reducible("sum"))
     dim = checks.checked_dim("reduce_scatter_single", x, dim)
     world = 1 if found is None else found.size()
@@ -143,12 +142,12 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
         checks.check_divides("reduce_scatter_single", x, dim, world)
     if found is None:
         return x
-    if dim == 0 and sizes is None:
-        _remember(x, group, found, "reduce_scatter_single")
+    if dim == 0 and sizes is None and not adapter.is_tracing():
+        keep_plan(x, group, adapter.scattered_shape(x, found), "reduce_scatter_single", x.shape)
     stated = _uneven(stated)
     if _is_observed():
         call = Call("reduce_scatter_single", found, op="sum", dim=dim)
-        return _observe(call, x, lambda: _reduce_scatter(x, dim, found, stated))
+        return _observe(call, _reduce_scatter, x, dim, found, stated)
     return _reduce_scatter(x, dim, found, stated)
 
 
@@ -169,20 +168,20 @@ def all_to_all_single(
     Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, one kind of splits
     without the other, and input splits that do not add up to the size.
     """
-    is_equal = input_splits is None and output_splits is None and dim == 0
-    if not adapter.is_compiling() and is_equal and _is_hot(x, group, "all_to_all_single"):
-        return adapter.end(*adapter.begin_all_to_all(x.contiguous(), [], [], group))  # no splits are equal ones
+    is_equal = input_splits is None and output_splits is None and dim == 0 and type(x) is Tensor
+    if is_equal and not adapter.is_compiling() and not x.is_neg() and plan_of(x, group, "all_to_all_single", x.shape):
+        return adapter.received(*adapter.send_all_to_all(x.contiguous(), group))
     found = checks.checked("all_to_all_single", x, group)
     dim = checks.checked_dim("all_to_all_single", x, dim)
     world = 1 if found is None else found.size()
     send, receive = _checked_splits(x, dim, world, input_splits, output_splits)
     if found is None:
         return x
-    if is_equal:
-        _remember(x, group, found, "all_to_all_single")
+    if is_equal and not adapter.is_tracing():
+        keep_plan(x, group, True, "all_to_all_single", x.shape)
     if _is_observed():
         call = Call("all_to_all_single", found, dim=dim)
-        return _observe(call, x, lambda: _all_to_all(x, dim, receive, send, found))
+        return _observe(call, _all_to_all, x, dim, receive, send, found)
     return _all_to_all(x, dim, receive, send, found)
 
 
@@ -192,16 +191,17 @@ def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tenso
     dst="I": backward keeps the gradient on src. dst="R": backward sums the gradients over the group and keeps the sum
     on src. The other ranks get zeros. Raises ConfigError for an unknown `dst` and a `src` outside the group.
     """
-    if not adapter.is_compiling() and _is_hot(x, group, "broadcast", dst, src):
-        return adapter.end(*adapter.begin_broadcast(x, src, group))
+    if not adapter.is_compiling() and (options := plan_of(x, group, "broadcast", dst, src)) is not None:
+        return adapter.broadcast_now(x, options, group)
     checks.check_type("broadcast", "dst", dst)
     found = checks.checked("broadcast", x, group)
     checks.checked_src("broadcast", src, 1 if found is None else found.size())
     if found is None:
         return x
-    _remember(x, group, found, "broadcast", dst, src)
+    if not adapter.is_tracing():
+        keep_plan(x, group, adapter.broadcast_options(src), "broadcast", dst, src)
     if _is_observed():
-        return _observe(Call("broadcast", found, dst=dst), x, lambda: _broadcast(x, src, found, dst))
+        return _observe(Call("broadcast", found, dst=dst), _broadcast, x, src, found, dst)
     return _broadcast(x, src, found, dst)
 
 
@@ -218,26 +218,8 @@ def scatter_single(x: Tensor, *, dim: int, group: GroupLike, src: Dst = "I") -> 
     if found is None:
         return x
     if _is_observed():
-        return _observe(Call("scatter_single", found, src=src, dim=dim), x, lambda: _scatter(x, dim, found, src))
+        return _observe(Call("scatter_single", found, src=src, dim=dim), _scatter, x, dim, found, src)
     return _scatter(x, dim, found, src)
-
-
-def _is_hot(x: Tensor, group: Any, *what: Any) -> bool:
-    """Eager, nobody watches, no gradient, and found valid before: host time counts, so nothing is checked again.
-
-    The size of dim 0 is part of it, as it must divide; calls of a program have few of them.
-    """
-    if type(x) is not Tensor or adapter.num_modes() or active.observer is not None:
-        return False
-    if not is_known(group, (x.dtype, x.device, x.layout, x.shape[:1], *what)):
-        return False
-    return not ((x.requires_grad and torch.is_grad_enabled()) or x.is_neg())
-
-
-def _remember(x: Tensor, group: GroupLike, found: Any, *what: Any) -> None:
-    """Let `_is_hot` know this call; complex tensors travel as real ones and other spellings are resolved each time."""
-    if not adapter.is_compiling() and not adapter.num_modes() and found is group and not x.is_complex():
-        remember(found, (x.dtype, x.device, x.layout, x.shape[:1], *what))
 
 
 def _needs_grad(x: Tensor) -> bool:
@@ -249,9 +231,10 @@ def _is_observed() -> bool:
     return not adapter.is_compiling() and active.observer is not None and not adapter.is_mode_tracing()
 
 
-def _observe(call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
+def _observe(call: Call, run: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
+    # Arguments, not a closure: a function whose locals are captured pays for the cells at every call.
     assert active.observer is not None
-    return active.observer.observe(call, x, run)
+    return active.observer.observe(call, x, lambda: run(x, *args))
 
 
 def _uneven(sizes: issue.Sizes) -> issue.Sizes:

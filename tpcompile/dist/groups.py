@@ -6,8 +6,6 @@ spellings of one group give the same graph: the op takes the group's name.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 import torch
@@ -16,12 +14,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.dist import adapter
+from tpcompile.dist.plans import recall, remember
 from tpcompile.errors import ConfigError
 
 GroupLike: TypeAlias = dist.ProcessGroup | str | DeviceMesh | tuple[DeviceMesh, str | int] | None
 _RANK_INDEX: dict[tuple[int, torch.device], Tensor] = {}
-_MAX_KNOWN = 1024
-_KNOWN: dict[int, tuple[weakref.ref[Any], set[Hashable]]] = {}
 
 
 def resolve_group(group: GroupLike) -> dist.ProcessGroup | None:
@@ -49,32 +46,16 @@ def resolve_group(group: GroupLike) -> dist.ProcessGroup | None:
     return group
 
 
-def is_known(group: Any, what: Any) -> bool:
-    """Was `remember` called with this live group object and `what`; one dictionary lookup for the eager hot path."""
-    entry = _KNOWN.get(id(group))
-    return entry is not None and what in entry[1] and entry[0]() is group
-
-
-def remember(group: dist.ProcessGroup, what: Hashable) -> None:
-    """Keep that `what` was found valid for the group, as long as the group object lives."""
-    key = id(group)
-    entry = _KNOWN.get(key)
-    if entry is None or entry[0]() is not group:
-        entry = _KNOWN[key] = (weakref.ref(group, lambda _: _KNOWN.pop(key, None)), set())
-    if len(entry[1]) < _MAX_KNOWN:  # a program with ever new shapes pays for its checks instead of for memory
-        entry[1].add(what)
-
-
 def check_device(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
     """Raise ConfigError when the group has no backend for the device of `x`."""
     if torch.compiler.is_compiling():
         has_backend = _has_backend_constant(group.group_name, str(x.device))
-    elif is_known(group, x.device):
+    elif recall(group, x.device):
         return
     else:
         has_backend = adapter.has_backend(group, x.device)
         if has_backend:
-            remember(group, x.device)
+            remember(group, True, x.device)
     if not has_backend:
         raise ConfigError(
             f"{name}: the input is on {x.device}, and group {group.group_name!r} has no backend for it; "

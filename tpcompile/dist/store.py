@@ -38,6 +38,10 @@ class RankStore:
         )
         return cls(dist.PrefixStore(prefix, client), rank=rank, world_size=world_size)
 
+    def under(self, prefix: str) -> RankStore:
+        """The same client under a further prefix."""
+        return RankStore(dist.PrefixStore(prefix, self._store), rank=self.rank, world_size=self.world_size)
+
     def put(self, key: str, value: Any) -> None:
         """Publish a JSON value."""
         self._store.set(key, json.dumps(value, sort_keys=True))
@@ -46,6 +50,21 @@ class RankStore:
         """Publish unless somebody has; return what stands there. First wins."""
         text = json.dumps(value, sort_keys=True)
         return json.loads(self._store.compare_set(key, "", text))
+
+    def count(self, key: str, amount: int = 1) -> int:
+        """Add to a counter shared by all ranks; the new total."""
+        return int(self._store.add(key, amount))
+
+    def wait(self, key: str, *, timeout_s: float) -> bool:
+        """Block until somebody publishes `key`, with no polling; False when `timeout_s` passed first.
+
+        Raises RuntimeError when the store is gone.
+        """
+        try:
+            self._store.wait([key], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            return False
+        return True
 
     def peek(self, key: str) -> Any | None:
         """The value at `key`, None while there is none. Does not block."""

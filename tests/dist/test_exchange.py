@@ -12,7 +12,7 @@ from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRe
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.verdict import gate_rules
 from tpcompile.gate import exchange as exchange_module
-from tpcompile.gate.exchange import Exchange
+from tpcompile.dist.exchange import Exchange
 from tpcompile.gate.status import StatusBoard
 
 RULES = gate_rules(config.load("cpu_smoke"))

@@ -30,10 +30,14 @@ class Seen(Protocol):
 
 
 class Exchange:
-    """One exchange of digests. The lowest rank that reported judges; the others answer its questions."""
+    """One exchange of digests among `members`, by default all ranks.
 
-    def __init__(self, store: RankStore, rules: Rules, *, board: Seen) -> None:
+    The lowest rank that reported judges; the others answer its questions.
+    """
+
+    def __init__(self, store: RankStore, rules: Rules, *, board: Seen, members: Sequence[int] | None = None) -> None:
         self._store, self._rules, self._board = store, rules, board
+        self._members = tuple(range(store.world_size)) if members is None else tuple(sorted(members))
 
     def verdict(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check] = ()) -> Verdict | None:
         """Publish this rank's digest and return the verdict; None when the judge fell silent.
@@ -42,11 +46,12 @@ class Exchange:
         """
         digest = digest_rank(record)
         self._store.put(f"digest/{record.rank}", digest.model_dump(mode="json"))
-        keys = {rank: f"digest/{rank}" for rank in range(self._store.world_size)}
-        if record.rank != 0:
-            # Rank 0 judges unless it is gone: without its digest, the lowest rank that reported takes over.
+        keys = {rank: f"digest/{rank}" for rank in self._members}
+        first = self._members[0]
+        if record.rank != first:
+            # The first rank judges unless it is gone: without its digest, the lowest rank that reported takes over.
             keys = {rank: key for rank, key in keys.items() if rank <= record.rank}
-        stop_at = "" if record.rank == 0 else "digest/0"
+        stop_at = "" if record.rank == first else f"digest/{first}"
         found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at=stop_at, gone=self._board.is_gone)
         # Ranks can see different things at one instant, and two judges would wait for each other's answers.
         is_lowest = min(found) == record.rank
@@ -55,15 +60,14 @@ class Exchange:
         return self._answer(record, timeout_s=timeout_s)
 
     def _judge(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check]) -> Verdict:
-        world = self._store.world_size
-        keys = {r: f"digest/{r}" for r in range(world)}
+        keys = {rank: f"digest/{rank}" for rank in self._members}
         found, late = self._store.gather(keys, timeout_s=timeout_s, gone=self._board.is_gone)
         digests = [RankDigest.model_validate(value) for _, value in sorted(found.items())]
         verdict = conclude(
             self._rules,
             digests,
             self._fetcher(record),
-            world_size=world,
+            world_size=self._store.world_size,
             absent=[Absent(rank, self._board.last_seen(rank)) for rank in late],
             problems=problems,
         )
