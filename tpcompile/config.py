@@ -127,10 +127,11 @@ class CompileConfig(Frozen):
 class Allow(Frozen):
     """One intended difference between ranks: shown in every report, never hidden."""
 
-    layer: Literal["environment", "inputs", "graph", "guards", "lowered", "kernels"]
-    """Layer the difference is in; collectives cannot be allowed, they hang."""
+    layer: Literal["environment", "inputs", "graph", "guards", "lowered", "kernels", "taint"]
+    """Layer the difference is in; `taint` is for what depends on the rank while the graphs agree. Collectives cannot
+    be allowed, they hang."""
     contains: str = Field(min_length=3)
-    """Text that the differing item contains."""
+    """Text that the differing item contains; of a taint, also its `file:line` and code."""
     reason: str = Field(min_length=10)
     """Why it is intended; printed in the report."""
 
@@ -152,6 +153,9 @@ class GateConfig(Frozen):
     """Custom ops and Triton kernels declared safe under TP, as `namespace::op` or kernel name; others fail the gate."""
     allow: tuple[Allow, ...] = ()
     """Intended differences between ranks."""
+    taint: Literal["list", "fail"] = "list"
+    """What a rank-dependent guard or constant does that leaves the graphs equal today: `list` it in the report, or
+    `fail` the gate, for those that are certain and not in `allow`."""
 
 
 class RunConfig(Frozen):

@@ -167,6 +167,62 @@ def test_the_environment_is_text_only_and_names_the_versions() -> None:
     assert found["torch"] == torch.__version__ and found["num_threads"] == str(torch.get_num_threads())
 
 
+def test_the_environment_is_readable_after_a_precision_was_set_per_backend() -> None:
+    matmul, before = torch.backends.mkldnn.matmul, torch.backends.mkldnn.matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        found = compat.environment()
+        assert "mkldnn.matmul=bf16" in found["fp32_precision"]
+    finally:
+        matmul.fp32_precision = before
+    assert "mkldnn.matmul=bf16" not in compat.environment()["fp32_precision"]
+
+
+def test_places_are_no_part_of_the_environment_and_are_listed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "3")
+    assert not {"env TORCHINDUCTOR_CACHE_DIR", "env TRITON_HOME", "env TORCHINDUCTOR_COMPILE_THREADS"} & set(
+        compat.environment()
+    )
+    assert {"TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_COMPILE_THREADS"} <= set(
+        compat.machine_environment()
+    )
+
+
+def test_the_attention_backend_follows_what_is_allowed() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    qkv = [torch.zeros(1, 2, 16, 8)] * 3
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(backend):
+            assert compat.sdpa_choice(*qkv, is_causal=True) == backend.name
+    mask = torch.zeros(16, 16)
+    assert compat.sdpa_choice(*qkv, attn_mask=mask, dropout_p=0.0, scale=None, enable_gqa=False) in {
+        "MATH", "FLASH_ATTENTION",
+    }  # fmt: skip
+
+
+def test_autotune_settings_are_resolved_from_patches() -> None:
+    with torch._inductor.config.patch(max_autotune=True, max_autotune_gemm_backends="aten,triton"):
+        found = compat.autotune_settings()
+    assert found["inductor gemm backends"] == "ATEN,TRITON of aten,triton"
+    assert found["inductor max_autotune_gemm"] == "True"
+    assert compat.autotune_settings()["inductor max_autotune"] == "False"
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_result_of_a_collective_is_settled_and_a_plain_tensor_is_itself() -> None:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+
+    group = dist.group.WORLD
+    assert group is not None
+    x = torch.arange(4.0)
+    pending = all_reduce(x, "sum", group)
+    settled = compat.settled(pending)
+    assert type(pending) is AsyncCollectiveTensor and type(settled) is torch.Tensor
+    assert torch.equal(settled, x) and compat.settled(x) is x
+
+
 @pytest.mark.usefixtures("process_group")
 def test_groups_of_a_mesh_have_the_axis_as_their_role() -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
@@ -245,3 +301,21 @@ def test_functional_collectives_compute() -> None:
         ops.reduce_scatter_tensor(x, "sum", 1, group.group_name),
     ):
         assert torch.equal(ops.wait_tensor(result), x)
+
+
+def test_the_traced_code_is_known_when_the_graph_is_logged_and_gone_after() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) * 2
+
+    seen: list[list[str]] = []
+
+    def receive(metadata: dict[str, Any], _: str | None) -> None:
+        if "dynamo_output_graph" in metadata:
+            seen.append([code.co_name for code in compat.traced_code()])
+
+    with compat.tracing(compat.TraceHandler(receive)):
+        compile_and_run(outer)
+    assert seen == [["outer", "inner"]] and compat.traced_code() == []

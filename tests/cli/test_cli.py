@@ -12,6 +12,7 @@ from tests.report import samples
 from tpcompile import cli, launch
 from tpcompile.errors import ConfigError, DivergenceError, NothingCompiledError, PreflightError, TpCompileError
 from tpcompile.evidence import verdict as verdict_module
+from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,7 +35,7 @@ def tpcompile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_help_lists_every_command(tpcompile: Run) -> None:
     code, out, _ = tpcompile("--help")
     assert code == 0
-    assert all(name in out for name in ("gate", "compare", "presets", "version"))
+    assert all(name in out for name in ("gate", "compare", "diagnose", "presets", "version"))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,28 @@ def test_compare_of_a_truncated_record_is_one_line(tpcompile: Run, tmp_path: Pat
     assert err.count("\n") == 1
 
 
+JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
+
+
+def test_diagnose_names_the_cause_and_writes_json_and_junit(tpcompile: Run, tmp_path: Path) -> None:
+    json_path, junit_path = tmp_path / "verdict.json", tmp_path / "junit.xml"
+    code, out, _ = tpcompile("diagnose", str(JOBS / "stride"), "--json", str(json_path), "--junitxml", str(junit_path))
+    assert (code, "cause: input stride differs" in out) == (1, True)
+    assert Verdict.model_validate_json(json_path.read_text()).exit_code == 1
+    assert "input stride differs" in junit_path.read_text()
+
+
+def test_diagnose_prints_only_json_when_asked_to(tpcompile: Run) -> None:
+    code, out, _ = tpcompile("diagnose", str(JOBS / "cold_shared"), "--json", "-")
+    assert (code, Verdict.model_validate_json(out).status) == (0, Status.PASS)
+
+
+def test_diagnose_of_a_folder_without_logs_is_one_line(tpcompile: Run, tmp_path: Path) -> None:
+    code, _, err = tpcompile("diagnose", str(tmp_path))
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("error: need the trace logs of two ranks, found none")
+
+
 def test_presets_are_listed_with_their_sizes(tpcompile: Run) -> None:
     code, out, _ = tpcompile("presets")
     assert code == 0
@@ -175,7 +198,13 @@ tpcompile.cli.main()
 
 @pytest.mark.parametrize(
     ("args", "code"),
-    [(["--help"], 0), (["presets"], 0), (["version"], 0), (["gate", "--nproc", "3", "--device", "cpu"], 2)],
+    [
+        (["--help"], 0),
+        (["presets"], 0),
+        (["version"], 0),
+        (["gate", "--nproc", "3", "--device", "cpu"], 2),
+        (["diagnose", str(JOBS / "stride")], 1),
+    ],
 )
 def test_evidence_report_launch_and_cli_never_import_torch(args: list[str], code: int) -> None:
     command = [sys.executable, "-c", NO_TORCH, *args]

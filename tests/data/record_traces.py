@@ -29,6 +29,7 @@ from tpcompile.dist.collectives import all_reduce
 from tpcompile.evidence.trace import CACHE_EVENTS, event
 
 HERE = Path(__file__).resolve().parent
+METRICS = ("fail_type", "fail_reason")
 LOG_LINE = re.compile(r"^([A-Z]\d{4} [\d:.]+ )\d+( .*?\] )(\{.*\})$")
 
 
@@ -85,7 +86,8 @@ def cleaned(text: str, work: str) -> str:
             body = None
             metadata.pop("has_payload", None)
         if "compilation_metrics" in metadata:  # dozens of timings
-            metadata["compilation_metrics"] = {"fail_reason": metadata["compilation_metrics"].get("fail_reason")}
+            metrics = metadata["compilation_metrics"]
+            metadata["compilation_metrics"] = {key: metrics[key] for key in METRICS if metrics.get(key) is not None}
         if body is not None:
             metadata["has_payload"] = hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
         kept.append((f"{match[1]}1{neutral(match[2], work)}", metadata, body))

@@ -22,7 +22,7 @@ from tests.evidence.samples import (
     reduce,
     tensor,
 )
-from tpcompile.evidence import advice
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import compare, equal_groups
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer
@@ -191,7 +191,7 @@ def test_another_reduce_op_in_the_graph_is_a_hang_and_not_only_content() -> None
 
 def test_a_compile_with_collectives_on_one_rank_only_is_a_hang() -> None:
     found = only(compiled(), [compiled(), compiled(compile_id="1/0", function="extra", phase="C/steady")])
-    assert (found.cls, parts(found)) == (DivergenceClass.COLLECTIVES, [(1,), (0,)])
+    assert (found.cls, parts(found)) == (DivergenceClass.COLLECTIVES, [(0,), (1,)])
     assert found.title == "compiled on rank 1 only, not on rank 0" and "extra" in found.where
 
 
@@ -341,7 +341,7 @@ def test_details_are_fetched_once_per_group_and_only_for_layers_that_differ() ->
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> tuple[Item, ...]:
         asked.append((rank, layer))
-        return (Item(text=f"%1 :: call mul({rank})", line=line()),)
+        return (Item(text=f"%1 :: call mul(%0, {rank}) -> {F32}", line=line()),)
 
     compare([digest_rank(r) for r in records], fetch)
     assert asked == [(0, Layer.GRAPH), (4, Layer.GRAPH)]
@@ -360,6 +360,8 @@ def test_a_graph_in_a_call_that_only_one_rank_made_is_missing_elsewhere() -> Non
 
 
 def test_a_matmul_that_one_rank_padded_by_timing_is_explained() -> None:
-    item = Item(text="torch.ops.aten.constant_pad_nd.default(%63, [0, 1, 0, 0])")
-    assert "shape_padding" in advice.for_difference(Layer.LOWERED, [item])
-    assert "shape_padding" not in advice.for_difference(Layer.LOWERED, [Item(text="torch.ops.aten.mul.Tensor(%0, 2)")])
+    padded = lowered(
+        call("torch.ops.aten.constant_pad_nd.default", "%0", "[0, 1, 0, 0]"), call("torch.ops.aten.mm", "%1")
+    )
+    found = only(padded, lowered(call("torch.ops.aten.mm", "%0")))
+    assert found.cause == Cause.AUTOTUNE and "shape_padding" in found.advice

@@ -186,6 +186,29 @@ def test_cache_outcomes_and_recompile_reasons_are_kept() -> None:
     assert found.recompile_reasons == ("0/0: G['k'] == 2",)
 
 
+def test_a_call_beyond_the_recompile_limit_is_evidence_with_the_frame_it_gave_up() -> None:
+    body = {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded\n  Explanation: ..."}
+    first, gave_up = records(
+        *NAMES, *program(), raw("compilation_metrics", {}),
+        artifact("recompile_reasons", json.dumps("0/0: G['k'] == 2"), frame="0/1"),
+        raw("compilation_metrics", body, frame="0/1"),
+    )  # fmt: skip
+    assert (first.limit_reached, gave_up.limit_reached) == (False, True)
+    assert (gave_up.function, gave_up.line) == ("forward", first.line)
+    assert gave_up.recompile_reasons == ("0/0: G['k'] == 2",)
+
+
+def test_the_reasons_of_a_recompile_after_a_reset_belong_to_the_new_compile() -> None:
+    again = [artifact("recompile_reasons", json.dumps("0/0: G['k'] == 2"), frame="0/1"), *program(frame="0/1"),
+             raw("compilation_metrics", {}, frame="0/1")]  # fmt: skip
+    assert [len(c.recompile_reasons) for c in records(*again, *again)] == [1, 1]
+
+
+def test_the_step_is_that_of_the_first_event() -> None:
+    events = [e for m, p in program() if (e := trace.event(m, p, phase="train", step=3))]
+    assert [c.step for c in compile_records(events, roles={})] == [3]
+
+
 def test_a_failed_compile_says_why_in_one_line() -> None:
     body = {"fail_reason": "Unsupported at 0x7f0011223344\nmore"}
     assert records(start(), raw("compilation_metrics", body))[0].failure == "Unsupported"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.report import samples
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Item, RankGroup, UserLine
-from tpcompile.report import wording
+from tpcompile.report import github, junit, terminal, wording
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,25 @@ def test_a_huge_item_is_cut_with_a_note() -> None:
     text = wording.item_text(Item(text="x" * 5000))
     assert len(text) < 2100
     assert text.endswith("(and 3000 more characters, see record.json)")
+
+
+def test_cause_step_and_guard_of_both_sides_are_told_in_one_place() -> None:
+    found = samples.divergence(cause=Cause.STRIDE, step=4, guard="stride of 'x' is 1", held="stride of 'x' is 8")
+    assert wording.cause_lines(found) == [
+        "cause: input stride differs", "step 4", "guard on rank 7: stride of 'x' is 1",
+        "guard on ranks 0-6: stride of 'x' is 8",
+    ]  # fmt: skip
+
+
+def test_a_side_without_an_item_is_blamed_by_the_line_of_its_frame() -> None:
+    frame = UserLine(file="/repo/model.py", line=3)
+    groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), frame_line=frame))
+    assert wording.blamed_line(samples.divergence(groups=groups)) == frame
+
+
+def test_every_report_tells_the_cause() -> None:
+    found = samples.failing().model_copy(update={"divergences": (samples.divergence(cause=Cause.STRIDE),)})
+    console = Console(file=io.StringIO(), width=80)
+    terminal.render(found, console)
+    texts = [console.file.getvalue(), junit.render(found), github.summary(found)]  # type: ignore[attr-defined]
+    assert all(Cause.STRIDE.value in text for text in texts)

@@ -10,25 +10,35 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 import torch._dynamo.callback as _callback
 import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
+import torch._inductor.utils as _inductor_utils
 import torch.distributed as dist
 from torch._dynamo import config as _dynamo_config
 from torch._dynamo.utils import counters as _counters
+from torch._dynamo.utils import get_traced_code as _get_traced_code
 from torch._logging import _internal as _logging_internal
 from torch._logging import structured as _structured
+from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
+from torch.nn.attention import SDPBackend
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
+    "TRITON_HOME", "TRITON_DUMP_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 })  # fmt: skip
 _COMPILE_ENVIRONMENT = (
-    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_SYMM_MEM", "AOT_", "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
-    "NCCL_NVLS_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_DISTRIBUTED_COMPILE", "TORCH_SYMM_MEM", "AOT_",
+    "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_TUNABLEOP_ENABLED",
+    "PYTORCH_TUNABLEOP_TUNING",
 )  # fmt: skip
 _MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_cxx", ".cxx", "path")
 """Parts of config names that describe the machine or where files go, not what is compiled."""
@@ -102,6 +112,14 @@ def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) 
                 remove(callback)
 
 
+def traced_code() -> list[CodeType]:
+    """Code objects Dynamo has traced in the compile that runs now, inlined functions included; empty outside of one.
+
+    Complete when the event `dynamo_output_graph` arrives, and gone when the compile ends.
+    """
+    return list(_get_traced_code() or ())
+
+
 def dynamo_counters() -> dict[str, int]:
     """Dynamo's running totals: `frames` it started, `graphs` it made, `breaks` it counted."""
     return {
@@ -169,7 +187,8 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "triton": _triton_version(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(),
+        "fp32_precision": _fp32_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "num_threads": str(torch.get_num_threads()),
         "default_dtype": str(torch.get_default_dtype()),
@@ -184,6 +203,56 @@ def environment() -> dict[str, str]:
     return facts | {f"config {key}": value for key, value in compile_config().items()}
 
 
+def machine_environment() -> dict[str, str]:
+    """Variables that name places or the machine: healthy ranks differ in them, so `environment` leaves them out."""
+    return {key: os.environ[key] for key in sorted(_PER_RANK_ENVIRONMENT) if key in os.environ}
+
+
+def sdpa_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str:
+    """Name of the backend `scaled_dot_product_attention` takes for these tensors, mask and flags; computes nothing."""
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, **options)).name
+
+
+def autotune_settings() -> dict[str, str]:
+    """What Inductor may choose from by timing, as resolved from defaults, variables and patches."""
+    config, families = _inductor_config, ("ATEN", "TRITON", "CPP", "CUTLASS", "CK", "CKTILE", "NVGEMM")
+    asked = config.max_autotune_gemm_backends
+    taken = [name for name in families if _inductor_utils._use_autotune_backend(name)]
+    return {
+        "inductor max_autotune": str(config.max_autotune),
+        "inductor max_autotune_gemm": str(config.max_autotune or config.max_autotune_gemm),
+        "inductor gemm backends": f"{','.join(taken)} of {asked}",
+        "inductor conv backends": str(config.max_autotune_conv_backends),
+        "inductor cutlass": "found" if find_spec("cutlass") or find_spec("cutlass_api") else "none",
+    }
+
+
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; the result of an asynchronous collective is waited for and unwrapped."""
+    return tensor.trigger_wait() if isinstance(tensor, _AsyncCollectiveTensor) else tensor
+
+
+def _matmul_precision() -> str:
+    """The process-wide setting; torch refuses to answer once a backend has its own (`fp32_precision`)."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "set per backend"
+
+
+def _fp32_precision() -> str:
+    """What each backend makes of float32, by the setting that torch reads: "none" leaves it to the global one."""
+    backends = torch.backends
+    values = {
+        "cuda.matmul": backends.cuda.matmul.fp32_precision,
+        "cudnn.conv": backends.cudnn.conv.fp32_precision,
+        "cudnn.rnn": backends.cudnn.rnn.fp32_precision,
+        "mkldnn.matmul": backends.mkldnn.matmul.fp32_precision,
+        "mkldnn.conv": backends.mkldnn.conv.fp32_precision,
+    }
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
 def _cuda_facts() -> dict[str, str]:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     cuda = torch.backends.cuda
@@ -194,7 +263,6 @@ def _cuda_facts() -> dict[str, str]:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
         "sdpa": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
         f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
-        "allow_tf32": str(cuda.matmul.allow_tf32),
         "bf16_reduced_precision": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from tpcompile.capture import compat
+from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.evidence import trace
 from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord
@@ -36,6 +38,7 @@ class CaptureSession:
         record = session.record(rank=rank, world_size=world_size)
 
     `groups` maps process-group names to roles (`mesh_roles(mesh)`), so that ranks of other groups can be compared.
+    `step`, when somebody sets it, is the step of the run that compiles from then on belong to.
     `on_compile` gets the record of each compile of a frame after it ends and before its code runs.
     """
 
@@ -51,6 +54,9 @@ class CaptureSession:
         self._phases: dict[str, _Phase] = {}
         self._counters: dict[str, dict[str, int]] = {}
         self._current = ""
+        self.step: int | None = None
+        self.before_event: Callable[[Mapping[str, Any]], None] | None = None
+        """Called with the raw metadata of every event, on the compiling thread, before `step` is stamped on it."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._stack = ExitStack()
         self._given_roles = dict(groups or {})
@@ -102,6 +108,15 @@ class CaptureSession:
             events = list(self._events)
         return trace.compile_records(events, roles=self._roles, strings=self._strings)
 
+    def compile(self, compile_id: str) -> CompileRecord | None:
+        """The newest compile of that id, None when nothing was logged for it."""
+        wanted = compile_id.strip("[]")
+        self._snapshot()
+        with self._lock:
+            events = [e for e in self._events if e.name == "str" or e.compile_id == wanted]
+        found = trace.compile_records(events, roles=self._roles, strings=self._strings)
+        return found[-1] if found else None
+
     def record(
         self,
         *,
@@ -123,6 +138,7 @@ class CaptureSession:
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),
+            places=_places(),
             undeclared_ops=undeclared_ops(compiles, declared=tp_aware),
             facts=facts or {},
         )
@@ -145,10 +161,15 @@ class CaptureSession:
         self._strings = compat.interned_strings()
 
     def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:
-        found = trace.event(metadata, payload, phase=self._current)
+        if self.before_event is not None:
+            self.before_event(metadata)
+        found = trace.event(metadata, payload, phase=self._current, step=self.step)
         if found is not None:
             with self._lock:
                 self._events.append(found)
+                if found.name in trace.TRACED:
+                    reads = rank_reads(compat.traced_code())
+                    self._events.append(trace.rank_reads_event(found, reads))
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:
@@ -157,6 +178,15 @@ class CaptureSession:
     def _ended(self, compile_id: str) -> None:
         if self._on_compile is None:
             return
-        found = [c for c in self.compiles() if c.compile_id == compile_id.removeprefix("[").removesuffix("]")]
+        found = self.compile(compile_id)
         if found:
-            self._on_compile(found[-1])
+            self._on_compile(found)
+
+
+def _places() -> dict[str, int]:
+    """Local rank and device index of this process, where it has them."""
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    places = {"local rank": int(local_rank)} if local_rank.isdigit() else {}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        places["device index"] = torch.cuda.current_device()
+    return places

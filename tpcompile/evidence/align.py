@@ -26,6 +26,16 @@ class Slot:
         labels = "/".join(sorted({c.compile_id for c in self.compiles.values()}))
         return f"{self.phase + ', ' if self.phase else ''}compile {labels} of {self.frame}"
 
+    @property
+    def step(self) -> int | None:
+        """Step of the run, None when nobody counted."""
+        return next((c.step for c in self.compiles.values() if c.step is not None), None)
+
+    @property
+    def is_resumed(self) -> bool:
+        """True for what Dynamo compiles behind a graph break."""
+        return self.frame.startswith("torch_dynamo_resume_in_")
+
 
 def content(compile_: CompileDigest) -> tuple[str, ...]:
     """Identity of a compile: its program, not its label."""
@@ -35,8 +45,8 @@ def content(compile_: CompileDigest) -> tuple[str, ...]:
 def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     """Put every compile of every rank into exactly one slot.
 
-    Best match first: same content in the same call, same content in another call, same frame in the same call,
-    same graph; a compile that matches nothing opens a slot of its own.
+    Best match first: same content in the same call and step, same content in the same call, same content in another
+    call, same frame in the same call, same graph; a compile that matches nothing opens a slot of its own.
     """
     slots: list[Slot] = []
     for rank in ranks:
@@ -57,6 +67,7 @@ def _place(slots: list[Slot], rank: int, compile_: CompileDigest, matches: _Matc
 
 _Match = Callable[[CompileDigest, CompileDigest], bool]
 _PASSES: tuple[_Match, ...] = (
+    lambda a, b: content(a) == content(b) and (a.phase, a.frame, a.step) == (b.phase, b.frame, b.step),
     lambda a, b: content(a) == content(b) and (a.phase, a.frame) == (b.phase, b.frame),
     lambda a, b: content(a) == content(b) and a.frame == b.frame,
     lambda a, b: (a.phase, a.frame) == (b.phase, b.frame),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tpcompile.config import RunConfig
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import SEPARATOR
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
@@ -97,6 +98,11 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
     broken = [_no_breaks("", f"{UNBROKEN} in {phase}", phase, digests, frames=False) for phase in phases]
     agreement = _agreement("", digests, divergences)
     return [_compiled("", digests), *broken, *agreement, _tp_aware("", digests), _kept("", digests)]
+
+
+def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+    """A program in mid-run: what the ranks compiled so far is the same."""
+    return _agreement("", digests, divergences)
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
@@ -210,20 +216,15 @@ def _agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[D
                 mode, f"{layer} {AGREE}", [], "equal", observed,
                 status=Status.FAIL if blamed else Status.PASS if seen else Status.SKIPPED,
                 details=[d.title for d in (*red[1:], *noted)],
-                line=_blamed(first) if first else None,
+                line=first.line if first else None,
                 ranks=blamed.groups[-1].ranks if blamed else (),
-            )
+            ).model_copy(update={"cause": blamed.cause if blamed else Cause.UNKNOWN})
         )  # fmt: skip
     return found
 
 
 def _of_mode(divergence: Divergence, mode: str) -> bool:
     return not mode or not divergence.where or divergence.where.startswith(f"{mode}/")
-
-
-def _blamed(divergence: Divergence) -> UserLine | None:
-    lines = [g.item.line for g in reversed(divergence.groups) if g.item and g.item.line]
-    return lines[0] if lines else None
 
 
 def _schedule(digests: Sequence[RankDigest]) -> Check:

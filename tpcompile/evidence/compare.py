@@ -6,14 +6,13 @@ group of equal ranks.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence import advice, parametric
+from tpcompile.evidence import classify, parametric
 from tpcompile.evidence.align import Slot, align
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import SEPARATOR, UNORDERED
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.onerank import one_rank
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -23,12 +22,7 @@ from tpcompile.evidence.records import (
     RankDigest,
     RankGroup,
 )
-
-_BRIEF = 80
-_REFERENCE = re.compile(r"%\d+")
-
-Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
-"""(rank, compile index, layer, part) -> items; index -1 is the rank itself, for the environment."""
+from tpcompile.evidence.rows import Fetch, Row, differing_items, title
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -36,6 +30,11 @@ Allowed = Sequence[tuple[str, str, str]]
 _PARTS = [(Layer.INPUTS, ""), (Layer.GRAPH, ""), (Layer.GUARDS, ""), (Layer.COLLECTIVES, ""),
           (Layer.LOWERED, "forward"), (Layer.LOWERED, "backward"),
           (Layer.KERNELS, "forward"), (Layer.KERNELS, "backward")]  # fmt: skip
+_UPSTREAM = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT, Cause.UNKNOWN})
+"""Causes in the graph that say less than the collectives do, when those differ too."""
+
+Groups = list[tuple[int, ...]]
+Items = list[tuple[Item, ...]]
 
 
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
@@ -59,146 +58,96 @@ class _Domain:
     def divergences(self) -> Iterator[Divergence]:
         yield from self.environment()
         slots = align(self.ranks)
+        broken = False
         for slot in slots:
-            yield from self.missing(slot) or self.layers(slot)
+            absent = tuple(d.rank for d in self.ranks if d.rank not in slot.compiles and not d.is_cut)
+            if absent and broken and slot.is_resumed:
+                continue  # what comes after a graph break that is named already
+            found = list(one_rank(slot, absent, self.ranks, self.fetch, self.name) if absent else self.layers(slot))
+            broken = broken or any(d.cause == Cause.GRAPH_BREAK for d in found)
+            yield from found
         yield from self.labels(slots)
+        yield from self.caches(slots)
 
     def environment(self) -> Iterator[Divergence]:
-        groups = _group({d.rank: d.environment for d in self.ranks})
+        groups = group_by({d.rank: d.environment for d in self.ranks})
         if len(groups) > 1:
             items = [tuple(self.fetch(ranks[0], -1, Layer.ENVIRONMENT, "")) for ranks in groups]
-            yield from self.explain(Layer.ENVIRONMENT, "", groups, items, hang=False, later=[])
-
-    def missing(self, slot: Slot) -> list[Divergence]:
-        absent = tuple(d.rank for d in self.ranks if d.rank not in slot.compiles)
-        if not absent:
-            return []
-        present = tuple(sorted(slot.compiles))
-        first = slot.compiles[present[0]]
-        collectives = next((d for d in first.layers if d.layer == Layer.COLLECTIVES), None)
-        hangs = collectives is not None and collectives.num_items > 0
-        items = self.fetch(present[0], first.index, Layer.GRAPH, "")
-        shown = next((i for i in items if i.line is not None), items[0] if items else None)
-        return [
-            Divergence(
-                layer=Layer.GRAPH,
-                cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
-                domain=self.name,
-                where=slot.where,
-                groups=(RankGroup(ranks=present, item=shown), RankGroup(ranks=absent)),
-                title=f"compiled on rank {ranks_text(present)} only, not on rank {ranks_text(absent)}",
-                advice=advice.ONE_RANK_COMPILE,
-            )
-        ]
+            yield from self.explain(_Finding(self, None, Layer.ENVIRONMENT, "", groups, items, []))
 
     def layers(self, slot: Slot) -> Iterator[Divergence]:
         differing = [(layer, part) for layer, part in _PARTS if len(self.groups(slot, layer, part)) > 1]
-        if not differing:
-            return
-        hang = (Layer.COLLECTIVES, "") in differing
         strict = [pair for pair in differing if pair[0] not in (Layer.LOWERED, Layer.KERNELS)]
-        if strict:
-            red = False
-            for layer, part in strict:
-                found = list(self.difference(slot, layer, part, hang=hang, later=differing))
-                yield from found
-                red = red or any(d.is_red for d in found)
-                if red:
-                    return  # everything after the first red layer is its consequence
-            if any(layer != Layer.GUARDS for layer, _ in strict):
-                return  # a declared input or constant is in the lowered graph too; a declared guard is not
+        for layer, part in strict:
+            found = list(self.difference(slot, layer, part, differing))
+            yield from found
+            if any(d.is_red for d in found):
+                return  # everything after the first red layer is its consequence
+        if any(layer != Layer.GUARDS for layer, _ in strict):
+            return  # a declared input or constant is in the lowered graph too; a declared guard is not
         for layer, part in (pair for pair in differing if pair not in strict):
             if layer == Layer.KERNELS and (Layer.LOWERED, part) in differing:
                 continue  # constants of the lowered graph are in the code made from it
-            found = list(self.difference(slot, layer, part, hang=hang, later=differing))
+            found = list(self.difference(slot, layer, part, differing))
             yield from found
             if any(d.is_red for d in found):
                 return
 
-    def groups(self, slot: Slot, layer: Layer, part: str) -> list[tuple[int, ...]]:
+    def groups(self, slot: Slot, layer: Layer, part: str) -> Groups:
         shas = {rank: c.sha(layer, part) for rank, c in slot.compiles.items()}
-        return _group({rank: sha for rank, sha in shas.items() if sha is not None})
+        return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
+
+    def items(self, slot: Slot, groups: Groups, layer: Layer, part: str = "") -> Items:
+        return [tuple(self.fetch(r[0], slot.compiles[r[0]].index, layer, part)) for r in groups]
 
     def difference(
-        self, slot: Slot, layer: Layer, part: str, *, hang: bool, later: list[tuple[Layer, str]]
+        self, slot: Slot, layer: Layer, part: str, differing: list[tuple[Layer, str]]
     ) -> Iterator[Divergence]:
         groups = self.groups(slot, layer, part)
-        items = [tuple(self.fetch(r[0], slot.compiles[r[0]].index, layer, part)) for r in groups]
-        if layer == Layer.LOWERED and not hang:
+        items = self.items(slot, groups, layer, part)
+        if layer == Layer.LOWERED and (Layer.COLLECTIVES, "") not in differing:
             coordinates = [self.coordinates[ranks[0]] for ranks in groups]
             constants = parametric.constants(items, coordinates) if all(len(r) == 1 for r in groups) else None
             if constants:
                 yield self.parametric(slot, part, groups, constants)
                 return
-        yield from self.explain(layer, _where(slot, part), groups, items, hang=hang, later=later)
+        yield from self.explain(_Finding(self, slot, layer, part, groups, items, differing))
 
-    def parametric(
-        self, slot: Slot, part: str, groups: list[tuple[int, ...]], constants: Sequence[Sequence[Item]]
-    ) -> Divergence:
-        first = constants[0]
+    def parametric(self, slot: Slot, part: str, groups: Groups, constants: Sequence[Sequence[Item]]) -> Divergence:
         return Divergence(
             layer=Layer.LOWERED,
             cls=DivergenceClass.RANK_PARAMETRIC,
             domain=self.name,
             where=_where(slot, part),
-            groups=tuple(RankGroup(ranks=r, item=item) for r, item in zip(groups, first, strict=True)),
+            groups=_rank_groups(slot, groups, constants[0]),
             title=f"{len(constants)} lowered constant(s) follow the rank's coordinate under equal Dynamo graphs",
-            advice=advice.RANK_PARAMETRIC,
+            cause=Cause.RANK_PARAMETRIC,
+            step=slot.step,
+            advice=Cause.RANK_PARAMETRIC.advice,
         )
 
-    def explain(
-        self,
-        layer: Layer,
-        where: str,
-        groups: list[tuple[int, ...]],
-        items: list[tuple[Item, ...]],
-        *,
-        hang: bool,
-        later: list[tuple[Layer, str]],
-    ) -> Iterator[Divergence]:
-        differences = differing_items(items, ordered=layer not in UNORDERED)
-        declared: list[tuple[tuple[Item | None, ...], str]] = []
-        open_: list[tuple[tuple[Item | None, ...], str]] = []
-        for found in differences:
-            reason = self.reason(layer, found)
-            (declared if reason else open_).append((found, reason))
-        for found, reason in declared[:1]:
-            yield self.divergence(layer, where, groups, found, DivergenceClass.DECLARED, f"declared: {reason}")
+    def explain(self, finding: _Finding) -> Iterator[Divergence]:
+        declared: list[tuple[Row, str]] = []
+        open_: list[Row] = []
+        row: Row
+        for row in differing_items(finding.items, ordered=finding.layer not in UNORDERED):
+            reason = self.reason(finding.layer, row)
+            if reason:
+                declared.append((row, reason))
+            else:
+                open_.append(row)
+        for row, reason in declared[:1]:
+            text = {"advice": f"declared: {reason}", "cls": DivergenceClass.DECLARED, "consequences": ()}
+            yield finding.divergence([row]).model_copy(update=text)
         if open_:
-            cls = DivergenceClass.COLLECTIVES if hang else DivergenceClass.CONTENT
-            order = list(Layer)
-            consequences = tuple(dict.fromkeys(x for x, _ in later if order.index(x) > order.index(layer)))
-            text = advice.for_difference(layer, [item for item in open_[0][0] if item is not None])
-            if consequences:
-                text += f" Also different, as a consequence: {', '.join(consequences)}."
-            divergence = self.divergence(layer, where, groups, open_[0][0], cls, text)
-            yield divergence.model_copy(update={"consequences": consequences})
+            yield finding.divergence(open_)
 
-    def reason(self, layer: Layer, found: Sequence[Item | None]) -> str:
-        texts = [item.text for item in found if item is not None]
+    def reason(self, layer: Layer, row: Row) -> str:
+        texts = [item.text for item in row if item is not None]
         for allowed_layer, contains, reason in self.allowed:
             if allowed_layer == layer and texts and all(contains in text for text in texts):
                 return reason
         return ""
-
-    def divergence(
-        self,
-        layer: Layer,
-        where: str,
-        groups: list[tuple[int, ...]],
-        found: Sequence[Item | None],
-        cls: DivergenceClass,
-        text: str,
-    ) -> Divergence:
-        return Divergence(
-            layer=layer,
-            cls=cls,
-            domain=self.name,
-            where=where,
-            groups=tuple(RankGroup(ranks=r, item=item) for r, item in zip(groups, found, strict=True)),
-            title=_title(layer, groups, found),
-            advice=text,
-        )
 
     def labels(self, slots: list[Slot]) -> Iterator[Divergence]:
         """Equal content under other labels or in another order: information."""
@@ -206,20 +155,145 @@ class _Domain:
         orders = {d.rank: _order(d, complete) for d in self.ranks}
         labels = {d.rank: tuple(slot.compiles[d.rank].compile_id for slot in complete) for d in self.ranks}
         for what, by_rank in (("order of compiles", orders), ("compile ids", labels)):
-            groups = _group({rank: str(value) for rank, value in by_rank.items()})
-            if len(groups) > 1:
-                yield Divergence(
-                    layer=Layer.GRAPH,
-                    cls=DivergenceClass.LABEL,
-                    domain=self.name,
-                    where="",
-                    groups=tuple(
-                        RankGroup(ranks=r, item=Item(text=f"{what}{SEPARATOR}{by_rank[r[0]]}")) for r in groups
-                    ),
-                    title=f"{what} differ, content is equal",
-                    advice=advice.LABEL_ONLY,
-                )
+            values = {rank: f"{what}{SEPARATOR}{value}" for rank, value in by_rank.items()}
+            if len(set(values.values())) > 1:
+                text = f"{what} differ, content is equal"
+                yield self.information(Layer.GRAPH, Cause.COMPILE_ORDER, values, text)
                 return
+
+    def caches(self, slots: list[Slot]) -> Iterator[Divergence]:
+        """Equal content, loaded from a cache by some ranks and compiled by others: information."""
+        outcomes: dict[int, str] = {}
+        for slot in slots:
+            found = {rank: outcome for rank, c in slot.compiles.items() if (outcome := _cache_outcome(c))}
+            outcomes = outcomes or (found if len(set(found.values())) > 1 else {})
+        if outcomes:
+            values = {rank: f"compile cache{SEPARATOR}{outcome}" for rank, outcome in outcomes.items()}
+            yield self.information(Layer.KERNELS, Cause.CACHE_SPLIT, values, Cause.CACHE_SPLIT.value)
+
+    def information(self, layer: Layer, cause: Cause, values: dict[int, str], text: str) -> Divergence:
+        return Divergence(
+            layer=layer,
+            cls=DivergenceClass.LABEL,
+            domain=self.name,
+            where="",
+            groups=tuple(RankGroup(ranks=r, item=Item(text=values[r[0]])) for r in group_by(values)),
+            title=text,
+            cause=cause,
+            advice=cause.advice,
+        )
+
+
+class _Finding:
+    """One layer in which groups of ranks differ, and what made it so."""
+
+    def __init__(
+        self,
+        domain: _Domain,
+        slot: Slot | None,
+        layer: Layer,
+        part: str,
+        groups: Groups,
+        items: Items,
+        differing: list[tuple[Layer, str]],
+    ) -> None:
+        self.domain, self.slot, self.layer, self.part = domain, slot, layer, part
+        self.groups, self.items, self.differing = groups, items, differing
+        self.hangs = (Layer.COLLECTIVES, "") in differing
+
+    def divergence(self, rows: Sequence[Row]) -> Divergence:
+        """The finding about the row that says most."""
+        row = self.blamed_last(self.shown(rows))
+        cause = self.cause(row)
+        hangs = self.hangs or cause in classify.HANGS
+        if self.layer == Layer.KERNELS:
+            hangs = classify.reordered(self.items)
+        order = list(Layer)
+        later = tuple(dict.fromkeys(x for x, _ in self.differing if order.index(x) > order.index(self.layer)))
+        guard, held = self.guard(row)
+        return Divergence(
+            layer=self.layer,
+            cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
+            domain=self.domain.name,
+            where=_where(self.slot, self.part) if self.slot else "",
+            groups=_rank_groups(self.slot, self.groups, row),
+            title=title(self.layer, self.groups, row),
+            cause=cause,
+            guard=guard,
+            held=held,
+            step=self.slot.step if self.slot else None,
+            advice=cause.advice + (f" Also different, as a consequence: {', '.join(later)}." if later else ""),
+            consequences=later,
+        )
+
+    def shown(self, rows: Sequence[Row]) -> Row:
+        """The first row, unless a later one is the reason for it: a break or failure, or a collective that hangs."""
+        if self.layer != Layer.GRAPH:
+            return rows[0]
+        broken = next((row for row in rows if any(i and classify.node(i) is None for i in row)), None)
+        hanging = (row for row in rows if any(i and (c := classify.node(i)) and c.is_collective for i in row))
+        return broken or (next(hanging, rows[0]) if self.hangs else rows[0])
+
+    def blamed_last(self, row: Row) -> Row:
+        """A break or failure stands against nothing, and the ranks that have it are the odd ones."""
+        if self.layer != Layer.GRAPH or not any(i and classify.node(i) is None for i in row):
+            return row
+        row = [i if i and classify.node(i) is None else None for i in row]
+        order = sorted(range(len(row)), key=lambda group: row[group] is not None)
+        self.groups, self.items = [self.groups[g] for g in order], [self.items[g] for g in order]
+        return [row[g] for g in order]
+
+    def cause(self, row: Row) -> Cause:
+        match self.layer:
+            case Layer.ENVIRONMENT:
+                return Cause.ENVIRONMENT
+            case Layer.INPUTS:
+                return classify.inputs(row, is_dynamic=len(self.dynamic()) > 1)
+            case Layer.GRAPH:
+                return self.graph_cause(row)
+            case Layer.GUARDS:
+                return classify.guards(row)
+            case Layer.COLLECTIVES:
+                return classify.collectives(self.items)
+            case Layer.LOWERED:
+                return classify.collectives(self.issued()) if self.hangs else classify.lowered(self.items, row)
+            case Layer.KERNELS:
+                return classify.kernels(self.items, row)
+
+    def dynamic(self) -> set[bool]:
+        return {c.is_dynamic for c in self.slot.compiles.values()} if self.slot else set()
+
+    def graph_cause(self, row: Row) -> Cause:
+        cause = classify.graph(row)
+        if self.hangs and cause in _UPSTREAM | classify.HANGS:
+            return classify.collectives(self.issued())
+        return Cause.UNUSED_RESULT if cause == Cause.RANK_BRANCH and self.dropped() else cause
+
+    def issued(self) -> Items:
+        assert self.slot is not None, "only a compile has collectives"
+        groups = self.domain.groups(self.slot, Layer.COLLECTIVES, "")
+        return self.domain.items(self.slot, groups, Layer.COLLECTIVES)
+
+    def dropped(self) -> bool:
+        """True when the same collectives are issued, and one group never reads a result."""
+        if self.slot is None or not any(c.num_items(Layer.COLLECTIVES) for c in self.slot.compiles.values()):
+            return False
+        items = self.domain.items(self.slot, self.groups, Layer.COLLECTIVES)
+        return len({tuple(item.raw for item in group) for group in items}) > 1
+
+    def guard(self, row: Row) -> tuple[str, str]:
+        """The guard behind the difference, on the odd ranks and on the others; empty when there is none."""
+        if self.layer == Layer.GUARDS:
+            return _both_sides(row)
+        if self.layer != Layer.GRAPH or (Layer.GUARDS, "") not in self.differing or self.slot is None:
+            return "", ""
+        rows = differing_items(self.domain.items(self.slot, self.groups, Layer.GUARDS), ordered=False)
+        return _both_sides(rows[0]) if rows else ("", "")
+
+
+def _both_sides(row: Row) -> tuple[str, str]:
+    odd, usual = row[-1], row[0]
+    return (classify.says(odd), classify.says(usual)) if odd and usual else ("", "")
 
 
 def _order(digest: RankDigest, slots: list[Slot]) -> tuple[int, ...]:
@@ -231,7 +305,17 @@ def _where(slot: Slot, part: str) -> str:
     return f"{slot.where}{f' ({part})' if part else ''}"
 
 
-def _group(values: dict[int, str]) -> list[tuple[int, ...]]:
+def _cache_outcome(compile_: CompileDigest) -> str:
+    ends = {event.rpartition("_")[2] for event in compile_.cache}
+    return "miss" if "miss" in ends else "hit" if "hit" in ends else ""
+
+
+def _rank_groups(slot: Slot | None, groups: Groups, row: Row) -> tuple[RankGroup, ...]:
+    lines = {rank: c.line for rank, c in slot.compiles.items()} if slot else {}
+    return tuple(RankGroup(ranks=r, item=i, frame_line=lines.get(r[0])) for r, i in zip(groups, row, strict=True))
+
+
+def group_by(values: dict[int, str]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -239,78 +323,12 @@ def _group(values: dict[int, str]) -> list[tuple[int, ...]]:
     return sorted((tuple(ranks) for ranks in groups.values()), key=lambda ranks: (-len(ranks), ranks[0]))
 
 
-def differing_items(items: Sequence[Sequence[Item]], *, ordered: bool) -> list[tuple[Item | None, ...]]:
-    """Rows of items, one per group, wherever the groups do not all say the same; None where a group has nothing."""
-    if ordered:
-        rows = [r for r in zip_longest(*items) if len({item.text if item else None for item in r}) > 1]
-        return _inserted(items) or rows
-    texts = [{item.text for item in group} for group in items]
-    common = set.intersection(*texts)
-    about: dict[str, list[list[Item]]] = {}
-    for position, group in enumerate(items):
-        for item in group:
-            if item.text not in common:
-                about.setdefault(item.text.partition(SEPARATOR)[0], [[] for _ in items])[position].append(item)
-    found = [row for columns in about.values() for row in zip_longest(*columns)]
-    # A value that differs says more than a thing only one side has.
-    return sorted(found, key=lambda row: sum(item is None for item in row))
-
-
-def _title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | None]) -> str:
-    have = [(ranks, item) for ranks, item in zip(groups, found, strict=True) if item is not None]
-    says = [_brief(item) for _, item in have]
-    if len(have) < len(groups):
-        who = ", ".join(ranks_text(ranks) for ranks, _ in have)
-        return f"{layer}: {_subject(layer, have[0][1])}{says[0]} on rank {who} only" if says else f"{layer} differs"
-    about = have[0][1].text.partition(SEPARATOR)[0].removeprefix("call ")
-    return f"{layer} differs at {about}: {' against '.join(dict.fromkeys(says))}"
-
-
-def _subject(layer: Layer, item: Item) -> str:
-    """What an item is about, where that is a name and not a position."""
-    about = item.text.partition(SEPARATOR)[0]
-    named = layer in (Layer.ENVIRONMENT, Layer.INPUTS, Layer.KERNELS) or about.startswith(
-        ("graph break", "compile failed")
-    )
-    return f"{about}: " if named else ""
-
-
-def _brief(item: Item) -> str:
-    """What an item says, short enough for a title."""
-    about, _, says = item.text.partition(SEPARATOR)
-    text = (says or about).removeprefix("call ").partition(" -> ")[0]
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
-
-
-def _inserted(items: Sequence[Sequence[Item]]) -> list[tuple[Item | None, ...]]:
-    """When some groups have one item more at the first difference, show that item, not all that moved behind it."""
-    keys = [[_without_position(item.text) for item in group] for group in items]
-    start = next((i for i, column in enumerate(zip(*keys, strict=False)) if len(set(column)) > 1), None)
-    if start is None or len({len(group) for group in items}) == 1:
-        return []
-    short = min(range(len(items)), key=lambda g: len(items[g]))
-    row: list[Item | None] = [None] * len(items)
-    for g, group in enumerate(items):
-        extra = len(group) - len(items[short])
-        moved = keys[g][start + extra : start + extra + 1] == keys[short][start : start + 1]
-        if extra and moved:
-            row[g] = group[start]
-        elif extra or keys[g][start] != keys[short][start]:
-            return []
-    return [tuple(row)]
-
-
-def _without_position(text: str) -> str:
-    """An item without the numbers that an insertion before it shifts."""
-    return _REFERENCE.sub("%", text)
-
-
 def equal_groups(digests: Sequence[RankDigest]) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
     result = {}
     for domain in sorted({d.domain for d in digests}):
         values = {d.rank: d.environment + "".join(map(_sha_text, d.compiles)) for d in digests if d.domain == domain}
-        result[domain] = tuple(_group(values))
+        result[domain] = tuple(group_by(values))
     return result
 
 

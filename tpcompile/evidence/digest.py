@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence import codetext, normalise
 from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
     Collective,
     CompileDigest,
@@ -24,14 +25,18 @@ from tpcompile.evidence.records import (
     LayerDigest,
     Node,
     RankDigest,
+    RankRead,
     RankRecord,
 )
+from tpcompile.evidence.suspects import suspects_of
 
 LOWERED_PART = {"forward": "forward", "inference": "forward", "backward": "backward"}
 UNORDERED = frozenset({Layer.ENVIRONMENT, Layer.INPUTS, Layer.GUARDS})
 """Layers that are sets: their items are sorted, and compared by membership instead of position."""
 SEPARATOR = " :: "
 """Between what an item is about and what it says; two ranks' items about the same thing share the first half."""
+UNUSED = "result is dropped"
+"""`raw` of a collective whose result nobody reads."""
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
@@ -43,12 +48,26 @@ def digest_rank(record: RankRecord) -> RankDigest:
         environment=_sha(environment_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
         counters=record.counters,
+        is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
         breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
         recompile_reasons=tuple((c.phase, r) for c in record.compiles for r in c.recompile_reasons[:1]),
+        recompiles=tuple(r for c in record.compiles for r in recompiles_of(c, frame=frame_name(c))),
+        places=record.places,
+        suspects=_suspects(record),
+        is_code_seen=any(c.rank_reads is not None for c in record.compiles),
         undeclared_ops=record.undeclared_ops,
         overwritten=tuple(item for compile_ in record.compiles for item in overwritten_items(compile_)),
         facts=record.facts,
     )
+
+
+def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
+    """What looks rank-dependent, each line once."""
+    places = ((c, f"{c.phase}, {frame_name(c)}" if c.phase else frame_name(c)) for c in record.compiles)
+    found = [suspect for c, where in places for suspect in suspects_of(c, where=where)]
+    # The surest of a line is kept: one trace may have passed it by, another not.
+    found.sort(key=lambda s: (s.is_sure, not s.receiver))
+    return tuple({(s.what, s.text, s.line): s for s in found}.values())
 
 
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
@@ -74,8 +93,20 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         compile_id=compile_.compile_id,
         phase=compile_.phase,
         frame=frame_name(compile_),
+        step=compile_.step,
+        line=compile_.line,
+        recompile_reason=compile_.recompile_reasons[0] if compile_.recompile_reasons else "",
+        limit_reached=compile_.limit_reached,
+        is_dynamic=_is_dynamic(compile_),
+        cache=tuple(dict.fromkeys(compile_.cache)),
+        normalised=compile_.normalised,
         layers=tuple(layers),
     )
+
+
+def _is_dynamic(compile_: CompileRecord) -> bool:
+    inputs = (n for g in compile_.graphs if g.kind == "dynamo" for n in g.nodes if n.op == "placeholder")
+    return any("#" in node.value for node in inputs)
 
 
 def frame_name(compile_: CompileRecord) -> str:
@@ -89,13 +120,16 @@ def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
     if compile_.inputs:
         yield Layer.INPUTS, ""
-    # A frame without a graph is evidence too: this rank compiled nothing of it.
-    yield Layer.GRAPH, ""
+    # A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before.
+    if compile_.graphs or not compile_.is_cut:
+        yield Layer.GRAPH, ""
     if compile_.guards:
         yield Layer.GUARDS, ""
-    if compile_.graphs:
-        yield Layer.COLLECTIVES, ""
     lowered = {LOWERED_PART[g.kind] for g in compile_.graphs if g.kind in LOWERED_PART}
+    # The collectives of a Dynamo graph are not worded as those of the lowered graphs that another rank has.
+    lost = compile_.is_cut or any(event.endswith("_hit") for event in compile_.cache)
+    if compile_.graphs and (lowered or not lost) and not (compile_.is_cut and not compile_.guards):
+        yield Layer.COLLECTIVES, ""
     kernels = {k.phase for k in compile_.kernels}
     for layer, parts in ((Layer.LOWERED, lowered), (Layer.KERNELS, kernels)):
         for part in ("forward", "backward"):
@@ -181,7 +215,9 @@ def _collective_item(collective: Collective) -> Item:
         f"{collective.op}(reduce_op={collective.reduce_op or '-'}, dtype={collective.dtype}, shape={collective.shape}, "
         f"group={collective.group}, waited={collective.waited})"
     )
-    return Item(text=f"{collective.phase}{SEPARATOR}{says}", line=collective.line)
+    # A dropped result is another edge of the graph; the schedule of collectives is the same.
+    raw = "" if collective.used else UNUSED
+    return Item(text=f"{collective.phase}{SEPARATOR}{says}", line=collective.line, raw=raw)
 
 
 def _kernel_items(kernel: Kernel) -> Iterator[Item]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from tpcompile.evidence.causes import Cause
 
 SCHEMA_VERSION = 1
 """Raised when a record changes shape; readers refuse another version instead of guessing."""
@@ -145,6 +147,62 @@ class InputTensor(Frozen):
     """Dynamic marks (`mark_dynamic` and friends), empty for none."""
 
 
+class Normalised(Frozen):
+    """What was removed from the raw text of one layer because it differs by nature between healthy ranks."""
+
+    kind: str
+    """`object ids`, `device indices` or `group names`."""
+    layer: Layer
+    num_items: int
+    """Lines of raw text that hold it."""
+    sha256: str
+    """Hash of the removed text: it says whether the ranks' raw text differed there."""
+
+
+class TaintKind(StrEnum):
+    """Why a guard, a constant or a read depends on the rank."""
+
+    DIFFERS = "differs across ranks"
+    RANK = "source is rank"
+    LOCAL_RANK = "source is local rank"
+    GROUP_RANK = "source is process-group rank or mesh coordinate"
+    DEVICE_INDEX = "source is device index"
+    HOSTNAME = "source is hostname"
+    ENVIRONMENT = "source is an environment variable that differs"
+    PID = "source is process id"
+
+
+class RankRead(Frozen):
+    """What looks rank-dependent from one rank alone: a read in traced code, or a guard on a value with such a name."""
+
+    what: Literal["read", "guard"] = "read"
+    kind: TaintKind
+    text: str
+    """`dist.get_rank()`, or the guard."""
+    line: UserLine | None = None
+    is_sure: bool = False
+    """The read is on a path that every trace of its function takes."""
+    receiver: str = ""
+    """`self.group` of `self.group.rank()` until a guard shows what it is; empty for torch's and Python's own reads."""
+    variable: str = ""
+    """Name of the environment variable."""
+    value: str = ""
+    """What was read on this rank, where that is known."""
+    where: str = ""
+    """Phase and frame of the compile; filled in when it travels."""
+
+
+class Recompile(Frozen):
+    """One recompile of one rank: the guard of the newest cache entry that failed."""
+
+    phase: str
+    frame: str
+    reason: str
+    """torch's text, on one line."""
+    line: UserLine | None = None
+    """The line that asked for the guard, where the reason does not name it."""
+
+
 class CompileRecord(Frozen):
     """Everything one compile produced on one rank."""
 
@@ -152,6 +210,8 @@ class CompileRecord(Frozen):
     """Label of torch, `frame/recompile`; for the reader, never compared."""
     phase: str = ""
     """Which call of the run caused it, e.g. `C/first`; equal calls align across ranks."""
+    step: int | None = None
+    """Step of the run it happened in, None when nobody counted; for the reader and for alignment, never hashed."""
     function: str = ""
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
@@ -162,10 +222,18 @@ class CompileRecord(Frozen):
     kernels: tuple[Kernel, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
     recompile_reasons: tuple[str, ...] = ()
+    """Guards that failed, newest compile first, as torch words them."""
     cache: tuple[str, ...] = ()
     """Cache outcomes (`fx_graph_cache_hit`, ...); information, never compared."""
     failure: str = ""
     """First line of the error when the compile failed."""
+    rank_reads: tuple[RankRead, ...] | None = None
+    """Reads of the rank in the functions Dynamo traced; None when nobody looked at them, as in a trace file."""
+    limit_reached: bool = False
+    """True when this call exceeded the recompile limit: the frame runs eager from here on, on this rank."""
+    is_cut: bool = False
+    """True when its log ends before the compile does: what is missing was not observed."""
+    normalised: tuple[Normalised, ...] = ()
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
@@ -201,6 +269,10 @@ class RankRecord(Frozen):
     """Process-group name -> role."""
     compiles: tuple[CompileRecord, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()
+    places: dict[str, int] = {}
+    """Numbers that tell this rank from others besides its rank and coordinate: `local rank`, `device index`."""
+    is_cut: bool = False
+    """True when the log of this rank ends inside a record or a compile."""
     undeclared_ops: tuple[Item, ...] = ()
     """Custom ops and user Triton kernels found in graphs that no list declares TP-aware."""
     facts: dict[str, Any] = {}
@@ -226,11 +298,26 @@ class CompileDigest(Frozen):
     phase: str
     frame: str
     """`function file:line`, path-independent."""
+    step: int | None = None
+    line: UserLine | None = None
+    """First line of the compiled frame."""
+    recompile_reason: str = ""
+    """The guard of the newest earlier compile that failed; `""` for a first compile."""
+    limit_reached: bool = False
+    is_dynamic: bool = False
+    """True when a size in the Dynamo graph is a symbol."""
+    cache: tuple[str, ...] = ()
+    """Distinct cache outcomes; information."""
+    normalised: tuple[Normalised, ...] = ()
     layers: tuple[LayerDigest, ...]
 
     def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
         return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
+
+    def num_items(self, layer: Layer) -> int:
+        """Items of that layer, both parts of it; 0 when it was not observed."""
+        return sum(d.num_items for d in self.layers if d.layer == layer)
 
 
 class RankDigest(Frozen):
@@ -243,9 +330,17 @@ class RankDigest(Frozen):
     environment: str
     compiles: tuple[CompileDigest, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()
+    is_cut: bool = False
+    """True when this rank's log ends inside a compile: compiles it lacks were not observed."""
     breaks: tuple[tuple[str, GraphBreak], ...] = ()
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    places: dict[str, int] = {}
+    suspects: tuple[RankRead, ...] = ()
+    """Rank reads and guards with a rank's name, each once."""
+    is_code_seen: bool = False
+    """True when somebody looked for rank reads in the traced code."""
     undeclared_ops: tuple[Item, ...] = ()
     overwritten: tuple[Item, ...] = ()
     """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
@@ -273,6 +368,13 @@ class RankGroup(Frozen):
     ranks: tuple[int, ...]
     item: Item | None = None
     """The first differing item; None when this group has nothing there."""
+    frame_line: UserLine | None = None
+    """The user's line of the compiled frame, for a side whose item has none."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """The user's line of this side: the item's, else the frame's."""
+        return self.item.line if self.item and self.item.line else self.frame_line
 
 
 class Divergence(Frozen):
@@ -286,15 +388,74 @@ class Divergence(Frozen):
     groups: tuple[RankGroup, ...]
     title: str
     """One line: what differs."""
+    cause: Cause = Cause.UNKNOWN
+    guard: str = ""
+    """The guard that failed on the odd ranks, as torch words it."""
+    held: str = ""
+    """The same guard on the ranks where it held, with their value where it is known."""
+    step: int | None = None
+    """Step of the run, None when nobody counted."""
     advice: str = ""
     """What to do about it."""
     consequences: tuple[Layer, ...] = ()
     """Later layers of the same compile that differ too."""
 
     @property
+    def line(self) -> UserLine | None:
+        """The user's line to blame: an item's before a frame's, the odd ranks' before the others'."""
+        groups = self.groups[::-1]
+        items = (g.item.line for g in groups if g.item)
+        return next(filter(None, [*items, *(g.frame_line for g in groups)]), None)
+
+    @property
     def is_red(self) -> bool:
         """True when the gate must fail on it."""
         return self.cls in (DivergenceClass.CONTENT, DivergenceClass.COLLECTIVES)
+
+
+class Grade(StrEnum):
+    """How sure a taint is."""
+
+    CERTAIN = "certain"
+    """Observed to differ, or torch's own read of the rank on a line that was traced; only this may be red."""
+    LIKELY = "likely"
+    """A read of the rank that a trace may have passed by, or on an object nothing identifies."""
+    POSSIBLE = "possible"
+    """Only the name says so."""
+
+
+class Taint(Frozen):
+    """A guard, graph constant or read that depends on the rank, whether or not the graphs agree today."""
+
+    what: Literal["guard", "constant", "read"]
+    kind: TaintKind
+    grade: Grade
+    text: str
+    """One line: the guard, the node or the code."""
+    groups: tuple[RankGroup, ...] = ()
+    """What each group of ranks has there, where that is known."""
+    where: str = ""
+    """Phase and frame it was first seen in."""
+    line: UserLine | None = None
+    reason: str = ""
+    """Why the config's allow-list says it is intended; empty for none."""
+    suggestion: str = ""
+
+
+class RecompileCause(Frozen):
+    """One guard that made ranks compile again: how often, where, and what to do about it."""
+
+    guard: str
+    kind: str
+    count: int
+    """Recompiles over all ranks."""
+    ranks: tuple[int, ...]
+    phases: tuple[str, ...]
+    frame: str
+    values: str = ""
+    """`8 -> 9, 9 -> 10`: what was expected and what came, the first few."""
+    line: UserLine | None = None
+    advice: str
 
 
 class Status(StrEnum):
@@ -319,6 +480,8 @@ class Check(Frozen):
     """The user's line to blame, when one is known."""
     ranks: tuple[int, ...] = ()
     """Ranks to blame; empty for all or none."""
+    cause: Cause = Cause.UNKNOWN
+    """What made it fail, where that is known."""
 
 
 class Verdict(Frozen):
@@ -336,5 +499,8 @@ class Verdict(Frozen):
     divergences: tuple[Divergence, ...] = ()
     timings_ms: dict[str, float] = {}
     """Median ms per forward (or forward and backward) call, by mode."""
+    taints: tuple[Taint, ...] = ()
+    """Everything rank-dependent that was seen, allowed or not."""
+    recompiles: tuple[RecompileCause, ...] = ()
     domains: dict[str, tuple[tuple[int, ...], ...]] = {}
     """Domain -> groups of equal ranks, over all layers."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from tpcompile.evidence.codetext import parse_kernels
 from tpcompile.evidence.collectives import collectives_of, is_library
 from tpcompile.evidence.fxtext import parse_graph
 from tpcompile.evidence.guardtext import parse_guards
+from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.normalise import GroupRoles
-from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, UserLine
+from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, RankRead, UserLine
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -36,6 +37,8 @@ WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
     "dynamo_graph_break_reason", "inductor_output_code", "compilation_metrics",
 }  # fmt: skip
 """Events the parser reads; everything else is dropped at the source."""
+RANK_READS = "tpcompile_rank_reads"
+"""Our own event, for what torch's trace lacks: reads of the rank in traced code."""
 
 _RESERVED = frozenset({
     "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
@@ -58,9 +61,12 @@ class TraceEvent:
     compile_id: str | None
     attempt: int
     phase: str = ""
+    step: int | None = None
 
 
-def event(metadata: Mapping[str, Any], payload: str | None, *, phase: str = "") -> TraceEvent | None:
+def event(
+    metadata: Mapping[str, Any], payload: str | None, *, phase: str = "", step: int | None = None
+) -> TraceEvent | None:
     """One raw record of torch's trace logger -> event, or None for a kind the parser does not read."""
     name = next((key for key in metadata if key not in _RESERVED), "")
     body = metadata.get(name)
@@ -78,22 +84,55 @@ def event(metadata: Mapping[str, Any], payload: str | None, *, phase: str = "") 
         compile_id=compile_id,
         attempt=int(metadata.get("attempt") or 0),
         phase=phase,
+        step=step,
     )
+
+
+TRACED = frozenset({"dynamo_output_graph", "dynamo_graph_break_reason"})
+"""Events at which torch still knows what it traced; a break before the first op leaves no graph."""
+
+
+def rank_reads_event(at: TraceEvent, reads: Iterable[RankRead]) -> TraceEvent:
+    """Reads of the rank in the code behind an output graph, as an event of the same compile and attempt."""
+    payload = json.dumps([read.model_dump(mode="json") for read in reads])
+    return replace(at, name=RANK_READS, metadata={}, payload=payload)
+
+
+@dataclass(frozen=True)
+class TraceLog:
+    """Events of one TORCH_TRACE file, in order."""
+
+    events: tuple[TraceEvent, ...]
+    is_cut: bool
+    """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
+    started: str
+    """Time of the first record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
 
 
 def read_trace_file(path: Path) -> Iterator[TraceEvent]:
     """Events of one TORCH_TRACE file, in order. A last event cut off by a killed process is skipped."""
+    return iter(read_trace_log(path).events)
+
+
+def read_trace_log(path: Path) -> TraceLog:
+    """Read one TORCH_TRACE file, and say whether its end is missing."""
     metadata: dict[str, Any] | None = None
     payload: list[str] = []
+    events: list[TraceEvent] = []
+    started, last = "", "\n"
     with path.open(errors="replace") as file:
-        for line in file:
-            if line.startswith("\t"):
-                payload.append(line[1:])
-            elif match := _LOG_LINE.match(line.rstrip("\n")):
-                yield from _flush(metadata, payload)
+        for last in file:
+            if last.startswith("\t"):
+                payload.append(last[1:])
+            elif match := _LOG_LINE.match(last.rstrip("\n")):
+                events += _flush(metadata, payload)
                 metadata, payload = _metadata(match[1]), []
-    if metadata is not None and _is_whole(metadata, payload):
-        yield from _flush(metadata, payload)
+                started = started or " ".join(last.split()[:2])[1:]
+    is_whole = metadata is None or _is_whole(metadata, payload)
+    if is_whole:
+        events += _flush(metadata, payload)
+    is_cut = not (started and is_whole and last.endswith("\n"))
+    return TraceLog(tuple(events), is_cut=is_cut, started=started)
 
 
 def _metadata(text: str) -> dict[str, Any] | None:
@@ -124,6 +163,8 @@ class _Compile:
     """Events of one compile id, sorted into what a record needs."""
 
     compile_id: str
+    before: _Compile | None = None
+    """The compile before of the same frame."""
     events: list[TraceEvent] = field(default_factory=list)
 
     def last(self, name: str) -> TraceEvent | None:
@@ -134,12 +175,17 @@ class _Compile:
 
 
 def compile_records(
-    events: Iterable[TraceEvent], *, roles: Mapping[str, str], strings: Mapping[int, str] | None = None
+    events: Iterable[TraceEvent],
+    *,
+    roles: Mapping[str, str],
+    strings: Mapping[int, str] | None = None,
+    is_ended: bool = False,
 ) -> tuple[CompileRecord, ...]:
     """Events of one rank, in order -> its compiles, in order of their first event.
 
     `roles` maps process-group names to mesh roles; `strings` is the table of interned file names, for a live
-    source that started to listen after torch had sent some of them.
+    source that started to listen after torch had sent some of them. `is_ended` says that no event will follow:
+    a compile without its last event is marked as cut.
     """
     table = dict(strings or {})
     compiles: list[_Compile] = []
@@ -150,28 +196,34 @@ def compile_records(
             table[int(index)] = str(text)
         elif item.compile_id is not None:
             compile_ = latest.get(item.compile_id)
-            if compile_ is None or (_is_start(item) and compile_.last("dynamo_start")):
+            if compile_ is None or _is_again(item, compile_):
                 # After torch.compiler.reset() compile ids begin again at 0/0.
-                compile_ = latest[item.compile_id] = _Compile(item.compile_id)
+                frame = item.compile_id.rpartition("/")[0]
+                before = next((c for c in reversed(compiles) if c.compile_id.rpartition("/")[0] == frame), None)
+                compile_ = latest[item.compile_id] = _Compile(item.compile_id, before)
                 compiles.append(compile_)
             compile_.events.append(item)
     group_roles = GroupRoles(roles)
-    return tuple(_record(compile_, group_roles, table) for compile_ in compiles)
+    return tuple(_record(compile_, group_roles, table, is_ended=is_ended) for compile_ in compiles)
 
 
-def _is_start(item: TraceEvent) -> bool:
-    return item.name == "dynamo_start" and item.attempt == 0
+def _is_again(item: TraceEvent, before: _Compile) -> bool:
+    """True when a compile id starts over; the reasons of a recompile come before its start."""
+    if item.name == "recompile_reasons":
+        return before.last("compilation_metrics") is not None
+    return item.name == "dynamo_start" and item.attempt == 0 and before.last("dynamo_start") is not None
 
 
-def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str]) -> CompileRecord:
+def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
     stack = _stack(compile_, table)
     graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in _graph_events(compile_))
     files = {line.file for line in stack} | {n.line.file for g in graphs for n in g.nodes if n.line}
     guards = compile_.last("dynamo_cpp_guards_str")
-    start = compile_.last("dynamo_start")
+    start = compile_.last("dynamo_start") or compile_.events[0]
     return CompileRecord(
         compile_id=compile_.compile_id,
-        phase=(start or compile_.events[0]).phase,
+        phase=start.phase,
+        step=start.step,
         function=stack[-1].function if stack else "",
         line=stack[-1] if stack else None,
         stack=stack,
@@ -184,6 +236,10 @@ def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str]) -> 
         recompile_reasons=_recompile_reasons(compile_),
         cache=tuple(e.name for e in compile_.events if e.name in CACHE_EVENTS),
         failure=_failure(compile_),
+        rank_reads=_rank_reads(compile_),
+        limit_reached=_limit_reached(compile_),
+        is_cut=is_ended and compile_.last("compilation_metrics") is None,
+        normalised=normalised((e.name, e.payload) for e in compile_.events),
     )
 
 
@@ -197,7 +253,9 @@ def _graph_events(compile_: _Compile) -> list[TraceEvent]:
 
 def _stack(compile_: _Compile, table: Mapping[int, str]) -> tuple[UserLine, ...]:
     start = compile_.last("dynamo_start")
-    frames = start.metadata["dynamo_start"].get("stack", []) if start else []
+    if start is None:  # a call that exceeded the recompile limit: the frame is that of the compile before
+        return _stack(compile_.before, table) if compile_.before else ()
+    frames = start.metadata["dynamo_start"].get("stack", [])
     return tuple(
         UserLine(
             file=table.get(frame["filename"], "?") if isinstance(frame["filename"], int) else frame["filename"],
@@ -291,10 +349,28 @@ def _recompile_reasons(compile_: _Compile) -> tuple[str, ...]:
     return tuple(normalise.generic(reason) for reason in reasons)
 
 
+def _rank_reads(compile_: _Compile) -> tuple[RankRead, ...] | None:
+    found = compile_.all(RANK_READS)
+    reads = (RankRead.model_validate(read) for e in found for read in json.loads(e.payload))
+    return tuple(dict.fromkeys(reads)) if found else None
+
+
+def _metrics(compile_: _Compile) -> Mapping[str, Any]:
+    found = compile_.last("compilation_metrics")
+    body = found.metadata["compilation_metrics"] if found else {}
+    return body if isinstance(body, Mapping) else {}
+
+
 def _failure(compile_: _Compile) -> str:
-    metrics = compile_.last("compilation_metrics")
-    body = metrics.metadata["compilation_metrics"] if metrics else {}
-    reason = body.get("fail_reason") if isinstance(body, Mapping) else None
+    reason = _metrics(compile_).get("fail_reason")
     lines = [line.strip() for line in str(reason or "").splitlines() if line.strip()]
     # `backend='inductor' raised:` says nothing without the line after it.
     return normalise.generic(" ".join(lines[: 2 if lines[0].endswith(":") else 1])) if lines else ""
+
+
+def _limit_reached(compile_: _Compile) -> bool:
+    """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
+    metrics = _metrics(compile_)
+    return metrics.get("fail_type") == "FailOnRecompileLimitHit" or str(metrics.get("fail_reason") or "").startswith(
+        "Dynamo recompile limit exceeded"
+    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
-from tpcompile.evidence.compare import Allowed, Fetch, compare, equal_groups
+from tpcompile.evidence.compare import Allowed, compare, equal_groups
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.incidental import hidden_check
 from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.recompiles import recompile_causes
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -22,7 +25,9 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
+from tpcompile.evidence.rows import Fetch
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.taint import find_taints, taint_check
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class Rules:
     """Intended differences."""
     preset: str = ""
     modes: tuple[str, ...] = ()
+    taint: Literal["off", "list", "fail"] = "off"
+    """What becomes of rank-dependent guards and constants under equal graphs."""
+    expected_recompiles: tuple[str, ...] = ()
+    """Phases that change something on purpose."""
 
 
 def gate_rules(config: RunConfig) -> Rules:
@@ -54,12 +63,20 @@ def gate_rules(config: RunConfig) -> Rules:
         return [check for mode in config.modes for check in checks.MODES[mode](config, digests, divergences)]
 
     allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
-    return Rules(judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes)
+    return Rules(
+        judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes, taint=config.gate.taint,
+        expected_recompiles=(f"C/{checks.RESIZED}",),
+    )  # fmt: skip
 
 
 def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
     """What can be asked of any program: something was compiled, no breaks, ranks agree, no undeclared op."""
-    return Rules(checks.captured, timeout_s, allowed, preset="captured program")
+    return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
+
+
+def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
+    """What is asked of a program in mid-run: the ranks compiled the same."""
+    return Rules(checks.agreed, timeout_s, allowed, preset="running program")
 
 
 def conclude(
@@ -74,8 +91,11 @@ def conclude(
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
     divergences = compare(digests, fetch, allowed=rules.allowed)
     judged = rules.judge(digests, divergences)
+    taints = find_taints(digests, fetch, allowed=rules.allowed) if rules.taint != "off" else ()
     missing = [_absent_check(rules, a) for a in absent]
-    found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged)]
+    tainted = [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in _taint_modes(rules)]
+    found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged), *tainted]
+    found += hidden_check("C" if "C" in rules.modes else (*rules.modes, "")[0], digests)
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
         exit_code=_exit_code(found, divergences),
@@ -85,6 +105,8 @@ def conclude(
         summary=_summary(rules, digests, found, divergences),
         checks=tuple(found),
         divergences=divergences,
+        taints=taints,
+        recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
         timings_ms=checks.timings(digests),
         domains=equal_groups(digests),
     )
@@ -121,6 +143,13 @@ def replay(run_dir: RunDir) -> Verdict:
     return conclude(
         gate_rules(config), digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems
     )
+
+
+def _taint_modes(rules: Rules) -> tuple[str, ...]:
+    """Mode C is the contract; A and B show what goes wrong."""
+    if rules.taint == "off":
+        return ()
+    return tuple(mode for mode in rules.modes if mode == "C") if rules.modes else ("",)
 
 
 def _absent_check(rules: Rules, absent: Absent) -> Check:
@@ -161,8 +190,7 @@ def _summary(
     # What ended the run, and a break, explain a divergence; a divergence explains every other failure.
     cause = next((c for c in failed if c.name in checks.CAUSES), None)
     if red and cause is None:
-        line = next((g.item.line for g in reversed(red.groups) if g.item and g.item.line), None)
-        return f"rank {' against '.join(ranks_text(g.ranks) for g in red.groups)}: {red.title}" + _at(line)
+        return f"rank {' against '.join(ranks_text(g.ranks) for g in red.groups)}: {red.title}" + _at(red.line)
     first = cause or failed[0]
     who = f"rank {ranks_text(first.ranks)}: " if first.ranks else ""
     return f"{who}{first.name}: {first.observed}{_at(first.line)}"

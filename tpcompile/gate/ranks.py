@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
+from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.verdict import capture_rules
-from tpcompile.gate.exchange import Exchange
 
 _NUMBERS = itertools.count()
 

@@ -22,6 +22,7 @@ from tpcompile import faults, logs
 from tpcompile.capture import CaptureSession
 from tpcompile.config import RunConfig
 from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
+from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
@@ -31,7 +32,6 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.verdict import gate_rules
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
-from tpcompile.gate.exchange import Exchange
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.numerics import Reference, free
 from tpcompile.gate.status import StatusBoard

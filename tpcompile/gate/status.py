@@ -7,6 +7,7 @@ import socket
 
 from rich.console import Console
 
+from tpcompile.dist.liveness import process_state
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
@@ -45,7 +46,7 @@ class StatusBoard:
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is known to be dead; on another host nothing is known."""
         status = self._store.peek(f"status/{rank}")
-        return status is not None and status["host"] == socket.gethostname() and _is_dead(status["pid"])
+        return status is not None and process_state(status["pid"], status["host"]) == "dead"
 
     def _publish(self, state: str, error: str = "") -> None:
         status = RankStatus(
@@ -59,16 +60,3 @@ class StatusBoard:
         )
         self._run_dir.write_status(status)
         self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # A killed child of torchrun stays a zombie until the agent reaps it.
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return False

@@ -9,6 +9,7 @@ from tpcompile.evidence.records import Check, Divergence, Status, UserLine, Verd
 from tpcompile.report.wording import (
     accepted,
     blamed_line,
+    cause_lines,
     failed,
     groups_text,
     headline,
@@ -90,7 +91,8 @@ def _relative(file: str, workspace: Path) -> str:
 
 def _message(divergence: Divergence) -> str:
     groups = [f"{named_ranks(g.ranks)}: {item_text(g.item)}" for g in divergence.groups]
-    return "\n".join([f"layer {divergence.layer.value}, {divergence.where}", *groups, divergence.advice]).rstrip()
+    head = [f"layer {divergence.layer.value}, {divergence.where}", *cause_lines(divergence)]
+    return "\n".join([*head, *groups, divergence.advice]).rstrip()
 
 
 def _check_message(check: Check) -> str:
@@ -115,8 +117,9 @@ def _equal_ranks(verdict: Verdict) -> str:
 
 def _difference(divergence: Divergence) -> str:
     parts = [f"### {divergence.layer.value}: {_cell(divergence.title)}", _cell(divergence.where)]
+    parts += [_cell(line) for line in cause_lines(divergence)]
     for group in divergence.groups:
-        line = group.item.line if group.item else None
+        line = group.line
         source = [str(line), f"    {line.code.strip()}"] if line else []
         parts.append(f"{named_ranks(group.ranks)}\n\n{_fence([item_text(group.item), *source])}")
     return "\n\n".join(part for part in [*parts, _cell(divergence.advice)] if part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
-from tpcompile.report.wording import failed, item_text, mode_title, named_ranks, outcome, plain, red
+from tpcompile.report.wording import cause_lines, failed, item_text, mode_title, named_ranks, outcome, plain, red
 
 
 def render(verdict: Verdict) -> str:
@@ -72,9 +72,9 @@ def _lines(check: Check) -> list[str]:
 
 
 def _difference(divergence: Divergence) -> str:
-    lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where]
+    lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where, *cause_lines(divergence)]
     for group in divergence.groups:
         lines.append(f"{named_ranks(group.ranks)}: {item_text(group.item)}")
-        if group.item and group.item.line:
-            lines += [f"    {group.item.line}", f"    {group.item.line.code.strip()}"]
+        if group.line:
+            lines += [f"    {group.line}", f"    {group.line.code.strip()}"]
     return plain("\n".join(line for line in [*lines, divergence.advice] if line))

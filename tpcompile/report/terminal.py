@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.records import Check, Divergence, Status, UserLine, Verdict
+from tpcompile.report import findings
 from tpcompile.report.wording import (
     accepted,
+    cause_lines,
     failed,
     groups_text,
     headline,
@@ -33,9 +35,9 @@ MAX_GROUPS = 4
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", Status.SKIPPED: "dim"}
 
 
-def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> None:
+def render(verdict: Verdict, console: Console, *, run: Path | None = None, command: str = "gate") -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
-    _line(console, f"tpcompile gate: {headline(verdict)}", "bold")
+    _line(console, f"tpcompile {command}: {headline(verdict)}", "bold")
     for mode in modes(verdict):
         console.print()
         console.print(_table(mode, [c for c in verdict.checks if c.mode == mode]))
@@ -47,12 +49,15 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None) -> No
     divergences = red(verdict)
     for number, divergence in enumerate(divergences, start=1):
         console.print(_panel(divergence, f"difference {number} of {len(divergences)}"))
+    for table in findings.tables(verdict):
+        console.print(table)
+        console.print()
     _accepted(verdict, console)
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     _line(console, f"{outcome(verdict)}: {plain(verdict.summary)}", style)
     if run is not None:
-        command = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
-        console.print(Text(command, style="dim"), soft_wrap=True)
+        replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
+        console.print(Text(replay, style="dim"), soft_wrap=True)
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
@@ -92,11 +97,12 @@ def _failure(check: Check) -> Group:
 def _panel(divergence: Divergence, title: str) -> Panel:
     head = [plain(divergence.title), f"layer {divergence.layer.value}: {divergence.cls.value}", _where(divergence)]
     parts: list[RenderableType] = [Text(line, overflow="fold") for line in head if line]
-    lines = {g.item.line if g.item else None for g in divergence.groups}
+    parts += [Text(line, overflow="fold") for line in cause_lines(divergence)]
+    lines = {g.line for g in divergence.groups}
     for group in divergence.groups[:MAX_GROUPS]:
         parts.append(Text(named_ranks(group.ranks), style="bold"))
         parts.append(_indented(Text(item_text(group.item), style="cyan", overflow="fold")))
-        parts += _source(group.item.line) if group.item and len(lines) > 1 else []
+        parts += _source(group.line) if len(lines) > 1 else []
     hidden = divergence.groups[MAX_GROUPS:]
     if hidden:
         parts.append(Text(f"and {len(hidden)} more groups: {groups_text(g.ranks for g in hidden)}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Item, RankGroup, Status, UserLine, Verdict
 
@@ -38,7 +39,23 @@ def item_text(item: Item | None) -> str:
 
 def blamed_line(divergence: Divergence) -> UserLine | None:
     """The user's line of the smallest group that has one: the odd rank out is the likely culprit."""
-    return next((g.item.line for g in by_size(divergence.groups) if g.item and g.item.line), None)
+    groups = by_size(divergence.groups)
+    items = (g.item.line for g in groups if g.item)
+    return next(filter(None, [*items, *(g.frame_line for g in groups)]), None)
+
+
+def cause_lines(divergence: Divergence) -> list[str]:
+    """Cause, step, and the guard on both sides: what is known of why the ranks differ."""
+    odd = divergence.groups[-1].ranks if divergence.groups else ()
+    usual = [rank for group in divergence.groups[:-1] for rank in group.ranks]
+    lines = [f"cause: {divergence.cause.value}"] if divergence.cause != Cause.UNKNOWN else []
+    if divergence.step is not None:
+        lines.append(f"step {divergence.step}")
+    if divergence.guard:
+        lines.append(f"guard on {named_ranks(odd)}: {plain(divergence.guard)}")
+    if divergence.held:
+        lines.append(f"guard on {named_ranks(usual)}: {plain(divergence.held)}")
+    return lines
 
 
 def by_size(groups: Sequence[RankGroup]) -> list[RankGroup]:

@@ -1,0 +1,267 @@
+"""What ranks differ in -> the cause that is named, each with its advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.evidence.samples import (
+    between,
+    broken,
+    call,
+    collective,
+    compiled,
+    graph,
+    guard,
+    kernel,
+    lowered,
+    only,
+    reduce,
+    tensor,
+)
+from tpcompile.evidence.causes import ADVICE, Cause
+from tpcompile.evidence.records import CompileRecord, DivergenceClass, Node
+
+FUNCTIONAL = "torch.ops._c10d_functional."
+
+
+def test_every_cause_has_one_paragraph_of_advice() -> None:
+    assert set(ADVICE) == set(Cause)
+    assert not [cause for cause in Cause if "\n" in cause.advice or not cause.advice.endswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"shape": "[4, 9]", "stride": "[9, 1]"}, Cause.SHAPE),
+        ({"stride": "[1, 4]"}, Cause.STRIDE),
+        ({"dtype": "bfloat16"}, Cause.DTYPE),
+        ({"requires_grad": True}, Cause.REQUIRES_GRAD),
+        ({"device": "device(type='cuda')"}, Cause.DISPATCH_KEY),
+        ({"dynamic": '{"0": 1}'}, Cause.AUTOMATIC_DYNAMIC),
+    ],
+)
+def test_the_property_of_an_input_that_differs_is_the_cause(change: dict[str, object], cause: Cause) -> None:
+    found = only(compiled(), compiled(inputs=(tensor(**change),)))
+    assert (found.cause, found.advice) == (cause, cause.advice)
+
+
+def test_a_size_that_is_a_symbol_on_one_rank_only_is_automatic_dynamic() -> None:
+    symbolic = Node(scope="", op="placeholder", target="L_x_", value="f32[s#0, 8][8, 1]cpu")
+    static = graph(call("mul", "%0", "2"), reduce("%1"))
+    dynamic = static.model_copy(update={"nodes": (symbolic, *static.nodes[1:])})
+    found = only(compiled(), compiled(inputs=(tensor(shape="[5, 8]"),), graphs=(dynamic,)))
+    assert found.cause == Cause.AUTOMATIC_DYNAMIC
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "cause"),
+    [
+        (call("mul", "%0", "1"), call("mul", "%0", "2"), Cause.RANK_CONSTANT),
+        (call("mul", "%0", "2"), call("torch.relu", "%0"), Cause.RANK_BRANCH),
+        (call("mul", "%0", "2"), call("mul", "%0", "2", value="f64[4, 8][8, 1]cpu"), Cause.DTYPE),
+        (call("mul", "%0", "2"), call("mul", "%0", "2", value="f32[4, 8][1, 4]cpu"), Cause.STRIDE),
+    ],
+)
+def test_a_node_that_differs_tells_constant_branch_and_metadata_apart(ours: Node, theirs: Node, cause: Cause) -> None:
+    assert only(compiled(ours, reduce("%1")), compiled(theirs, reduce("%1"))).cause == cause
+
+
+def test_a_constant_behind_a_guard_names_the_guard_on_both_sides() -> None:
+    one = compiled(call("mul", "%0", "1"), reduce("%1"), guards=(guard(says="== 1"),))
+    two = compiled(call("mul", "%0", "2"), reduce("%1"), guards=(guard(says="== 2"),))
+    found = only(one, two)
+    assert found.cause == Cause.RANK_CONSTANT
+    assert (found.guard, found.held) == (
+        "EQUALS_MATCH: L['self'].scale == 2", "EQUALS_MATCH: L['self'].scale == 1",
+    )  # fmt: skip
+
+
+def test_a_constant_without_a_guard_names_none() -> None:
+    found = only(compiled(call("mul", "%0", "1"), reduce("%1")), compiled(call("mul", "%0", "2"), reduce("%1")))
+    assert (found.cause, found.guard, found.held) == (Cause.RANK_CONSTANT, "", "")
+
+
+def test_break_and_failure_blame_the_rank_that_has_them() -> None:
+    for change, cause in (({"breaks": (broken(),)}, Cause.GRAPH_BREAK), ({"failure": "boom"}, Cause.COMPILE_FAILED)):
+        found = only(compiled(**change), compiled())
+        assert (found.cause, found.groups[-1].ranks) == (cause, (0,))
+        assert all(group.line for group in found.groups)
+
+
+def test_what_follows_a_graph_break_is_not_a_second_finding() -> None:
+    resumed = compiled(function="torch_dynamo_resume_in_forward_at_4", compile_id="1/0")
+    assert only([compiled(breaks=(broken(),)), resumed], compiled()).cause == Cause.GRAPH_BREAK
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"reduce_op": "max"}, Cause.REDUCE_OP),
+        ({"group": "dp"}, Cause.GROUP),
+        ({"dtype": "bf16"}, Cause.COLLECTIVE_SIZES),
+        ({"shape": "[4, 16]"}, Cause.COLLECTIVE_SIZES),
+        ({"waited": False}, Cause.UNWAITED),
+        ({"op": "all_gather_into_tensor"}, Cause.EXTRA_COLLECTIVE),
+    ],
+)
+def test_the_field_of_a_collective_that_differs_is_the_cause(
+    phase: str, change: dict[str, object], cause: Cause
+) -> None:
+    found = only(
+        compiled(collectives=(collective(phase=phase),)), compiled(collectives=(collective(phase=phase, **change),))
+    )
+    assert (found.cause, found.cls) == (cause, DivergenceClass.COLLECTIVES)
+
+
+@pytest.mark.parametrize(("phase", "cause"), [("forward", Cause.ORDER_FORWARD), ("backward", Cause.ORDER_BACKWARD)])
+def test_the_same_collectives_in_another_order_are_an_order(phase: str, cause: Cause) -> None:
+    one, two = collective(phase=phase), collective(phase=phase, reduce_op="max")
+    assert only(compiled(collectives=(one, two)), compiled(collectives=(two, one))).cause == cause
+
+
+def test_an_extra_collective_is_named_before_the_branch_that_holds_it() -> None:
+    more = compiled(
+        call("mul", "%0", "2"), call("torch.relu", "%1"), reduce("%2"), reduce("%3", at=9),
+        collectives=(collective(), collective()),
+    )  # fmt: skip
+    found = only(compiled(), more)
+    assert (found.cause, found.cls) == (Cause.EXTRA_COLLECTIVE, DivergenceClass.COLLECTIVES)
+
+
+def test_other_split_sizes_are_a_hang_although_the_shape_is_equal() -> None:
+    def split(sizes: str) -> CompileRecord:
+        return compiled(call(FUNCTIONAL + "all_to_all_single", "%0", sizes, "[4, 4]", "group:tp"), collectives=())
+
+    found = only(split("[4, 4]"), split("[2, 6]"))
+    assert (found.cause, found.cls) == (Cause.COLLECTIVE_SIZES, DivergenceClass.COLLECTIVES)
+
+
+def test_a_result_that_one_rank_drops_is_content_and_named() -> None:
+    def reads(operand: str, *, used: bool) -> CompileRecord:
+        return compiled(reduce("%0"), call("mul", operand, "2"), collectives=(collective(used=used),))
+
+    found = only(reads("%1", used=True), reads("%0", used=False))
+    assert (found.cause, found.cls) == (Cause.UNUSED_RESULT, DivergenceClass.CONTENT)
+
+
+KEYS = "check_tensor(L['x'], Tensor, DispatchKeySet({}), torch.float32, requires_grad={}, size=[4], stride=[1])"
+
+
+@pytest.mark.parametrize(
+    ("type_", "ours", "theirs", "cause"),
+    [
+        ("EQUALS_MATCH", "== 1", "== 2", Cause.GUARD_ONLY),
+        ("TENSOR_MATCH", KEYS.format("CPU, AutogradCPU", False), KEYS.format("CPU", False), Cause.DISPATCH_KEY),
+        ("TENSOR_MATCH", KEYS.format("CPU", False), KEYS.format("CPU", True), Cause.REQUIRES_GRAD),
+        ("TYPE_MATCH", "<class 'torch.Tensor'>", "<class 'AsyncCollectiveTensor'>", Cause.TENSOR_SUBCLASS),
+        ("GLOBAL_STATE", 'against {"grad_mode":true}', 'against {"grad_mode":false}', Cause.REQUIRES_GRAD),
+        ("GLOBAL_STATE", 'against {"default_dtype":6}', 'against {"default_dtype":7}', Cause.DTYPE),
+    ],
+)
+def test_a_guard_that_differs_under_equal_graphs(type_: str, ours: str, theirs: str, cause: Cause) -> None:
+    one, two = (compiled(guards=(guard(type_, "L['x']", says),)) for says in (ours, theirs))
+    found = only(one, two)
+    assert (found.cause, found.cls) == (cause, DivergenceClass.CONTENT)
+    assert ours in found.held and theirs in found.guard
+
+
+def test_another_number_of_saved_tensors_is_the_partitioner() -> None:
+    def saves(*outputs: str) -> CompileRecord:
+        found = graph(call("torch.ops.aten.mul.Tensor", "%0", "2"), kind="forward")
+        out = found.nodes[-1].model_copy(update={"args": (f"({', '.join(outputs)},)",)})
+        dynamo = graph(call("mul", "%0", "2"), reduce("%1"))
+        return compiled(graphs=(dynamo, found.model_copy(update={"nodes": (*found.nodes[:-1], out)})))
+
+    assert only(saves("%1"), saves("%1", "%0")).cause == Cause.PARTITIONER
+
+
+def test_another_lowered_op_is_a_compiler_pass() -> None:
+    ops = [lowered(call(f"torch.ops.aten.{name}.default", "%0")) for name in ("relu", "gelu")]
+    assert only(*ops).cause == Cause.COMPILER_PASS
+
+
+def test_another_matmul_in_the_generated_code_is_autotuning() -> None:
+    codes = ("extern_kernels.mm(buf0, buf1, out=buf2)", "triton_tem_fused_mm_0.run(buf0, buf1, buf2)")
+    assert only(*(lowered(kernels=(kernel(code, name="call"),)) for code in codes)).cause == Cause.AUTOTUNE
+
+
+def test_generated_code_that_swaps_collectives_is_a_hang_by_a_compiler_pass() -> None:
+    calls = [f"{FUNCTIONAL}all_reduce_.default(buf{n}, '{op}', 'group:tp')" for n, op in enumerate(("sum", "max"))]
+    found = only(*(lowered(kernels=(kernel("\n".join(c), name="call"),)) for c in (calls, calls[::-1])))
+    assert (found.cause, found.cls) == (Cause.COMPILER_PASS, DivergenceClass.COLLECTIVES)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "held"),
+    [
+        ("tensor 'x' size mismatch at index 0. expected 4, actual 8", Cause.SHAPE, "size[0] of 'x' is 4"),
+        ("tensor 'x' stride mismatch at index 0. expected 8, actual 1", Cause.STRIDE, "stride[0] of 'x' is 8"),
+        ("tensor 'x' dtype mismatch. expected Float, actual Double", Cause.DTYPE, "dtype of 'x' is Float"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=0",
+         Cause.REQUIRES_GRAD, "requires_grad of 'x' is 0"),
+        ("GLOBAL_STATE changed: grad_mode ", Cause.REQUIRES_GRAD, "grad_mode is as it was at the first compile"),
+        ("GLOBAL_STATE changed: autocast(cpu)_enabled ", Cause.DTYPE, ""),
+        ("tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU), actual DispatchKeySet(CPU, Python)",
+         Cause.DISPATCH_KEY, "dispatch keys of 'x' is DispatchKeySet(CPU)"),
+        ("expected type of 'x' to be a tensor type, ' but found <class 'torch.distributed._functional_collectives"
+         ".AsyncCollectiveTensor'>", Cause.TENSOR_SUBCLASS, ""),
+        ("self.scale == 1", Cause.PYTHON_VALUE, "self.scale == 1"),
+        ("G['scale'] == 1", Cause.PYTHON_VALUE, "G['scale'] == 1"),
+    ],
+)  # fmt: skip
+def test_a_one_rank_recompile_is_classified_by_the_guard_that_failed(reason: str, cause: Cause, held: str) -> None:
+    again = compiled(compile_id="0/1", recompile_reasons=(f"0/0: {reason}",), guards=(guard(says="== 2"),), step=7)
+    found = next(d for d in between([compiled(), again], compiled()) if d.is_red)
+    assert (found.cause, found.cls, found.step) == (cause, DivergenceClass.CONTENT, 7)
+    assert found.guard == reason.strip() and found.held.startswith(held)
+    assert [g.ranks for g in found.groups] == [(1,), (0,)] and all(g.line for g in found.groups)
+
+
+def test_a_one_rank_recompile_that_became_dynamic_is_automatic_dynamic() -> None:
+    reason = "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 8"
+    node = Node(scope="", op="placeholder", target="L_x_", value="f32[s#0, 8][8, 1]cpu")
+    dynamic = graph(call("mul", "%0", "2")).model_copy(update={"nodes": (node,)})
+    again = compiled(compile_id="0/1", recompile_reasons=(reason,), graphs=(dynamic,))
+    assert between([compiled(), again], compiled())[0].cause == Cause.AUTOMATIC_DYNAMIC
+
+
+def test_a_one_rank_recompile_shows_the_guarded_value_of_both_sides() -> None:
+    reason = "0/0: self.scale == 1  # y = x * self.scale  # model.py:3 in forward"
+    again = compiled(compile_id="0/1", recompile_reasons=(reason,), guards=(guard(source="self.scale", says="== 2"),))
+    found = between(
+        [compiled(guards=(guard(source="self.scale"),)), again], compiled(guards=(guard(source="self.scale"),))
+    )[0]
+    assert [g.item.text.rpartition(" == ")[2] if g.item else None for g in found.groups] == ["1", "2"]
+
+
+def test_a_one_rank_recompile_with_other_collectives_is_a_hang() -> None:
+    again = compiled(
+        compile_id="0/1", recompile_reasons=("0/0: self.scale == 1",), guards=(guard(says="== 2"),),
+        collectives=(collective(), collective()),
+    )  # fmt: skip
+    assert between([compiled(), again], compiled())[0].cls == DivergenceClass.COLLECTIVES
+
+
+def test_a_rank_that_exceeds_the_recompile_limit_is_named_with_the_last_reason() -> None:
+    gave_up = CompileRecord(
+        compile_id="0/1", phase="C/first", function="forward", line=compiled().line, limit_reached=True,
+        failure="Dynamo recompile limit exceeded", recompile_reasons=("0/0: self.scale == 1",),
+    )  # fmt: skip
+    found = between([compiled(), gave_up], compiled())[0]
+    assert (found.cause, found.guard, found.groups[-1].ranks) == (Cause.RECOMPILE_LIMIT, "self.scale == 1", (0,))
+
+
+def test_a_rank_that_compiled_nothing_is_the_one_to_blame() -> None:
+    found = only(compiled(), ())
+    assert (found.cause, found.groups[-1].ranks) == (Cause.COMPILE_DISABLED, (1,))
+
+
+def test_an_extra_frame_on_one_rank_blames_the_rank_that_has_it() -> None:
+    found = only([compiled(), compiled(function="extra", compile_id="1/0")], compiled())
+    assert (found.cause, found.groups[-1].ranks) == (Cause.EXTRA_COMPILE, (0,))
+
+
+def test_a_cache_that_one_rank_hits_is_information() -> None:
+    found = only(compiled(cache=("fx_graph_cache_hit",)), compiled(cache=("fx_graph_cache_miss",)))
+    assert (found.cause, found.cls, found.is_red) == (Cause.CACHE_SPLIT, DivergenceClass.LABEL, False)

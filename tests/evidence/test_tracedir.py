@@ -1,0 +1,157 @@
+"""TORCH_TRACE files of jobs that know nothing of this package -> cause, ranks and the user's line, or green."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence import checks
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
+from tpcompile.evidence.tracedir import NEWEST, WHOLE, diagnose
+
+JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
+LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"
+
+
+def check(verdict: Verdict, name: str) -> Check:
+    """The check of that name."""
+    return next(c for c in verdict.checks if c.name == name)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A copy of the stride job, to damage."""
+    return Path(shutil.copytree(JOBS / "stride", tmp_path / "job"))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "cls", "odd", "code"),
+    [
+        ("stride", Cause.STRIDE, DivergenceClass.CONTENT, (1,), "def healthy"),
+        (
+            "reduce_op",
+            Cause.REDUCE_OP,
+            DivergenceClass.COLLECTIVES,
+            (1,),
+            "return funcol.wait_tensor(funcol.all_reduce",
+        ),
+        ("order", Cause.ORDER_FORWARD, DivergenceClass.COLLECTIVES, (1,), "works = [funcol.all_reduce"),
+        ("graph_break", Cause.GRAPH_BREAK, DivergenceClass.COLLECTIVES, (0,), 'print("step")'),
+        ("limit", Cause.RECOMPILE_LIMIT, DivergenceClass.CONTENT, (1,), "return reduced(x * self.count)"),
+    ],
+)
+def test_the_fault_of_a_recorded_job_is_named(
+    name: str, cause: Cause, cls: DivergenceClass, odd: tuple[int, ...], code: str
+) -> None:
+    verdict = diagnose([JOBS / name])
+    assert verdict.exit_code == 1
+    (found,) = [d for d in verdict.divergences if d.is_red]
+    assert (found.cause, found.cls, found.groups[-1].ranks) == (cause, cls, odd)
+    assert found.advice.startswith(cause.advice)
+    assert found.line is not None and found.line.file == "/app/tests/data/record_jobs.py"
+    assert all(group.line is not None for group in found.groups)
+    if not code.startswith("def "):  # torch prints no code for the head of a frame
+        assert found.line.code.startswith(code)
+
+
+def test_a_one_rank_recompile_names_the_guard_and_what_both_sides_have() -> None:
+    (found,) = diagnose([JOBS / "stride"]).divergences
+    assert found.guard == "tensor 'x' stride mismatch at index 0. expected 4, actual 1"
+    assert found.held == "stride[0] of 'x' is 4"
+    shown = [group.item.text for group in found.groups if group.item]
+    assert ["stride=[4, 1]" in shown[0], "stride=[1, 4]" in shown[1]] == [True, True]
+
+
+def test_the_recompile_limit_names_the_last_reason_and_where_it_held() -> None:
+    (found,) = diagnose([JOBS / "limit"]).divergences
+    assert (found.guard, found.held) == ("self.count == 0", "self.count == 0")
+    assert "runs eager" in found.title and found.where.endswith("forward data/record_jobs.py:94")
+
+
+@pytest.mark.parametrize(("name", "causes"), [("cold_shared", []), ("warm_cold", [Cause.CACHE_SPLIT])])
+def test_a_healthy_job_is_green_whatever_its_cache_held(name: str, causes: list[Cause]) -> None:
+    verdict = diagnose([JOBS / name])
+    assert (verdict.exit_code, [d.cause for d in verdict.divergences]) == (0, causes)
+
+
+def test_normalised_text_is_counted_and_listed() -> None:
+    found = check(diagnose([JOBS / "cold_shared"]), "text that differs by nature")
+    assert found.status == Status.INFO and "object ids in" in found.observed and "guards" in found.observed
+
+
+def test_one_folder_per_rank_is_the_same_as_one_folder(job: Path) -> None:
+    for rank in (0, 1):
+        (job / str(rank)).mkdir()
+        (job / LOG.format(rank)).rename(job / str(rank) / LOG.format(rank))
+    assert diagnose([job / "0", job / "1"]) == diagnose([JOBS / "stride"])
+
+
+def test_the_environment_is_not_observed_and_not_called_equal() -> None:
+    found = check(diagnose([JOBS / "cold_shared"]), f"environment {checks.AGREE}")
+    assert (found.status, found.observed) == (Status.SKIPPED, "not observed")
+
+
+def test_ranks_without_a_log_are_named(job: Path) -> None:
+    (job / LOG.format(1)).rename(job / LOG.format(2))
+    verdict = diagnose([job], world_size=4)
+    found = check(verdict, checks.REPORTED)
+    assert (verdict.exit_code, found.ranks) == (1, (1, 3))
+    assert "rank 1,3 left no log" in verdict.summary
+
+
+def test_a_gap_between_ranks_is_a_missing_rank_without_being_told_the_world_size(job: Path) -> None:
+    (job / LOG.format(1)).rename(job / LOG.format(3))
+    assert check(diagnose([job]), checks.REPORTED).ranks == (1, 2)
+
+
+def test_of_a_restarted_rank_the_newest_log_counts_and_is_named(job: Path) -> None:
+    old = (job / LOG.format(1)).read_text().replace("V1121 ", "V0101 ")
+    (job / "dedicated_log_torch_trace_rank_1_before.log").write_text(old)
+    found = check(diagnose([job]), NEWEST)
+    assert (found.status, found.ranks) == (Status.INFO, (1,))
+    assert found.details == (f"rank 1: {LOG.format(1)}, not dedicated_log_torch_trace_rank_1_before.log",)
+
+
+def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path) -> None:
+    text = (job / LOG.format(0)).read_text()
+    (job / LOG.format(0)).write_text(text[:-20])  # rank 0 dies in its last record
+    verdict = diagnose([job])
+    assert (verdict.exit_code, verdict.divergences) == (0, ())
+    assert check(verdict, WHOLE).ranks == (0,)
+
+
+def test_a_log_cut_anywhere_never_adds_a_difference(job: Path) -> None:
+    text = (JOBS / "cold_shared" / LOG.format(1)).read_text()
+    (job / LOG.format(0)).write_text((JOBS / "cold_shared" / LOG.format(0)).read_text())
+    for place in range(0, len(text), len(text) // 40):
+        (job / LOG.format(1)).write_text(text[:place])
+        verdict = diagnose([job])
+        assert [d for d in verdict.divergences if d.is_red] == [], place
+
+
+def test_logs_without_any_compile_end_with_5(job: Path) -> None:
+    for rank in (0, 1):
+        (job / LOG.format(rank)).write_text("")
+    assert diagnose([job]).exit_code == 5
+
+
+def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
+    (job / LOG.format(1)).unlink()
+    with pytest.raises(ConfigError, match=r"found only that of rank 0.*TORCH_TRACE=DIR"):
+        diagnose([job])
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no directory at"):
+        diagnose([tmp_path / "nope"])
+
+
+def test_the_recorded_files_are_small_and_know_no_machine() -> None:
+    texts = [path.read_text() for path in JOBS.rglob("*.log")]
+    assert sum(map(len, texts)) < 300_000
+    root = str(JOBS.parent.parent.parent.parent)
+    assert not [word for text in texts for word in ("/root", "/home", ".venv", root) if word in text]

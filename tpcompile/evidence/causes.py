@@ -1,0 +1,223 @@
+"""Cause of a difference between ranks -> its name and what to do about it: the one home of both."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """What made the ranks differ, as a phrase that reads well after "cause:"."""
+
+    # What one rank traced.
+    RANK_BRANCH = "rank-dependent branch"
+    RANK_CONSTANT = "rank-dependent constant folded without a guard"
+    GRAPH_BREAK = "graph break on one rank"
+    COMPILE_DISABLED = "one rank runs the region without compiling"
+    COMPILE_FAILED = "compile failed on one rank"
+    EXTRA_COMPILE = "code that only one rank calls was compiled there"
+    RECOMPILE_LIMIT = "recompile limit reached, one rank runs eager"
+    # What went into the compiled region.
+    SHAPE = "input shape differs"
+    STRIDE = "input stride differs"
+    DTYPE = "input dtype differs"
+    REQUIRES_GRAD = "requires_grad or grad mode differs"
+    DISPATCH_KEY = "tensor dispatch keys or inference mode differ"
+    TENSOR_SUBCLASS = "tensor subclass differs"
+    AUTOMATIC_DYNAMIC = "automatic dynamic shapes decided per rank"
+    PYTHON_VALUE = "guard on a Python value failed on one rank"
+    GUARD_ONLY = "guards differ, the graphs do not"
+    # What the compiler made of it.
+    AUTOTUNE = "autotuning chose per rank"
+    PARTITIONER = "partitioner chose per rank"
+    COMPILER_PASS = "compiler pass or lowering differs"
+    # Collectives.
+    REDUCE_OP = "reduce op differs"
+    GROUP = "process group differs"
+    ORDER_FORWARD = "order of collectives differs in the forward"
+    ORDER_BACKWARD = "order of collectives differs in the backward"
+    EXTRA_COLLECTIVE = "extra or missing collective"
+    COLLECTIVE_SIZES = "shape, dtype or split sizes of a collective differ"
+    UNWAITED = "collective is not waited for"
+    UNUSED_RESULT = "result of a collective is dropped"
+    STUCK_COLLECTIVE = "stuck in a collective outside compiled code"
+    # Around the program.
+    ENVIRONMENT = "environment differs"
+    INPUT_VALUES = "input values differ"
+    WEIGHTS = "weights differ"
+    KILLED = "rank was killed"
+    NEVER_ARRIVED = "rank never arrived"
+    RAISED = "rank raised"
+    STOPPED_RESPONDING = "rank stopped responding"
+    # Listed and green.
+    CACHE_SPLIT = "compile cache hit on some ranks, miss on others"
+    COMPILE_SKEW = "ranks compile at different times"
+    COMPILE_ORDER = "ranks compiled in another order"
+    RANK_PARAMETRIC = "lowered constants address this rank's shard"
+    UNKNOWN = "unknown"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it, one paragraph."""
+        return ADVICE[self]
+
+
+ADVICE: dict[Cause, str] = {
+    Cause.RANK_BRANCH: (
+        "Python control flow in the compiled region took another branch on one rank. Move rank-dependent work "
+        "(logging, checks, saving) out of the region, or make both branches the same ops on tensor data "
+        "(`torch.where` with a buffer)."
+    ),
+    Cause.RANK_CONSTANT: (
+        "Same ops, another constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
+        "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered buffer."
+    ),
+    Cause.GRAPH_BREAK: (
+        "One rank breaks its graph here: remove the break (print, logging, `.item()`) or do it on all ranks. "
+        "`fullgraph=True` turns the next one into an error."
+    ),
+    Cause.COMPILE_DISABLED: (
+        "One part of the ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "
+        "`torch._dynamo.config.suppress_errors`, or an `if rank == 0` around `torch.compile` there."
+    ),
+    Cause.COMPILE_FAILED: (
+        "The compiler raised on one rank, the others go on and wait for it. Read the error on that rank; a compiler, "
+        "a cache or a disk that only this machine lacks is the usual reason."
+    ),
+    Cause.EXTRA_COMPILE: (
+        "One part of the ranks compiled code the others never asked for. Look at what decides whether this line is "
+        "reached; move rank-dependent work (logging, checks) out of the compiled region, or call it on all ranks."
+    ),
+    Cause.RECOMPILE_LIMIT: (
+        "This rank recompiled so often that torch gave up on the function and runs it eager, with one warning on that "
+        "rank only. Make the guarded value stable (mark it dynamic, pass it as a tensor), or raise "
+        "torch._dynamo.config.recompile_limit on all ranks; `fullgraph=True` turns it into an error."
+    ),
+    Cause.SHAPE: (
+        "This rank was fed another shape. Pad to one shape on all ranks, or mark the dimension dynamic on all of them "
+        "(`torch._dynamo.mark_dynamic`) before the first call."
+    ),
+    Cause.STRIDE: (
+        "This rank was fed the same shape with another memory layout (a transpose, a slice, a padded buffer). Call "
+        "`.contiguous()` before the compiled region on all ranks."
+    ),
+    Cause.DTYPE: "This rank was fed another dtype. Cast before the compiled region, or use one autocast everywhere.",
+    Cause.REQUIRES_GRAD: (
+        "requires_grad or the grad mode is not the same on all ranks. Freeze the same parameters everywhere and enter "
+        "`torch.no_grad()` on all ranks or on none."
+    ),
+    Cause.DISPATCH_KEY: (
+        "The tensor carries other dispatch keys on one rank: made under inference mode, a functorch transform or "
+        "another autocast. Create it in the same mode on all ranks; clone it outside `torch.inference_mode()` where "
+        "that is not possible."
+    ),
+    Cause.TENSOR_SUBCLASS: (
+        "One rank was fed another tensor class, e.g. an AsyncCollectiveTensor nobody waited for yet, or a DTensor. "
+        "Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
+    ),
+    Cause.AUTOMATIC_DYNAMIC: (
+        "Torch made a size dynamic on the ranks that saw it change, and static on the others. Mark it dynamic on "
+        "all ranks before the first call, pad to one size, or pass dynamic=False / dynamic=True to torch.compile."
+    ),
+    Cause.PYTHON_VALUE: (
+        "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) changed "
+        "on one rank, and that rank compiled again. Make the value equal on all ranks, keep it in a tensor, or stop "
+        "reading it in the compiled region."
+    ),
+    Cause.GUARD_ONLY: (
+        "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "
+        "all ranks, or stop reading it in the compiled region; an intended difference goes to gate.allow."
+    ),
+    Cause.AUTOTUNE: (
+        "Each rank timed the candidates by itself and they chose differently. Pin the choice: one shared warm cache, "
+        "the same max_autotune settings, no per-rank autotuning. Inductor also times whether padding a matmul makes it "
+        "faster: make sizes multiples of 8, or set torch._inductor.config.shape_padding = False."
+    ),
+    Cause.PARTITIONER: (
+        "Forward and backward were cut at another place, so the ranks save other activations and may recompute other "
+        "ops, collectives among them. Set the same activation memory budget and the same partitioner everywhere."
+    ),
+    Cause.COMPILER_PASS: (
+        "The programs agree, but they were lowered differently: look for a compiler pass, a compiler setting, a cache "
+        "or a custom op that depends on the rank."
+    ),
+    Cause.REDUCE_OP: (
+        "The ranks reduce with different ops. No backend checks that: the numbers are silently wrong. Use the same "
+        "reduce op on every rank."
+    ),
+    Cause.GROUP: (
+        "The ranks issue this collective in different process groups and will wait for each other. Create the groups "
+        "in the same order on all ranks and take them from one DeviceMesh."
+    ),
+    Cause.ORDER_FORWARD: (
+        "The ranks issue the same collectives in another order and will wait for each other. Issue them in one order; "
+        "nothing that is iterated here (a dict, a set, the order in which shards arrive) may depend on the rank."
+    ),
+    Cause.ORDER_BACKWARD: (
+        "The backward issues the same collectives in another order on one rank. Autograd follows the forward and the "
+        "compiler may reorder: use the same forward on all ranks and the same reordering passes (bucketing, overlap)."
+    ),
+    Cause.EXTRA_COLLECTIVE: (
+        "One part of the ranks issues a collective the others never join: they hang, or it meets the wrong partner. "
+        "Issue the same collectives in the same order on every rank; put no collective under a rank-local condition."
+    ),
+    Cause.COLLECTIVE_SIZES: (
+        "The ranks bring different shapes, dtypes or split sizes to one collective. Exchange the sizes first, pad, or "
+        "use the variant with explicit split sizes on all ranks."
+    ),
+    Cause.UNWAITED: (
+        "The result of a collective is read before it is there. Call `wait_tensor` on it on every rank, or use a "
+        "collective that waits."
+    ),
+    Cause.UNUSED_RESULT: (
+        "A functional collective returns its result and leaves its input alone; here the result is dropped. Use the "
+        "returned tensor, or delete the call on all ranks."
+    ),
+    Cause.STUCK_COLLECTIVE: (
+        "A rank waits in a collective that no compiled graph holds. Look at the stack of that rank and at what decides "
+        "whether the others reach the same call."
+    ),
+    Cause.ENVIRONMENT: (
+        "Make the environment equal on all ranks before compiling: same image, versions, variables, compiler settings."
+    ),
+    Cause.INPUT_VALUES: (
+        "Tensors that should be equal on these ranks hold other values. Broadcast the batch, or seed the data loader "
+        "and the dropout the same on all ranks of the group."
+    ),
+    Cause.WEIGHTS: (
+        "Replicated weights are not equal any more. Broadcast them from one rank, and check which gradient is not "
+        "reduced over this group."
+    ),
+    Cause.KILLED: (
+        "The process was ended from outside. Look for the out-of-memory killer, a preempted node or a launcher that "
+        "gave up; the other ranks only waited for it."
+    ),
+    Cause.NEVER_ARRIVED: (
+        "This rank never reached the point where the others wait. Look at its last log line: start-up, a barrier or an "
+        "early return on this rank only."
+    ),
+    Cause.RAISED: "Read the exception of this rank; the other ranks only wait for it.",
+    Cause.STOPPED_RESPONDING: (
+        "The process lives but does nothing: a lock, a debugger, a stuck file system or a GPU fault. Take its stack "
+        "(py-spy dump --pid) before it is killed."
+    ),
+    Cause.CACHE_SPLIT: (
+        "Some ranks loaded their code from a compile cache, others compiled it; the content is equal. Harmless by "
+        "itself, but the ranks arrive at the first collective minutes apart: warm the cache on all ranks, or raise the "
+        "timeout of the process group over the first step."
+    ),
+    Cause.COMPILE_SKEW: (
+        "The ranks reach the first collective at other times. Harmless while the skew stays below the timeout of the "
+        "process group; share a warm cache, or raise the timeout over the first step."
+    ),
+    Cause.COMPILE_ORDER: (
+        "Equal programs under other labels; harmless, unless your code depends on the order of compiles."
+    ),
+    Cause.RANK_PARAMETRIC: (
+        "Equal programs whose lowering addresses this rank's shard (a bound, an offset, an index that is affine in the "
+        "mesh coordinate). Expected for DTensor; nothing to do."
+    ),
+    Cause.UNKNOWN: (
+        "The ranks traced different programs. A value that depends on the rank reached the compiled region: keep it in "
+        "a tensor (a buffer), or move it out of the region."
+    ),
+}

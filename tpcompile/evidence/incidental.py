@@ -1,0 +1,78 @@
+"""Raw text of one compile -> what was normalised in it, counted and hashed: hidden from digests, not from people."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tpcompile.evidence.align import align
+from tpcompile.evidence.records import Check, Layer, Normalised, RankDigest, Status
+
+OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
+
+_KINDS = {
+    OBJECT_IDS: re.compile(r"(?<!\d)\d{12,}(?!\d)|\b0x[0-9a-fA-F]{5,}\b"),
+    DEVICE_INDICES: re.compile(r"\b(?:cuda|xpu|hip|mtia|npu):\d+|\b(?:index|device)=\d+"),
+    GROUP_NAMES: re.compile(
+        r"(?:group_name|pg_name)\S* == '[^']*'|torch\.ops\.\w*c10d_functional\w*\.\w+[^\n]*'[^'\n]*'"
+    ),
+}
+_LAYERS = {
+    "dynamo_cpp_guards_str": Layer.GUARDS,
+    "dynamo_output_graph": Layer.GRAPH,
+    "aot_forward_graph": Layer.LOWERED,
+    "aot_inference_graph": Layer.LOWERED,
+    "aot_backward_graph": Layer.LOWERED,
+    "inductor_output_code": Layer.KERNELS,
+}
+
+
+def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
+    """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
+    texts: dict[Layer, list[str]] = {}
+    for name, payload in payloads:
+        if name in _LAYERS:
+            texts.setdefault(_LAYERS[name], []).append(payload)
+    return tuple(
+        Normalised(
+            kind=kind, layer=layer, num_items=len(found), sha256=hashlib.sha256(repr(found).encode()).hexdigest()
+        )
+        for layer, parts in texts.items()
+        for kind, pattern in _KINDS.items()
+        if (found := pattern.findall("\n".join(parts)))
+    )
+
+
+_UNITS = {
+    Layer.GUARDS: "guards",
+    Layer.GRAPH: "graph lines",
+    Layer.LOWERED: "lines of lowered graphs",
+    Layer.KERNELS: "lines of generated code",
+}
+HIDDEN = "text that differs by nature"
+
+
+def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
+    """What the ranks' raw text differed in and the digests do not show: one check for information, or none."""
+    counts: Counter[tuple[str, Layer]] = Counter()
+    for domain in sorted({d.domain for d in digests}):
+        for slot in align([d for d in digests if d.domain == domain]):
+            removed = [{(n.kind, n.layer): n for n in c.normalised} for c in slot.compiles.values()]
+            for key in set().union(*removed) if len(removed) > 1 else set():
+                found = [by_key[key] for by_key in removed if key in by_key]
+                if len({n.sha256 for n in found}) > 1:
+                    counts[key] += max(n.num_items for n in found)
+    if not counts:
+        return []
+    texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
+    return [
+        Check(
+            name=HIDDEN,
+            mode=mode,
+            status=Status.INFO,
+            expected="ids, device indices and group names only",
+            observed="; ".join(texts),
+        )
+    ]

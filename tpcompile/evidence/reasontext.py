@@ -1,0 +1,168 @@
+"""Text of a recompile reason -> which guard failed, on what, as fields.
+
+The one parser of these texts. Seen on torch 2.11.0 and 2.13.0: `0/0: tensor 'x' size mismatch at index 0. expected 8,
+actual 9`, or a guard's expression with a comment and the user's stack behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from tpcompile.evidence.guardtext import split_comments
+from tpcompile.evidence.records import Frozen, UserLine
+
+
+class ReasonKind(StrEnum):
+    """What changed between the compiled code and this call."""
+
+    SIZE = "size"
+    STRIDE = "stride"
+    DTYPE = "dtype"
+    REQUIRES_GRAD = "requires_grad"
+    NUM_DIMS = "number of dimensions"
+    DEVICE = "device"
+    DISPATCH_KEYS = "dispatch keys"
+    TENSOR_TYPE = "tensor type"
+    SIZE_BOUND = "bound on a size"
+    """A relation that a dynamic dimension must keep, e.g. `2 <= x.size()[0]`."""
+    DYNAMIC_MARK = "dynamic mark"
+    GLOBAL_STATE = "global state"
+    TRAINING = "training mode"
+    MODULE_INT = "int attribute of a module"
+    NUMBER = "Python number"
+    VALUE = "Python value"
+    LENGTH = "length"
+    KEYS = "keys"
+    IDENTITY = "object identity"
+    TYPE = "Python type"
+    OTHER = "other"
+
+
+class Reason(Frozen):
+    """One failed guard."""
+
+    kind: ReasonKind
+    guard: str
+    """The guard in torch's words, on one line, without cache entry, comment and stack."""
+    entry: str = ""
+    """Compile id of the cache entry whose guard failed, e.g. `0/1`."""
+    source: str = ""
+    """What was checked, e.g. `x` or `self.k`; empty for the state of the process."""
+    dim: int | None = None
+    """Dimension of a size or stride."""
+    expected: str = ""
+    actual: str = ""
+    """Empty where torch does not say."""
+    line: UserLine | None = None
+    """The user's line that asked for the guard, where torch names it."""
+
+
+_ENTRY = re.compile(r"^\[?(?P<entry>\d+/\d+)\]?: ")
+_TENSOR = re.compile(
+    r"^tensor '(?P<source>.*?)' (?:Tensor )?"
+    r"(?P<what>size|stride|dtype|requires_grad|rank|device index|dispatch key set) mismatch(?: at index (?P<dim>\d+))?"
+    r"(?:\. [Ee]xpected (?:device index to be |requires_grad=)?(?P<expected>.*?)(?:, (?:actual|got) (?P<actual>.*))?)?$"
+)
+_STACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
+_COMMENT = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
+_EQUALS = re.compile(r"^(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
+_LENGTH = re.compile(r"^len\((?P<source>.+?)\) (?:==|!=|>=|<=) (?P<expected>\d+)$")
+_SIZE_OF = re.compile(r"(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]")
+_STATE = re.compile(r"^GLOBAL_STATE changed: (?P<expected>.*)$")
+_CALLED = re.compile(r"___check_(?P<check>\w+)\((?P<source>[^,)]+)")
+_KEYS = re.compile(r"dict\.keys\((?P<source>[^)]+)\)|___dict_contains\(.*, (?P<holder>[^)]+)\)")
+_NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
+_OBJECT_ID = re.compile(r", \d{6,}\)")
+_TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
+_INT = re.compile(r"^-?\d+$")
+_TENSOR_KINDS = {
+    "size": ReasonKind.SIZE, "stride": ReasonKind.STRIDE, "dtype": ReasonKind.DTYPE, "rank": ReasonKind.NUM_DIMS,
+    "requires_grad": ReasonKind.REQUIRES_GRAD, "device index": ReasonKind.DEVICE,
+    "dispatch key set": ReasonKind.DISPATCH_KEYS,
+}  # fmt: skip
+
+
+def parse_reason(text: str) -> Reason:
+    """Parse one recompile reason; a text of an unknown form keeps its words, with kind `OTHER`."""
+    head, _, stack = text.partition("\nUser stack trace:")
+    entry = _ENTRY.match(head)
+    head = head[entry.end() :] if entry else head
+    guard, comments = split_comments(" ".join(head.split("\n")))
+    guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
+    found = _tensor(guard) or _sized(guard) or _state(guard) or _value(guard) or _object(guard)
+    reason = found or Reason(kind=ReasonKind.OTHER, guard=guard)
+    return reason.model_copy(
+        update={"guard": guard, "entry": entry["entry"] if entry else "", "line": _line(comments, stack)}
+    )
+
+
+def _tensor(guard: str) -> Reason | None:
+    if not (match := _TENSOR.match(guard)):
+        return None
+    return Reason(
+        kind=_TENSOR_KINDS[match["what"]],
+        guard=guard,
+        source=match["source"],
+        dim=int(match["dim"]) if match["dim"] else None,
+        expected=match["expected"] or "",
+        actual=match["actual"] or "",
+    )
+
+
+def _sized(guard: str) -> Reason | None:
+    """Relations of dynamic sizes, and the marks that made them dynamic."""
+    if "dynamo_dim_marking" in guard or "_dynamo_" in guard:
+        named = re.search(r"hasattr\(([^,]+),", guard)
+        return Reason(kind=ReasonKind.DYNAMIC_MARK, guard=guard, source=named[1] if named else "")
+    if match := _SIZE_OF.search(guard):
+        return Reason(
+            kind=ReasonKind.SIZE_BOUND, guard=guard, source=match["source"], dim=int(match["dim"]), expected=guard
+        )
+    return None
+
+
+def _state(guard: str) -> Reason | None:
+    match = _STATE.match(guard)
+    return Reason(kind=ReasonKind.GLOBAL_STATE, guard=guard, expected=match["expected"].strip()) if match else None
+
+
+def _value(guard: str) -> Reason | None:
+    if match := _LENGTH.match(guard):
+        return Reason(kind=ReasonKind.LENGTH, guard=guard, source=match["source"], expected=match["expected"])
+    if match := _KEYS.search(guard):
+        return Reason(kind=ReasonKind.KEYS, guard=guard, source=match["source"] or match["holder"])
+    if not (match := _EQUALS.match(guard)) or guard.startswith("___"):
+        return None
+    source, expected = match["source"].strip(), match["expected"]
+    return Reason(kind=_value_kind(source, expected), guard=guard, source=source, expected=expected)
+
+
+def _value_kind(source: str, expected: str) -> ReasonKind:
+    if source.endswith(".training"):
+        return ReasonKind.TRAINING
+    if _INT.match(expected) and re.match(r"(?:L\['self'\]|self)\b", source):
+        return ReasonKind.MODULE_INT
+    return ReasonKind.NUMBER if _NUMBER.match(expected) else ReasonKind.VALUE
+
+
+def _object(guard: str) -> Reason | None:
+    if match := _TENSOR_TYPE.search(guard):
+        return Reason(kind=ReasonKind.TENSOR_TYPE, guard=guard, **match.groupdict())
+    if not (match := _CALLED.match(guard)):
+        return None
+    kind = ReasonKind.TYPE if match["check"].startswith("type") else ReasonKind.IDENTITY
+    return Reason(kind=kind, guard=guard, source=match["source"])
+
+
+def _line(comments: list[str], stack: str) -> UserLine | None:
+    """The innermost frame of the user's stack has the whole path; the comment has the end of it."""
+    frames = list(_STACK_FRAME.finditer(stack))
+    if frames:
+        last = frames[-1]
+        return UserLine(file=last["file"], line=int(last["line"]), function=last["function"], code=last["code"].strip())
+    for index, comment in enumerate(comments):
+        if match := _COMMENT.match(comment):
+            code = "  # ".join(comments[:index])
+            return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=code)
+    return None

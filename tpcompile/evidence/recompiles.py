@@ -1,0 +1,126 @@
+"""Recompiles of all ranks -> which guard, how often, on which ranks, at which line, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpcompile.evidence.reasontext import Reason, ReasonKind, parse_reason
+from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
+
+MAX_VALUES = 4
+"""Changes of value shown per cause."""
+
+_ADVICE = {
+    ReasonKind.SIZE: (
+        "torch._dynamo.mark_dynamic({source}, {dim}) on every rank before the first call; or pad to one size and "
+        "keep it with torch._dynamo.mark_static({source}, {dim})"
+    ),
+    ReasonKind.SIZE_BOUND: (
+        "sizes 0 and 1 are compiled apart: torch._dynamo.decorators.mark_unbacked({source}, {dim}), or pad so that "
+        "the size stays in the range of the guard"
+    ),
+    ReasonKind.STRIDE: "call {source}.contiguous() before the compiled region, on every rank",
+    ReasonKind.DTYPE: "cast {source} to one dtype before the compiled region",
+    ReasonKind.REQUIRES_GRAD: (
+        "give {source} the same requires_grad in every call: detach() it, or keep inference and training apart and "
+        "warm up both"
+    ),
+    ReasonKind.NUM_DIMS: "bring {source} to one number of dimensions (unsqueeze, flatten) before the compiled region",
+    ReasonKind.DEVICE: "move {source} to this rank's device before the compiled region",
+    ReasonKind.DISPATCH_KEYS: (
+        "create {source} in the same mode in every call: not under inference_mode here and outside it there"
+    ),
+    ReasonKind.TENSOR_TYPE: "wait for or unwrap {source}, so that it has one tensor class in every call",
+    ReasonKind.DYNAMIC_MARK: "mark the tensor dynamic before the first call, not between calls, and on every rank",
+    ReasonKind.GLOBAL_STATE: (
+        "set {expected} once, before the first call, and on every rank; if both settings are meant (no_grad and "
+        "grad), warm up both"
+    ),
+    ReasonKind.TRAINING: "call train() or eval() before the first call; if both are meant, warm up both on every rank",
+    ReasonKind.MODULE_INT: (
+        "set torch._dynamo.config.allow_unspec_int_on_nn_module = True, or keep {source} in a tensor (a buffer); "
+        "best not to change it between calls"
+    ),
+    ReasonKind.NUMBER: "pass {source} as a 0-dim tensor, or stop changing it between calls",
+    ReasonKind.VALUE: "keep {source} equal in every call, or warm up each of its few values on every rank",
+    ReasonKind.LENGTH: "keep the length of {source} (pad the list), or stack its tensors into one with a dynamic dim",
+    ReasonKind.KEYS: "keep the keys of {source} and their order; pass a tuple of tensors instead",
+    ReasonKind.IDENTITY: (
+        "{source} is another object than before: make it once, outside of the loop, and pass the same one again"
+    ),
+    ReasonKind.TYPE: "pass {source} with one Python type in every call",
+    ReasonKind.OTHER: "TORCH_LOGS=recompiles_verbose lists every guard that failed",
+}
+
+
+def recompiles_of(compile_: CompileRecord, *, frame: str) -> tuple[Recompile, ...]:
+    """The recompile of one compile record, if it was one; its line is that of the guard when torch names none.
+
+    Torch gives one reason per cache entry, newest first; the newest is the code that ran until now.
+    """
+    if not compile_.recompile_reasons:
+        return ()
+    text = compile_.recompile_reasons[0]
+    reason = parse_reason(text)
+    line = reason.line or _line_of(reason.source, compile_)
+    head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
+    return (Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_)),)
+
+
+def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
+    """Where the program first asks for the value: the guard of this compile on the same source."""
+    names = {source, f"L['{source}']"}
+    guards = (g for g in compile_.guards if g.source in names and g.line)
+    return next((g.line for g in guards), compile_.line) if source else compile_.line
+
+
+def _full(line: UserLine | None, compile_: CompileRecord) -> UserLine | None:
+    """The line with its whole path: torch keeps only the end of it in a comment."""
+    files = [frame.file for frame in compile_.stack if line is not None and frame.file.endswith(line.file)]
+    return line.model_copy(update={"file": files[0]}) if line is not None and files else line
+
+
+def recompile_causes(
+    digests: Sequence[RankDigest], *, expected_phases: Sequence[str] = ()
+) -> tuple[RecompileCause, ...]:
+    """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` are left out: they were asked
+    to recompile."""
+    found: dict[tuple[object, ...], list[tuple[int, Recompile, Reason]]] = {}
+    for digest in digests:
+        for recompile in digest.recompiles:
+            if recompile.phase not in expected_phases:
+                reason = parse_reason(recompile.reason)
+                what = reason.source or reason.guard
+                key = (recompile.frame, reason.kind, what, reason.dim, str(recompile.line))
+                found.setdefault(key, []).append((digest.rank, recompile, reason))
+    causes = [_cause(seen) for seen in found.values()]
+    return tuple(sorted(causes, key=lambda c: (-c.count, c.frame, c.guard)))
+
+
+def _cause(seen: Sequence[tuple[int, Recompile, Reason]]) -> RecompileCause:
+    _, first, reason = seen[0]
+    return RecompileCause(
+        guard=reason.guard,
+        kind=reason.kind.value,
+        count=len(seen),
+        ranks=tuple(sorted({rank for rank, _, _ in seen})),
+        phases=tuple(dict.fromkeys(recompile.phase for _, recompile, _ in seen)),
+        frame=first.frame,
+        values=_values([r for _, _, r in seen]),
+        line=first.line,
+        advice=advice_for(reason),
+    )
+
+
+def _values(reasons: Sequence[Reason]) -> str:
+    texts = list(dict.fromkeys(f"{r.expected} -> {r.actual}" if r.actual else r.expected for r in reasons))
+    shown = ", ".join(texts[:MAX_VALUES])
+    return shown + (f" and {len(texts) - MAX_VALUES} more" if len(texts) > MAX_VALUES else "")
+
+
+def advice_for(reason: Reason) -> str:
+    """What stops recompiles for this reason, with the user's own names and indices in it."""
+    source = (
+        reason.source.removeprefix("L['").replace("']", "", 1) if reason.source.startswith("L['") else reason.source
+    )
+    return _ADVICE[reason.kind].format(source=source or "it", dim=reason.dim, expected=reason.expected)

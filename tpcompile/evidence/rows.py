@@ -1,0 +1,86 @@
+"""Items of a layer, one list per group of ranks -> the rows that differ, and one row -> its title."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+from tpcompile.evidence.digest import SEPARATOR
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Item, Layer
+
+Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
+"""(rank, compile index, layer, part) -> items; index -1 is the rank itself, for the environment."""
+
+Row = Sequence[Item | None]
+"""What each group of ranks has at one place; None where a group has nothing."""
+
+_BRIEF = 80
+_REFERENCE = re.compile(r"%\d+")
+
+
+def differing_items(items: Sequence[Sequence[Item]], *, ordered: bool) -> list[tuple[Item | None, ...]]:
+    """Rows of items, one per group, wherever the groups do not all say the same; None where a group has nothing."""
+    if ordered:
+        rows = [r for r in zip_longest(*items) if len({item.text if item else None for item in r}) > 1]
+        return _inserted(items) or rows
+    texts = [{item.text for item in group} for group in items]
+    common = set.intersection(*texts)
+    about: dict[str, list[list[Item]]] = {}
+    for position, group in enumerate(items):
+        for item in group:
+            if item.text not in common:
+                about.setdefault(item.text.partition(SEPARATOR)[0], [[] for _ in items])[position].append(item)
+    found = [row for columns in about.values() for row in zip_longest(*columns)]
+    # A value that differs says more than a thing only one side has.
+    return sorted(found, key=lambda row: sum(item is None for item in row))
+
+
+def _inserted(items: Sequence[Sequence[Item]]) -> list[tuple[Item | None, ...]]:
+    """When some groups have one item more at the first difference, show that item, not all that moved behind it."""
+    keys = [[_without_position(item.text) for item in group] for group in items]
+    start = next((i for i, column in enumerate(zip(*keys, strict=False)) if len(set(column)) > 1), None)
+    if start is None or len({len(group) for group in items}) == 1:
+        return []
+    short = min(range(len(items)), key=lambda g: len(items[g]))
+    row: list[Item | None] = [None] * len(items)
+    for g, group in enumerate(items):
+        extra = len(group) - len(items[short])
+        moved = keys[g][start + extra : start + extra + 1] == keys[short][start : start + 1]
+        if extra and moved:
+            row[g] = group[start]
+        elif extra or keys[g][start] != keys[short][start]:
+            return []
+    return [tuple(row)]
+
+
+def _without_position(text: str) -> str:
+    """An item without the numbers that an insertion before it shifts."""
+    return _REFERENCE.sub("%", text)
+
+
+def title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | None]) -> str:
+    have = [(ranks, item) for ranks, item in zip(groups, found, strict=True) if item is not None]
+    says = [_brief(item) for _, item in have]
+    if len(have) < len(groups):
+        who = ", ".join(ranks_text(ranks) for ranks, _ in have)
+        return f"{layer}: {_subject(layer, have[0][1])}{says[0]} on rank {who} only" if says else f"{layer} differs"
+    about = have[0][1].text.partition(SEPARATOR)[0].removeprefix("call ")
+    return f"{layer} differs at {about}: {' against '.join(dict.fromkeys(says))}"
+
+
+def _subject(layer: Layer, item: Item) -> str:
+    """What an item is about, where that is a name and not a position."""
+    about = item.text.partition(SEPARATOR)[0]
+    named = layer in (Layer.ENVIRONMENT, Layer.INPUTS, Layer.KERNELS) or about.startswith(
+        ("graph break", "compile failed")
+    )
+    return f"{about}: " if named else ""
+
+
+def _brief(item: Item) -> str:
+    """What an item says, short enough for a title."""
+    about, _, says = item.text.partition(SEPARATOR)
+    text = (says or about).removeprefix("call ").partition(" -> ")[0]
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."

@@ -1,0 +1,86 @@
+"""One compile of one rank -> its rank reads and the guards whose source has a rank's name: what travels.
+
+What one rank cannot know, whether the values differ, is decided in `taint` with all ranks at hand.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
+
+VALUE_GUARDS = frozenset({
+    "EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LAMBDA_GUARD", "SHAPE_ENV", "SYMBOLIC_SHAPE_GUARD",
+    "RELATIONAL_GUARD",
+})  # fmt: skip
+"""Guards on a Python number, text or flag; all others say that a value is a tensor, an object or a container."""
+
+_SEGMENT = re.compile(r"\['([^']*)'\]|\[b'([^']*)'\]|\.(\w+)")
+_NAMES = (
+    (re.compile(r"^(?:node_)?local_rank$|_local_rank$", re.I), TaintKind.LOCAL_RANK),
+    (re.compile(r"^(?:tp|sp|cp|ep|pp|dp|mp|ddp|fsdp|group|mesh|tensor_parallel|sequence_parallel)_?rank$|^coordinate$",
+                re.I), TaintKind.GROUP_RANK),
+    (re.compile(r"^(?:my_?|global_|world_|process_|ddp_|dist_)?rank(?:_id)?$|^is_rank_?(?:0|zero)$|^rank_zero$"
+                r"|^is_(?:main|master|first|last)_(?:process|rank)$", re.I), TaintKind.RANK),
+    (re.compile(r"^(?:cuda_|gpu_)?device_(?:index|id)$|^gpu_id$", re.I), TaintKind.DEVICE_INDEX),
+    (re.compile(r"^host_?name$|^nodename$", re.I), TaintKind.HOSTNAME),
+    (re.compile(r"^pid$|^process_id$", re.I), TaintKind.PID),
+)  # fmt: skip
+_GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
+
+
+def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
+    """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
+    reads = tuple(_confirmed(read, compile_, where) for read in compile_.rank_reads or ())
+    named = tuple(
+        RankRead(what="guard", kind=kind, text=f"{g.source} :: {g.expression}", line=g.line, where=where)
+        for g in compile_.guards
+        if (kind := kind_of_name(g)) is not None
+    )
+    return reads + named
+
+
+def kind_of_name(guard: Guard) -> TaintKind | None:
+    """What the last name in a guard's source promises, for a guard on a Python value."""
+    if guard.type not in VALUE_GUARDS:
+        return None
+    names = [a or b or c for a, b, c in _SEGMENT.findall(guard.source)]
+    if not names or ".environ" in guard.source:
+        return None  # variables of the environment are told apart by their values
+    if names[-2:] == ["device", "index"]:
+        return TaintKind.DEVICE_INDEX
+    return next((kind for pattern, kind in _NAMES if pattern.search(names[-1])), None)
+
+
+def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:
+    """A guard or node from the same line shows that the line was traced; a guard shows what the receiver is."""
+    is_known = not read.receiver or _is_group(read, compile_)
+    return read.model_copy(
+        update={
+            "where": where,
+            "is_sure": read.is_sure or _is_traced(read, compile_),
+            "receiver": "" if is_known else read.receiver,
+        }
+    )
+
+
+def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
+    """True when something of this compile came from the line; a guard has only the end of the file's path."""
+    if read.line is None or _is_split(read):
+        return False
+    nodes = (node.line for graph in compile_.graphs if graph.kind == "dynamo" for node in graph.nodes)
+    lines = [line for line in (*nodes, *(guard.line for guard in compile_.guards)) if line is not None]
+    return any(read.line.line == line.line and read.line.file.endswith(line.file) for line in lines)
+
+
+def _is_split(read: RankRead) -> bool:
+    """True for a line of which a part may run without the rest: it proves nothing about the read."""
+    code = read.line.code if read.line else ""
+    return bool(re.search(r"\b(?:if|and|or|else|lambda)\b", code))
+
+
+def _is_group(read: RankRead, compile_: CompileRecord) -> bool:
+    """True when a guard shows the receiver (`self.group` is `L['self'].group`) to be a process group or mesh."""
+    names = read.receiver.split(".")
+    sources = {"".join([f"{scope}['{names[0]}']", *(f".{name}" for name in names[1:])]) for scope in ("L", "G")}
+    return any(g.source in sources and _GROUP_OBJECT.search(g.expression) for g in compile_.guards)

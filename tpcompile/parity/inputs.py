@@ -1,0 +1,153 @@
+"""Inputs of one call on the ranks of a group -> verdict: bit-equal, or the first argument and element that differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
+from tpcompile.parity.arguments import aspects_of, named_leaves
+from tpcompile.parity.conclusion import MAX_NAMED, conclude, group_check, reported
+from tpcompile.parity.differences import Groups, Kind, difference, groups_of
+from tpcompile.parity.exchange import Fetch, Meeting, Question, Side
+from tpcompile.parity.handshake import group_of
+from tpcompile.parity.locate import answer_elements, element_text, located
+
+_CAUSES = {
+    "class": Cause.TENSOR_SUBCLASS, "dtype": Cause.DTYPE, "shape": Cause.SHAPE, "dims": Cause.SHAPE,
+    "stride": Cause.STRIDE, "requires_grad": Cause.REQUIRES_GRAD, "bits": Cause.INPUT_VALUES,
+    "value": Cause.PYTHON_VALUE,
+}  # fmt: skip
+_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
+
+_PASSED = Kind(
+    Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
+)
+
+
+class InputFacts(Frozen):
+    """Arguments of one call."""
+
+    step: int | None
+    names: tuple[str, ...]
+    """In the order of the call."""
+    aspects: dict[str, dict[str, str]]
+    """Name -> aspect (`shape`, `dtype`, `bits`, ...) -> text."""
+
+
+class InputParity:
+    """Compares the inputs of calls among the ranks of a group, only when asked.
+
+    All arguments must be bit-equal, but those whose name matches a pattern of `sharded`, and sharded DTensors: of
+    them dtype, number of dims and requires_grad are compared. Names are `args[0]` or the keyword, inside containers
+    `batch['tokens']`. Costs a hash of every tensor and a few store operations a call; no collective.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: DeviceMesh | None = None,
+        axis: str = "tp",
+        store: dist.Store | None = None,
+        timeout_s: float = 60.0,
+        sharded: Iterable[str] = (),
+    ) -> None:
+        self._group, self._sharded, self._timeout_s = group_of(mesh, axis), tuple(sharded), timeout_s
+        self._meeting = Meeting("inputs", ranks=self._group.ranks, store=store, timeout_s=timeout_s)
+
+    def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> Verdict:
+        """Compare the arguments of one call; every rank of the group calls it and gets the verdict.
+
+        Raises DivergenceError when the judging rank falls silent; a rank that does not come is a failed check.
+        """
+        self._meeting.say(f"hashing the inputs{'' if step is None else f' of step {step}'}")
+        leaves = named_leaves(args, kwargs)
+        aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
+        facts = InputFacts(step=step, names=tuple(leaves), aspects=aspects)
+
+        def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
+            return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
+
+        return self._meeting.verdict(Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge))
+
+
+def _answer(question: Question, facts: InputFacts, leaves: Mapping[str, Any]) -> Any:
+    if "elements" not in question:
+        return facts.model_dump(mode="json")
+    tensor = leaves.get(question["elements"])
+    assert isinstance(tensor, Tensor), "only elements of tensors are asked for"
+    return answer_elements(tensor, question)
+
+
+def _judge(
+    shas: Mapping[int, str], absent: Mapping[int, str], fetch: Fetch, *, own: InputFacts, timeout_s: float, axis: str
+) -> Verdict:
+    ranks = sorted({*shas, *absent})
+    domain = f"{axis} {ranks_text(ranks)}"
+    facts, silent = _facts(shas, fetch)
+    found: list[Divergence] = []
+    names: list[str] = []
+    if len({f.step for f in facts.values()}) > 1:
+        steps = groups_of({rank: str(f.step) for rank, f in facts.items()})
+        found.append(difference("step", steps, kind=_STEP, domain=domain))
+    else:
+        rows = _rows(facts)
+        names = [key for key, *_ in rows]
+        found += [_named(row, is_first=row is rows[0], fetch=fetch, domain=domain, own=own) for row in rows[:MAX_NAMED]]
+    checks = [
+        reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
+        group_check("inputs", found, names, len(own.names)),
+    ]
+    groups = tuple(r for r, _ in groups_of(dict(shas)))
+    return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains={domain: groups})
+
+
+def _facts(shas: Mapping[int, str], fetch: Fetch) -> tuple[dict[int, InputFacts], tuple[int, ...]]:
+    """Facts by rank, asked once per hash, and the ranks that did not send them."""
+    known: dict[str, Any] = {}
+    for rank, sha in shas.items():
+        if sha not in known:
+            known[sha] = fetch(rank, {})
+    facts = {r: InputFacts.model_validate(known[sha]) for r, sha in shas.items() if known[sha] is not None}
+    return facts, tuple(rank for rank in shas if rank not in facts)
+
+
+_Row = tuple[str, str, Groups]
+"""Argument, the first aspect of it that differs ("" for the argument itself), values by rank."""
+
+
+def _rows(facts: Mapping[int, InputFacts]) -> list[_Row]:
+    names = dict.fromkeys(name for known in facts.values() for name in known.names)
+    rows: list[_Row] = []
+    for name in names:
+        have = {rank: known.aspects.get(name) for rank, known in facts.items()}
+        if missing := [rank for rank, values in have.items() if values is None]:
+            rows.append((name, "", groups_of({rank: None if rank in missing else "passed" for rank in have})))
+            continue
+        for aspect in _CAUSES:  # from form to content; JSON does not keep the order of the aspects
+            row = groups_of({rank: values.get(aspect) for rank, values in have.items() if values is not None})
+            if len(row) > 1:
+                rows.append((name, aspect, row))
+                break
+    return rows
+
+
+def _named(row: _Row, *, is_first: bool, fetch: Fetch, domain: str, own: InputFacts) -> Divergence:
+    name, aspect, groups = row
+    at = ""
+    if aspect == "bits" and is_first:
+        element = located(fetch, groups, lambda span: {"elements": name, **span})
+        at = "" if element is None else element_text(element, groups)
+    kind = Kind(Layer.INPUTS, _CAUSES[aspect], "") if aspect else _PASSED
+    return difference(f"input {name} {aspect}".strip(), groups, kind=kind, domain=domain, found=at, step=own.step)
+
+
+def _sha(facts: InputFacts) -> str:
+    return hashlib.sha256(facts.to_json().encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""Two ranks' tensors of equal dtype and shape -> the first element that differs, without sending the tensors.
+
+A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billion elements take six questions a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Frozen
+from tpcompile.parity.differences import Groups
+from tpcompile.parity.exchange import Fetch
+from tpcompile.parity.fingerprint import local_of, piece_hashes, raw_bytes
+
+_PIECES = 64
+
+Ask = Callable[[int, dict[str, Any]], Any]
+"""(rank, {start, stop} in elements) -> what `answer_elements` says there; None for no answer."""
+
+
+class Element(Frozen):
+    """First element that differs, and what each asked rank has there."""
+
+    index: tuple[int, ...]
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"first difference at {list(self.index)}"
+
+
+def answer_elements(tensor: Tensor, question: dict[str, Any]) -> dict[str, Any]:
+    """Hashes of the pieces of elements start..stop, or the elements themselves once they are few."""
+    local, start, stop = local_of(tensor), question["start"], question["stop"]
+    raw, size_bytes = raw_bytes(local), local.element_size()
+    if stop - start > _PIECES:
+        piece_bytes = _piece(start, stop) * size_bytes
+        return {"hashes": piece_hashes(raw, start=start * size_bytes, stop=stop * size_bytes, size_bytes=piece_bytes)}
+    flat = raw.view(-1, size_bytes)[start:stop].cpu()
+    return {"elements": [[_value(local, index), _hex(flat[index - start])] for index in range(start, stop)]}
+
+
+def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | None:
+    """First element in which ranks[0] and ranks[1] differ, with the values of all `ranks`; None without an answer."""
+    start, stop = 0, 1
+    for size in shape:
+        stop *= size
+    while stop - start > _PIECES:
+        said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks[:2]]
+        if None in said:
+            return None
+        piece = _piece(start, stop)
+        hashes = [answer["hashes"] for answer in said]
+        first = next((i for i, (a, b) in enumerate(zip(*hashes, strict=True)) if a != b), None)
+        if first is None:
+            return None  # changed while we looked
+        start, stop = start + first * piece, min(start + (first + 1) * piece, stop)
+    said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
+    if None in said:
+        return None
+    columns = list(zip(*(answer["elements"] for answer in said), strict=True))
+    place = next((i for i, column in enumerate(columns) if column[0][1] != column[1][1]), None)
+    return None if place is None else Element(index=_unravel(start + place, shape), values=_texts(columns[place]))
+
+
+def located(fetch: Fetch, row: Groups, question: Callable[[dict[str, Any]], dict[str, Any]]) -> Element | None:
+    """First element in which the two largest groups differ; None where shapes or dtypes differ or nobody answers."""
+    described = {value.rpartition(" ")[0] for _, value in row if value is not None}
+    if len(described) > 1 or any(value is None or ":" not in value or "wrapped:" in value for _, value in row):
+        return None
+    shape = next(iter(described)).partition("[")[2].partition("]")[0]
+    sizes = [int(size) for size in shape.split(",") if size.strip()]
+    return locate(lambda rank, span: fetch(rank, question(span)), [ranks[0] for ranks, _ in row], sizes)
+
+
+def element_text(element: Element, row: Groups) -> str:
+    """`first difference at [3, 0]: 0.5 on rank 0, 0.25 on rank 1`."""
+    values = [f"{value} on rank {ranks_text(r)}" for (r, _), value in zip(row, element.values, strict=True)]
+    return f"{element}: {', '.join(values)}"
+
+
+def _piece(start: int, stop: int) -> int:
+    return -(-(stop - start) // _PIECES)
+
+
+def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
+    is_clear = column[0][0] != column[1][0]
+    return tuple(value if is_clear else f"{value} (bits {bits})" for value, bits in column)
+
+
+def _value(local: Tensor, index: int) -> str:
+    try:
+        return repr(local[_unravel(index, local.shape)].item())
+    except (NotImplementedError, RuntimeError):  # packed dtypes below a byte have no scalar
+        return "?"
+
+
+def _hex(element: Tensor) -> str:
+    return "0x" + "".join(f"{byte:02x}" for byte in reversed(element.tolist()))
+
+
+def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))

@@ -1,0 +1,165 @@
+"""Module -> for every parameter and buffer: replicated, sharded or not declared, its shape and fingerprint.
+
+Nobody guesses: DTensor placements say it, then `shard_specs()` of a module of ours, then the caller's `sharded`, which
+makes everything it does not name replicated. What is left is not declared, and its bits are listed, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tpcompile.evidence.records import Frozen
+from tpcompile.nn.sharding import Sharded, ShardSpec
+from tpcompile.parity.fingerprint import bits, describe, local_of
+
+ShardedBy: TypeAlias = Callable[[str, Tensor], bool] | Mapping[str, Sequence[int] | None] | Iterable[str] | None
+"""Which plain tensors are shards: (name, tensor) -> bool; fnmatch patterns; or pattern -> full shape, None for equal
+shards. None says nothing at all, an empty list that everything is replicated."""
+
+
+class Layout(StrEnum):
+    """How the ranks of a group hold one tensor."""
+
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+    UNDECLARED = "not declared"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The group whose ranks are compared: name of its mesh axis, and its ranks in order."""
+
+    axis: str
+    ranks: tuple[int, ...]
+
+
+class Weight(Frozen):
+    """One parameter or buffer of one rank."""
+
+    is_parameter: bool
+    layout: Layout
+    said_by: str
+    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    dtype: str
+    requires_grad: bool
+    shape: tuple[int, ...]
+    """Of this rank's own part."""
+    dim: int | None = None
+    """Sharded dim, None for unknown."""
+    full_shape: tuple[int | None, ...] | None = None
+    """Sizes the shards must add up to or share; None where another axis or nobody says."""
+    print: str = ""
+    """dtype, shape and bits; empty when nobody needs them."""
+
+
+def weights_of(
+    module: nn.Module, *, group: Group, sharded: ShardedBy = None, with_shards: bool = False
+) -> dict[str, Weight]:
+    """Every parameter and buffer by name; the bits of shards are hashed only `with_shards`."""
+    specs = _declared_specs(module, group)
+    named = [(n, p, True) for n, p in module.named_parameters()] + [(n, b, False) for n, b in module.named_buffers()]
+    return {
+        name: _weight(name, tensor, is_parameter, group, specs.get(name), sharded, with_shards)
+        for name, tensor, is_parameter in named
+    }
+
+
+def _weight(
+    name: str,
+    tensor: Tensor,
+    is_parameter: bool,
+    group: Group,
+    spec: ShardSpec | None,
+    sharded: ShardedBy,
+    with_shards: bool,
+) -> Weight:
+    said = layout_by_dtensor(tensor, group) or _said_by_spec(spec) or _said_by_caller(name, tensor, sharded)
+    layout, said_by, dim, full_shape = said or (Layout.UNDECLARED, "nobody", None, None)
+    is_hashed = with_shards or layout != Layout.SHARDED
+    local = local_of(tensor)
+    return Weight(
+        is_parameter=is_parameter,
+        layout=layout,
+        said_by=said_by,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        requires_grad=tensor.requires_grad,
+        shape=tuple(local.shape),
+        dim=dim,
+        full_shape=full_shape,
+        print=f"{describe(local)} {bits(local)}" if is_hashed else "",
+    )
+
+
+_Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
+
+
+def layout_by_dtensor(tensor: Tensor, group: Group) -> _Said | None:
+    """What the placements of a DTensor say about `group`; None for a plain tensor or a mesh without that axis."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh, placements = tensor.device_mesh, tensor.placements
+    names = mesh.mesh_dim_names or ()
+    if group.axis in names:
+        here = names.index(group.axis)
+    elif mesh.ndim == 1 and tuple(mesh.mesh.flatten().tolist()) == group.ranks:
+        here = 0
+    else:
+        return None
+    placement = placements[here]
+    if placement.is_replicate():
+        return Layout.REPLICATED, "DTensor", None, None
+    if placement.is_partial():
+        return Layout.SHARDED, "DTensor", None, None
+    elsewhere = {p.dim for i, p in enumerate(placements) if i != here and hasattr(p, "dim")}
+    full = tuple(None if dim in elsewhere else size for dim, size in enumerate(tensor.shape))
+    return Layout.SHARDED, "DTensor", placement.dim, full
+
+
+def _said_by_spec(spec: ShardSpec | None) -> _Said | None:
+    if spec is None:
+        return None
+    # Shares are padded to equal shapes, see `ShardSpec.take`.
+    return Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim, None
+
+
+def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> _Said | None:
+    if sharded is None:
+        return None
+    full: Sequence[int] | None = None
+    if callable(sharded):
+        is_shard = sharded(name, tensor)
+    else:
+        patterns = [sharded] if isinstance(sharded, str) else list(sharded)
+        match = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        is_shard = match is not None
+        if isinstance(sharded, Mapping) and match is not None:
+            full = sharded[match]
+    if not is_shard:
+        return Layout.REPLICATED, "caller", None, None
+    return Layout.SHARDED, "caller", None, None if full is None else tuple(full)
+
+
+def _declared_specs(module: nn.Module, group: Group) -> dict[str, ShardSpec]:
+    """Layouts our own modules declare for this group; a module bound to another group says nothing about this one."""
+    specs: dict[str, ShardSpec] = {}
+    for prefix, child in module.named_modules():
+        if isinstance(child, Sharded) and _is_bound_to(child, group):
+            specs |= {f"{prefix}.{name}" if prefix else name: spec for name, spec in child.shard_specs().items()}
+    return specs
+
+
+def _is_bound_to(module: object, group: Group) -> bool:
+    comm = getattr(module, "comm", None)
+    if comm is None:
+        return True
+    bound = getattr(comm, "group", None)
+    ranks = (dist.get_rank(),) if bound is None else tuple(dist.get_process_group_ranks(bound))
+    return ranks == group.ranks
