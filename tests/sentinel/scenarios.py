@@ -1,0 +1,287 @@
+"""What gloo ranks do in the sentinel's tests: scenarios by name, one after the other, their results as plain data."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from tpcompile.dist.store import RankStore
+from tpcompile.evidence.records import Verdict
+from tpcompile.sentinel import Sentinel
+
+WAIT_S = 60.0
+
+
+class Block(nn.Module):
+    """A layer with one all-reduce."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+
+class Ranks:
+    """This rank and its scenarios; rank 0 serves the store, as torchrun's agent does."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        first = dist.distributed_c10d._get_default_store()
+        if self.rank == 0:
+            self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            first.set("port", str(self._server.port))
+        self.port = int(first.get("port"))
+
+    def connect(self, prefix: str) -> RankStore:
+        client = dist.TCPStore("127.0.0.1", self.port, is_master=False, timeout=timedelta(seconds=WAIT_S))
+        return RankStore(dist.PrefixStore(prefix, client), rank=self.rank, world_size=dist.get_world_size())
+
+    def sentinel(self, **options: Any) -> Sentinel:
+        return Sentinel(connect=self.connect, **options)
+
+    def compiled(self, **options: Any) -> Callable[[Tensor], Tensor]:
+        """A fresh compiled function with an all-reduce."""
+        torch.compiler.reset()
+
+        def step(x: Tensor) -> Tensor:
+            return funcol.all_reduce(x.sin(), "sum", dist.group.WORLD)
+
+        return torch.compile(step, backend="eager", dynamic=False, **options)
+
+    def summary(self, sentinel: Sentinel) -> dict[str, Any]:
+        causes = [[str(d.cause) for d in verdict.divergences if d.is_red] for verdict in sentinel.findings]
+        calls = [value for key, value in sentinel.stats.items() if key.startswith("calls of")]
+        return {
+            "causes": causes,
+            "ranks": [[g.ranks for g in d.groups] for v in sentinel.findings for d in v.divergences if d.is_red],
+            "compiles": sentinel.stats["compiles"],
+            "calls": calls,
+            "active": sentinel.is_active,
+        }
+
+    # Programs that agree.
+
+    def clean(self) -> dict[str, Any]:
+        """Two shapes, the same on both ranks."""
+        step = self.compiled()
+        with self.sentinel() as sentinel:
+            for size in (3, 3, 4, 3):
+                step(torch.ones(size))
+            before = sentinel.channel.num_operations
+            for _ in range(50):
+                step(torch.ones(3))
+            steady = sentinel.channel.num_operations - before
+        return self.summary(sentinel) | {"steady": steady}
+
+    def reset_in_mid_run(self) -> dict[str, Any]:
+        """torch.compiler.reset() forgets callbacks and counts compile ids from 0 again."""
+        step = self.compiled()
+        with self.sentinel() as sentinel:
+            step(torch.ones(3))
+            torch.compiler.reset()
+            step(torch.ones(3))
+        return self.summary(sentinel)
+
+    def opposite_order(self) -> dict[str, Any]:
+        """Two functions without collectives, compiled in opposite order."""
+        torch.compiler.reset()
+        f = torch.compile(lambda x: x + 1, backend="eager")
+        g = torch.compile(lambda x: x * 2, backend="eager")
+        with self.sentinel() as sentinel:
+            for function in (f, g) if self.rank == 0 else (g, f):
+                function(torch.ones(3))
+            dist.barrier()
+        return self.summary(sentinel)
+
+    def one_ranks_own_function(self) -> dict[str, Any]:
+        """A compiled metric that only rank 0 ever calls, with sizes of its own."""
+        step = self.compiled()
+        metric = torch.compile(lambda x: x.mean(), backend="eager", dynamic=False)
+        with self.sentinel() as sentinel:
+            for size in (3, 4, 5):
+                step(torch.ones(3))
+                if self.rank == 0:
+                    metric(torch.ones(size))
+            dist.barrier()
+        return self.summary(sentinel)
+
+    def uneven(self) -> dict[str, Any]:
+        """Token counts of an expert differ, as declared."""
+        step = self.compiled()
+        torch.manual_seed(self.rank)
+        expert = torch.compile(lambda x: x.relu() * 2, backend="eager", dynamic=False)
+        with self.sentinel() as sentinel:
+            expert = sentinel.watch(expert, name="expert", uneven="tokens are routed")
+            for size in (3, 4, 5):
+                expert(torch.ones(size + 3 * self.rank))
+                step(torch.ones(3))
+        return self.summary(sentinel)
+
+    def modules(self) -> dict[str, Any]:
+        """torch.compile(module), module.compile() and layers compiled one by one are all regions."""
+        torch.compiler.reset()
+        whole, own = torch.compile(Block(), backend="eager"), Block()
+        own.compile(backend="eager")
+        with self.sentinel() as sentinel:
+            for _ in range(3):
+                own(whole(torch.ones(3)))
+        return self.summary(sentinel)
+
+    def slow(self) -> dict[str, Any]:
+        """Rank 1 takes its time while rank 0 waits in a collective, longer than hang_after_s."""
+        step = self.compiled()
+        with self.sentinel(hang_after_s=0.2) as sentinel:
+            step(torch.ones(3))
+            if self.rank == 1:
+                threading.Event().wait(2.5)
+            step(torch.ones(3))
+        return self.summary(sentinel)
+
+    def slow_compile(self) -> dict[str, Any]:
+        """Rank 1 compiles for longer than its peers' patience."""
+        torch.compiler.reset()
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            if self.rank == 1:
+                threading.Event().wait(2.5)
+            return graph
+
+        step = torch.compile(lambda x: funcol.all_reduce(x, "sum", dist.group.WORLD), backend=backend)
+        with self.sentinel(hang_after_s=0.2) as sentinel:
+            step(torch.ones(3))
+            step(torch.ones(3))
+        return self.summary(sentinel)
+
+    def closed(self) -> dict[str, Any]:
+        """Nothing is left of a closed sentinel, and another one can follow."""
+        step = self.compiled()
+        step(torch.ones(3))
+        threads, sockets = threading.active_count(), _sockets()
+        for _ in range(3):
+            with self.sentinel():
+                step(torch.ones(3))
+        return {"threads": threading.active_count() - threads, "sockets": _sockets() - sockets}
+
+    # Programs that do not, under policies that go on.
+
+    def warned(self) -> dict[str, Any]:
+        """A rank constant: reported once, then the job runs to its end."""
+        torch.compiler.reset()
+        factor = self.rank + 1
+
+        def step(x: Tensor) -> Tensor:
+            return funcol.all_reduce(x * factor, "sum", dist.group.WORLD)
+
+        compiled = torch.compile(step, backend="eager", dynamic=False)
+        with self.sentinel(policy="warn") as sentinel:
+            for size in (3, 3, 4):
+                compiled(torch.ones(size))
+        return self.summary(sentinel)
+
+    def called_back(self) -> dict[str, Any]:
+        """The same, with a function that gets the verdict."""
+        step = self.compiled()
+        got: list[Verdict] = []
+        with self.sentinel(policy=got.append) as sentinel:
+            step(torch.ones(3))
+            step(torch.ones(3, 2).t()[0] if self.rank == 0 else torch.ones(3))
+        return self.summary(sentinel) | {"got": [v.exit_code for v in got]}
+
+    def allowed(self) -> dict[str, Any]:
+        """An intended difference with its reason is no finding."""
+        torch.compiler.reset()
+        factor = self.rank + 1
+        compiled = torch.compile(
+            lambda x: funcol.all_reduce(x * factor, "sum", dist.group.WORLD), backend="eager", dynamic=False
+        )
+        reasons = [("graph", "mul(", "scale of this rank"), ("guards", "factor", "scale of this rank")]
+        with self.sentinel(allow=reasons) as sentinel:
+            compiled(torch.ones(3))
+        return self.summary(sentinel)
+
+    def one_rank_recompile(self) -> dict[str, Any]:
+        """Rank 1 is fed a transposed tensor."""
+        step = self.compiled()
+        with self.sentinel(policy="warn") as sentinel:
+            for number in range(4):
+                x = torch.ones(4, 4)
+                step(x.t() if self.rank == 1 and number == 2 else x)
+        return self.summary(sentinel)
+
+    def not_compiled_on_one_rank(self) -> dict[str, Any]:
+        """Rank 1 runs eager from the start; the watched call ends without a compile."""
+        step = self.compiled()
+        with self.sentinel(policy="warn") as sentinel:
+            watched = sentinel.watch(step if self.rank == 0 else lambda x: x, name="step")
+            if self.rank == 1:
+                watched(torch.ones(3))
+                dist.all_reduce(torch.ones(3))  # what keeps rank 0 from hanging, since the policy goes on
+            else:
+                watched(torch.ones(3))
+        return self.summary(sentinel)
+
+    def follower_dies(self) -> dict[str, Any]:
+        """The sentinel's own thread fails on rank 1: all ranks stop watching and the job goes on."""
+        step = self.compiled()
+        with self.sentinel() as sentinel:
+            step(torch.ones(3))
+            if self.rank == 1:
+                sentinel.follower._heard = _fail  # type: ignore[method-assign]
+            step(torch.ones(4))
+            dist.barrier()
+            deadline = threading.Event()
+            for _ in range(200):
+                if not sentinel.is_active:
+                    break
+                deadline.wait(0.02)
+            step(torch.ones(5))
+        return self.summary(sentinel)
+
+    def store_gone(self) -> dict[str, Any]:
+        """The store goes away; last, because nothing can use it afterwards."""
+        step = self.compiled()
+        with self.sentinel() as sentinel:
+            step(torch.ones(3))
+            dist.barrier()
+            if self.rank == 0:
+                del self._server
+            for size in (4, 5):
+                step(torch.ones(size))
+        return self.summary(sentinel)
+
+
+def _fail(event: Any) -> None:
+    raise ValueError("planted")
+
+
+def _sockets() -> int:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith("socket:") for link in links if os.path.islink(link))
+
+
+def run(names: list[str]) -> dict[str, dict[str, Any]]:
+    """The scenarios of those names, in order."""
+    ranks = Ranks()
+    return {name: getattr(ranks, name)() for name in names}
+
+
+def on_mesh() -> dict[str, Any]:
+    """dp x tp on four ranks: rank 3 recompiles alone; only its tp group has something to compare."""
+    ranks = Ranks()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    group = mesh.get_group("tp")
+    compiled = torch.compile(lambda x: funcol.all_reduce(x, "sum", group), backend="eager", dynamic=False)
+    with ranks.sentinel(mesh=mesh, axis="tp", policy="warn") as sentinel:
+        replica = mesh.get_local_rank("dp")
+        for number in range(3):
+            size = 3 + replica  # replicas may be fed differently
+            compiled(torch.ones(size, 4)[:, ::2] if ranks.rank == 3 and number == 2 else torch.ones(size, 2))
+        dist.barrier()
+    return ranks.summary(sentinel) | {"domain": sentinel.domain}

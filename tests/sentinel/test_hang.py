@@ -1,0 +1,154 @@
+"""States of all ranks -> why nothing moves: each reason, and each wait that may still end."""
+
+from __future__ import annotations
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel.clock import COMPILING, RUNNING, WAITING
+from tpcompile.sentinel.hang import Lost, departed, describe, judge
+from tpcompile.sentinel.messages import Issued, Position, RankState
+
+GROUP = "0 default_pg"
+AT = Position(region="f", call=4, index=0)
+
+
+def line(number: int) -> UserLine:
+    return UserLine(file="/home/me/train.py", line=number, function="step")
+
+
+def issued(seq: int, *, done: bool = True, op: str = "all_reduce", at: int = 10, group: str = GROUP) -> Issued:
+    return Issued(group=group, seq=seq, op=op, sizes="4x4", dtypes="Float", is_done=done, age_s=4.0, line=line(at))
+
+
+def state(rank: int, *collectives: Issued, **more: object) -> RankState:
+    fields = {"activity": RUNNING, "since_s": 4.0, "groups": (GROUP,), "stack": (line(20 + rank),)} | more
+    return RankState(rank=rank, issued=collectives, **fields)  # type: ignore[arg-type]
+
+
+def by_rank(*states: RankState) -> dict[int, RankState]:
+    return {s.rank: s for s in states}
+
+
+def test_a_rank_that_compiles_may_come() -> None:
+    states = by_rank(state(0, issued(1, done=False)), state(1, activity=COMPILING, in_dynamo=True, compile_id="0/1"))
+    assert judge(states, [], before=states) is None
+
+
+def test_a_rank_in_its_own_code_may_come() -> None:
+    states = by_rank(state(0, issued(1, done=False)), state(1))
+    assert judge(states, [], before=states) is None
+
+
+def test_one_round_is_not_enough_to_call_a_rank_stuck() -> None:
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, issued(1, done=False)))
+    assert judge(states, [], before={}) is None
+    assert judge(states, [], before=states) is not None
+
+
+def test_a_rank_that_moved_since_the_last_round_is_not_stuck() -> None:
+    before = by_rank(state(0, waits_at=AT), state(1, issued(1, done=False)))
+    now = by_rank(state(0, waits_at=AT), state(1, issued(1), issued(2, done=False)))
+    assert judge(now, [], before=before) is None
+
+
+def test_a_rank_that_never_compiled_is_named_with_the_collective_it_waits_in() -> None:
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, issued(1, done=False, at=12)))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.COMPILE_DISABLED, (1,), line(12))
+    assert "rank 0 compiled call 4 of f" in found.observed
+
+
+def test_a_missed_guard_without_a_compile_is_the_recompile_limit() -> None:
+    here = Position(region="f", call=4, index=0)
+    stuck = state(1, issued(1, done=False), position=here, reason="size mismatch")
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), stuck)
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.RECOMPILE_LIMIT, (1,))
+
+
+def test_a_collective_of_a_group_the_waiting_rank_is_not_in_does_not_hold_its_peer_for_ever() -> None:
+    other = issued(1, done=False, group="7 mesh_dp")
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, other, groups=(GROUP, "7 mesh_dp")))
+    assert judge(states, [], before=states) is None
+
+
+def test_other_collectives_under_one_number_are_named_with_both_lines() -> None:
+    states = by_rank(
+        state(0, issued(1), issued(2, done=False, at=10)),
+        state(1, issued(1), issued(2, done=False, op="all_gather", at=30)),
+    )
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(30))
+    assert "train.py:10" in found.observed and "train.py:30" in found.observed
+
+
+def test_the_same_collective_from_another_line_is_other_code() -> None:
+    states = by_rank(
+        state(0, issued(1, at=10), issued(2, at=10), issued(3, done=False, at=10)),
+        state(1, issued(1, at=10), issued(2, at=55), issued(3, at=10)),
+        state(2, issued(1, at=10), issued(2, at=10), issued(3, done=False, at=10)),
+    )
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.ranks, found.line) == ((1,), line(55))
+
+
+def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
+    states = by_rank(state(0, issued(1, at=10), issued(2, at=10)), state(1, issued(1, at=10), issued(2, at=30)))
+    assert judge(states, [], before=states) is None
+
+
+def test_ranks_that_compiled_in_opposite_order_wait_for_each_other() -> None:
+    other = Position(region="g", call=1, index=0)
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, waits_at=other, activity=WAITING))
+    found = judge(states, [], before={})
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.ORDER_FORWARD, (0, 1))
+
+
+def test_waiting_for_a_rank_that_has_left_is_named() -> None:
+    states = by_rank(state(0, issued(3), issued(4, done=False)), state(1, issued(3), ended="finished"))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.ranks, found.line) == ((1,), line(20))
+    assert "has left: finished" in found.observed
+
+
+def test_a_dead_rank_is_a_verdict_at_once() -> None:
+    states = by_rank(state(0, issued(1, done=False)))
+    found = judge(states, [Lost(1, "died", is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.gone) == (Cause.KILLED, (1,), (1,))
+
+
+def test_a_rank_that_aborted_in_another_collective_is_named_with_its_line() -> None:
+    states = by_rank(state(0, issued(1, done=False, at=10)))
+    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.line) == (Cause.STUCK_COLLECTIVE, line(30))
+
+
+def test_a_silent_rank_gets_time() -> None:
+    states = by_rank(state(0, issued(1, done=False)))
+    assert judge(states, [Lost(1, "silent")], before=states) is None
+    found = judge(states, [Lost(1, "silent", is_final=True)], before=states)
+    assert found is not None
+    assert found.cause == Cause.STOPPED_RESPONDING
+
+
+def test_every_state_is_described_in_one_line() -> None:
+    compiling = state(3, activity=COMPILING, compile_id="0/1", reason="L['x'].stride()[0] == 16", stack=(line(7),))
+    says = describe(compiling)
+    assert "rank 3 has been compiling 0/1 for 4.0 s because L['x'].stride()[0] == 16" in says and "train.py:7" in says
+    assert "all_reduce #17" in describe(state(0, issued(17, done=False), blocked=True))
+
+
+def test_communication_that_failed_because_a_rank_left_names_it() -> None:
+    here = state(0, issued(4, done=False, at=10))
+    found = departed(by_rank(state(1, ended="finished")), here)
+    assert found is not None
+    assert (found.ranks, found.line) == ((1,), line(10))
+    assert departed({}, here) is None

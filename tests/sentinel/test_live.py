@@ -1,0 +1,86 @@
+"""The sentinel on real gloo ranks: programs that agree, policies that go on, and its own failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sentinel import scenarios
+from tpcompile.testing.ranks import run_on_ranks
+
+Results = list[dict[str, dict[str, Any]]]
+AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "modules", "slow",
+         "slow_compile", "allowed", "closed"]  # fmt: skip
+DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank"]
+FAIL = ["follower_dies", "store_gone"]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return run_on_ranks(scenarios.run, [*AGREE, *DIVERGE, *FAIL], timeout_s=240)
+
+
+@pytest.mark.parametrize("name", AGREE[:-1])
+def test_programs_that_agree_are_left_alone(results: Results, name: str) -> None:
+    for rank in results:
+        assert rank[name]["causes"] == []
+
+
+def test_nothing_is_sent_while_nothing_compiles(results: Results) -> None:
+    for rank in results:
+        assert rank["clean"]["steady"] == 0
+        assert (rank["clean"]["compiles"], rank["clean"]["calls"]) == (2, [54])
+
+
+def test_compiles_after_a_reset_are_watched(results: Results) -> None:
+    assert [rank["reset_in_mid_run"]["compiles"] for rank in results] == [2, 2]
+
+
+def test_every_way_to_compile_a_module_is_a_region(results: Results) -> None:
+    assert [rank["modules"]["calls"] for rank in results] == [[6], [6]]  # one class, three calls of two objects
+
+
+def test_a_closed_sentinel_leaves_no_thread_and_no_socket(results: Results) -> None:
+    assert [rank["closed"]["threads"] for rank in results] == [0, 0]
+    assert results[1]["closed"]["sockets"] == 0  # rank 0 also serves the store, with sockets of the server's own
+
+
+def test_with_warn_a_divergence_is_reported_once_and_the_job_goes_on(results: Results) -> None:
+    for rank in results:
+        assert len(rank["warned"]["causes"]) == 1
+        assert rank["warned"]["calls"] == [3]
+
+
+def test_a_callback_gets_the_verdict_on_every_rank(results: Results) -> None:
+    for rank in results:
+        assert rank["called_back"]["got"] == [1]
+
+
+def test_a_one_rank_recompile_names_the_stride_and_the_rank(results: Results) -> None:
+    for rank in results:
+        assert rank["one_rank_recompile"]["causes"] == [["input stride differs"]]
+        assert sorted(rank["one_rank_recompile"]["ranks"][0]) == [(0,), (1,)]
+
+
+def test_a_watched_call_that_ends_without_a_compile_is_a_divergence(results: Results) -> None:
+    assert all(rank["not_compiled_on_one_rank"]["causes"] for rank in results)
+
+
+def test_a_sentinel_that_fails_on_one_rank_ends_on_all_and_not_the_job(results: Results) -> None:
+    for rank in results:
+        assert rank["follower_dies"]["active"] is False
+        assert rank["follower_dies"]["causes"] == []
+        assert rank["follower_dies"]["compiles"] >= 1
+
+
+def test_a_store_that_goes_away_ends_the_sentinel_and_not_the_job(results: Results) -> None:
+    for rank in results:
+        assert rank["store_gone"]["active"] is False
+        assert rank["store_gone"]["calls"][-1] >= 1
+
+
+def test_on_a_mesh_the_ranks_of_one_axis_are_compared() -> None:
+    ranks = run_on_ranks(scenarios.on_mesh, world_size=4, timeout_s=120)
+    assert [rank["domain"] for rank in ranks] == ["tp 0-1", "tp 0-1", "tp 2-3", "tp 2-3"]
+    assert [len(rank["causes"]) for rank in ranks] == [0, 0, 1, 1]

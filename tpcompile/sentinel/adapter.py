@@ -1,0 +1,149 @@
+"""Every name of torch that is private or moves and that the sentinel needs; seen on torch 2.11.0 and 2.13.0.
+
+    name                                          why
+    eval_frame.set_guard_complete_hook            hit or miss of every guard lookup, with no collective; one slot
+    eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
+    callback_handler, CallbackTrigger             compiles of frames, lazy backwards and CUDA-graph recordings
+    distributed_c10d._world.pg_names              the groups of this rank
+    torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
+    Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
+
+`tests/sentinel/test_adapter.py` fails when torch moves one of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch._dynamo.callback as _callback
+from torch._dynamo import eval_frame as _eval_frame
+from torch.nn.modules import module as _module
+
+GuardHook = Callable[[bool], bool]
+_MODULE_CALL = frozenset({_module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__})
+_DYNAMO = _eval_frame.__file__.rpartition("/")[0]
+_TORCH = torch.__file__.rpartition("/")[0]
+_HERE = __file__.rpartition("/")[0]
+_BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
+            "/torch/_logging/_internal.py")  # fmt: skip
+"""Files of frames between a callback or log handler of ours and Dynamo."""
+
+
+def _wrapper_code() -> CodeType:
+    """Code object shared by the wrappers of all compiled callables; Dynamo makes one per callable from it."""
+    compiled: Any = torch.compile(lambda: None, backend="eager")
+    code: CodeType = compiled.__code__
+    return code
+
+
+_COMPILE_WRAPPER = _wrapper_code()
+
+
+def set_guard_hook(hook: GuardHook | None) -> GuardHook | None:
+    """Install what is called after every guard lookup, return what was there."""
+    return _eval_frame.set_guard_complete_hook(hook)  # type: ignore[no-any-return]
+
+
+class CompileListener:
+    """Hears of frame compiles, lazy backward compiles and CUDA-graph recordings; survives `torch.compiler.reset()`.
+
+    `start(kind, compile_id)` and `end(kind, compile_id)`; kind is the trigger's name in lower case. torch calls both on
+    the compiling thread; an `end` of a frame compile runs before the new code does.
+    """
+
+    def __init__(self, start: Callable[[str, str], None], end: Callable[[str, str], None]) -> None:
+        self._handler = _callback.callback_handler
+        self._on_start = lambda args: start(args.callback_trigger.name.lower(), str(args.compile_id))
+        self._on_end = lambda args: end(args.callback_trigger.name.lower(), str(args.compile_id))
+
+    def ensure(self) -> None:
+        """Register, unless torch still knows us; `torch.compiler.reset()` forgets every callback."""
+        if self._on_start not in self._handler.start_callbacks:
+            self._handler.register_start_callback(self._on_start)
+        if self._on_end not in self._handler.end_callbacks:
+            self._handler.register_end_callback(self._on_end)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._on_start in self._handler.start_callbacks:
+            self._handler.remove_start_callback(self._on_start)
+        if self._on_end in self._handler.end_callbacks:
+            self._handler.remove_end_callback(self._on_end)
+
+
+def entered_callable(frame: FrameType | None) -> Any | None:
+    """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
+
+    A module's call goes through `_call_impl`; then the module is returned. Frames of Dynamo itself are skipped.
+    """
+    while frame is not None and frame.f_code not in _MODULE_CALL and _is_machinery(frame.f_code):
+        frame = frame.f_back
+    module = None
+    while frame is not None and frame.f_code in _MODULE_CALL:
+        module = frame.f_locals.get("self")
+        frame = frame.f_back
+    if frame is None or frame.f_code is not _COMPILE_WRAPPER:
+        return None
+    return module if module is not None else frame.f_locals.get("fn")
+
+
+def is_in_dynamo(frame: FrameType | None) -> bool:
+    """True when Dynamo is compiling on the thread whose innermost frame this is."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_DYNAMO) and frame.f_code.co_name == "_compile":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_torch(filename: str) -> bool:
+    """True for a file of torch itself."""
+    return filename.startswith(_TORCH)
+
+
+def _is_machinery(code: CodeType) -> bool:
+    if code is _COMPILE_WRAPPER:
+        return False
+    file = code.co_filename
+    return file.startswith((_DYNAMO, _HERE)) or file.endswith(_BETWEEN)
+
+
+def recorded_collectives() -> dict[str, Any]:
+    """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if torch.cuda.is_available():
+        dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) or dump
+    if dump is None:
+        return {}
+    found = pickle.loads(dump())  # from our own process, not from the network
+    return found if isinstance(found, dict) else {}
+
+
+def group_names() -> tuple[str, ...]:
+    """`name description` of every process group of this rank, as the flight recorder writes them."""
+    names = torch.distributed.distributed_c10d._world.pg_names
+    return tuple(sorted(f"{name} {group.group_desc}" for group, name in names.items()))
+
+
+def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """`target` with its calls going through `wrap`: the same object for a module, a new callable otherwise."""
+    if isinstance(target, _eval_frame.OptimizedModule):
+        target.forward = wrap(target.forward)
+        return target
+    if isinstance(target, torch.nn.Module):
+        if target._compiled_call_impl is not None:
+            target._compiled_call_impl = wrap(target._compiled_call_impl)
+        else:
+            target.forward = wrap(target.forward)
+        return target
+    return wrap(target)
+
+
+def main_thread_frame(ident: int) -> FrameType | None:
+    """Innermost Python frame of a thread, by its ident."""
+    return sys._current_frames().get(ident)

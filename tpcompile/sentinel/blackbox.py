@@ -1,0 +1,67 @@
+"""A process that aborts -> the stack of its main thread, for the ranks that live on.
+
+gloo and NCCL end a process with SIGABRT from a thread of their own when ranks send different sizes; no Python code runs
+any more. Python's faulthandler then writes the stacks from C, into a file that the other ranks of this host can read.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel import flight
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
+
+
+class BlackBox:
+    """The file this process would leave; nothing when somebody else uses faulthandler."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it is, empty when there is none."""
+        return self._file.name if self._file else ""
+
+    def open(self) -> None:
+        """Let a fatal signal write the stacks."""
+        if faulthandler.is_enabled():
+            return
+        name = f"tpcompile-{os.getpid()}-"
+        self._file = tempfile.NamedTemporaryFile("w", prefix=name, suffix=".stacks", delete=False)  # noqa: SIM115
+        faulthandler.enable(self._file, all_threads=True)
+
+    def close(self) -> None:
+        """Forget it, and remove the file."""
+        if self._file is None:
+            return
+        faulthandler.disable()
+        self._file.close()
+        Path(self._file.name).unlink(missing_ok=True)
+        self._file = None
+
+
+def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
+    """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
+    try:
+        text = Path(path).read_text() if path else ""
+    except OSError:
+        return ()
+    frames: list[UserLine] = []
+    is_wanted = False
+    for text_line in text.splitlines():
+        if thread := _THREAD.match(text_line):
+            is_wanted = int(thread["ident"], 16) == ident
+        elif is_wanted and (frame := _FRAME.match(text_line)):
+            line = flight.user_line(frame["file"], int(frame["line"]), frame["function"])
+            if line is not None:
+                frames.append(line)
+    return tuple(reversed(frames))

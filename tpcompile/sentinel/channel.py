@@ -1,0 +1,122 @@
+"""Sentinel messages <-> keys of the job's store; one client for each thread, every operation counted.
+
+    here/<rank>             pid, host and black box of a rank, once
+    events, event/<n>       an append-only log; every listener blocks on the next entry
+    first/<position>        counter: the first to compile there announces it
+    post/<position>         what the first rank to finish compiled; all others compare with it
+    posted/<position>       counter: how many have finished
+    differs/<position>      set when some rank's post is not the first one's
+    decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
+    state/<ask>/<rank>      answer to an `ask` event
+
+No key is written while nothing compiles. A position is (region, call, index), see `clock`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tpcompile.dist.store import RankStore
+from tpcompile.sentinel.messages import Announcement, CompilePost, Event, Position, RankState
+
+Connect = Callable[[], RankStore]
+_FOREVER_S = 365 * 86400.0
+
+
+class Channel:
+    """This rank's end. Each thread that talks gets its own client: a blocking wait stops everything else on it."""
+
+    def __init__(self, connect: Connect, members: Sequence[int]) -> None:
+        self._connect = connect
+        self.members = tuple(members)
+        self._clients = threading.local()
+        self._lock = threading.Lock()
+        self.num_operations = 0
+        """Store operations of this rank so far."""
+        self.rank = self._client().rank
+
+    def _client(self) -> RankStore:
+        client = getattr(self._clients, "store", None)
+        if client is None:
+            client = self._clients.store = self._connect()
+        return client
+
+    def _count(self, operations: int) -> RankStore:
+        with self._lock:
+            self.num_operations += operations
+        return self._client()
+
+    def close_client(self) -> None:
+        """Drop the calling thread's connection."""
+        self._clients.store = None
+
+    def say_here(self, *, black_box: str) -> None:
+        """Tell which process this rank is, and where it would leave its last stack."""
+        here = {"pid": os.getpid(), "host": socket.gethostname()}
+        here |= {"black_box": black_box, "main_thread": threading.get_ident()}
+        self._count(1).put(f"here/{self.rank}", here)
+
+    def process_of(self, rank: int) -> dict[str, Any] | None:
+        """What a rank said of its process, None before it came."""
+        return self._count(1).peek(f"here/{rank}")
+
+    def tell(self, kind: str, **data: Any) -> None:
+        """Append an event to the log: wakes every listener."""
+        store = self._count(2)
+        event = Event(kind=kind, rank=self.rank, data=data)
+        store.put(f"event/{store.count('events')}", event.model_dump(mode="json"))
+
+    def events(self) -> Iterator[Event]:
+        """Every event from the first one on, blocking in between. Raises RuntimeError when the store is gone."""
+        number = 1
+        while True:
+            store = self._count(2)
+            if store.wait(f"event/{number}", timeout_s=_FOREVER_S):
+                yield Event.model_validate(store.peek(f"event/{number}"))
+                number += 1
+
+    def announce(self, found: Announcement) -> None:
+        """Say that a compile begins, unless another rank has said so for this position."""
+        if self._count(1).count(f"first/{found.position.key}") == 1:
+            self.tell("compile", announcement=found.model_dump(mode="json"))
+
+    def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
+        """Publish what was compiled at a position; (this rank is the last to do so, all posts are equal)."""
+        store = self._count(3)
+        first = CompilePost.model_validate(store.put_first(f"post/{position.key}", mine.model_dump(mode="json")))
+        if first.model_copy(update={"rank": mine.rank}) != mine:
+            store.put(f"differs/{position.key}", True)
+        is_last = store.count(f"posted/{position.key}") == len(self.members)
+        return is_last, not (is_last and store.peek(f"differs/{position.key}"))
+
+    def decide(self, position: Position, kind: str, **data: Any) -> bool:
+        """Decide on a position and tell every rank, unless it is decided; True when this call decided it."""
+        if self._count(1).count(f"decided/{position.key}") > 1:
+            return False
+        self.tell(kind, position=position.model_dump(mode="json"), **data)
+        return True
+
+    def number(self, name: str) -> int:
+        """The next number of a counter that all ranks share."""
+        return self._count(1).count(name)
+
+    def claim(self, name: str) -> bool:
+        """True for the first rank that claims `name`."""
+        return self._count(1).count(f"claim/{name}") == 1
+
+    def answer(self, ask: str, state: RankState) -> None:
+        """Answer an `ask` event."""
+        self._count(1).put(f"state/{ask}/{self.rank}", state.model_dump(mode="json"))
+
+    def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
+        """The answers that came in time, by rank."""
+        found, _ = self._count(1).gather({r: f"state/{ask}/{r}" for r in ranks}, timeout_s=timeout_s)
+        return {rank: RankState.model_validate(value) for rank, value in found.items()}
+
+    def store(self, prefix: str) -> RankStore:
+        """A client under a prefix of its own, for one exchange."""
+        return self._count(0).under(prefix)

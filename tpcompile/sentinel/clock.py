@@ -1,0 +1,171 @@
+"""Guard lookups and compiles of this process -> where it stands: (region, call, index), with no store and no lock.
+
+A region is what the user compiled: a function or a module's class. `call` counts its calls, `index` counts frames
+entered within the call, whether their guards hit, missed or did not exist yet. Ranks that run the same program pass the
+same positions in the same order, however far apart in time, so two positions of one region can be compared.
+
+All of it runs on the thread that runs the compiled code, and costs a dictionary lookup; other threads only read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tpcompile.sentinel.messages import Announcement, Position
+
+RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
+TRIGGERS = {
+    "dynamo": COMPILING,
+    "lazy_backward": "compiling the backward of",
+    "cudagraph_recording": "recording a CUDA graph of",
+    "triton_autotuning": "autotuning",
+}
+"""What torch says is going on -> what a rank is doing then."""
+COMPILES = frozenset(TRIGGERS.values())
+_END = 1 << 30
+"""Index of a call that has ended: past every frame it could have entered."""
+Passed = Callable[[Announcement], None]
+
+
+@dataclass
+class Region:
+    """One compiled callable of the user's, as often as it was called."""
+
+    name: str
+    reason_uneven: str = ""
+    """Why its content may differ between ranks, as declared; its collectives may not."""
+    call: int = 0
+    index: int = 0
+    """Frames entered in the current call."""
+    compiled: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(call, index) -> compile id."""
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    """Positions whose compile has ended."""
+    collectives: str = ""
+    """Hash of the collectives of the newest compile."""
+    num_collectives: int = 0
+    is_reported: bool = False
+    """A divergence in it was reported and the policy went on: it is not compared again."""
+    has_missed: bool = False
+    """The last lookup missed, and no compile has begun since."""
+    is_watched: bool = False
+    """Its wrapper tells when a call begins and ends."""
+    is_inside: bool = False
+    """A call of a watched region has begun and not ended."""
+
+    @property
+    def position(self) -> Position:
+        """Where this rank is in the region."""
+        return Position(region=self.name, call=self.call, index=self.index)
+
+
+class Clock:
+    """Counts; and tells `passed` when this rank went past a position at which another rank compiles."""
+
+    def __init__(self, passed: Passed) -> None:
+        self._passed = passed
+        self.regions: dict[str, Region] = {}
+        self.current: Region | None = None
+        self.activity, self.compile_id = RUNNING, ""
+        self.since = time.monotonic()
+        self.waits_at: Position | None = None
+        """Compiled there, and waits for the others."""
+        self.reason = ""
+        """The guard that failed last."""
+        self.ticks = 0
+        """Grows with every event: what a timer looks at to see progress."""
+        self.pending: dict[str, list[Announcement]] = {}
+        """Region -> compiles of other ranks that this rank has neither made nor passed."""
+        self._lock = threading.Lock()
+
+    def region(self, name: str) -> Region:
+        """The region of that name."""
+        found = self.regions.get(name)
+        if found is None:
+            found = self.regions[name] = Region(name)
+        return found
+
+    def enter(self, name: str) -> Region:
+        """A call of the region begins."""
+        region = self.region(name)
+        self._leave_lookup(region)
+        region.call += 1
+        region.index = 0
+        self.current = region
+        self.ticks += 1
+        if self.pending:
+            self._look(region)
+        return region
+
+    def leave(self, region: Region) -> None:
+        """A call of a watched region ended."""
+        region.is_inside = False
+        region.has_missed = False
+        region.index = _END
+        self.ticks += 1
+        if self.pending:
+            self._look(region)
+
+    def lookup(self, hit: bool) -> None:
+        """A frame of the current region was looked up among the compiled ones."""
+        region = self.current
+        self.ticks += 1
+        if region is None:
+            return
+        self._leave_lookup(region)
+        if hit:
+            region.index += 1
+        region.has_missed = not hit
+        if hit and self.pending:
+            self._look(region)
+
+    def compile_starts(self, compile_id: str) -> Position:
+        """A frame of the current region is being compiled; the position it is compiled at."""
+        region = self.current or self.enter("?")
+        region.has_missed = False
+        position = region.position
+        region.compiled[position.call, position.index] = compile_id
+        region.index += 1
+        self.set(COMPILING, compile_id)
+        return position
+
+    def set(self, activity: str, compile_id: str = "") -> None:
+        """What this rank does now."""
+        self.activity, self.compile_id = activity, compile_id
+        self.since = time.monotonic()
+        self.ticks += 1
+
+    def announce(self, found: Announcement) -> None:
+        """Another rank compiles; called on the listener's thread."""
+        region = self.region(found.position.region)
+        self.pending.setdefault(region.name, []).append(found)
+        self._look(region)
+
+    def _leave_lookup(self, region: Region) -> None:
+        # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.
+        if region.has_missed:
+            region.has_missed = False
+            region.index += 1
+            if self.pending:
+                self._look(region)
+
+    def _look(self, region: Region) -> None:
+        with self._lock:  # the listener and the main thread may both find it
+            waiting = self.pending.get(region.name, [])
+            here = (region.call, region.index)
+            done = [a for a in waiting if _place(a) in region.compiled or _place(a) < here]
+            left = [a for a in waiting if a not in done]
+            if left:
+                self.pending[region.name] = left
+            else:
+                self.pending.pop(region.name, None)
+        for found in done:
+            if _place(found) not in region.compiled:
+                self._passed(found)
+
+
+def _place(found: Announcement) -> tuple[int, int]:
+    return found.position.call, found.position.index

@@ -1,0 +1,139 @@
+"""Lookups and compiles of this process -> the clock, announcements and posts; on the thread that compiles.
+
+Runs inside Dynamo, so it must neither raise nor be slow: a hit costs a walk of two or three frames, and only a compile
+talks to the store.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.evidence import normalise
+from tpcompile.sentinel import adapter, flight
+from tpcompile.sentinel.agree import agree
+from tpcompile.sentinel.clock import RUNNING, TRIGGERS, Region
+from tpcompile.sentinel.messages import Announcement, Position
+
+if TYPE_CHECKING:
+    from tpcompile.sentinel.sentinel import Sentinel
+
+
+class Compiling:
+    """The hooks in torch."""
+
+    def __init__(self, sentinel: Sentinel) -> None:
+        self._sentinel, self._clock = sentinel, sentinel.clock
+        self._listener = adapter.CompileListener(self._starts, self._ends)
+        self._previous_hook: adapter.GuardHook | None = None
+        self._positions: dict[str, Position] = {}
+        self.num_compiles = 0
+
+    def install(self) -> None:
+        """Hook in; a guard hook that is there already goes on working."""
+        self._previous_hook = adapter.set_guard_hook(self._looked_up)
+        self._listener.ensure()
+        self._sentinel.session.before_event = self._logged
+
+    def remove(self) -> None:
+        """Unhook; a guard hook that came after ours stays."""
+        installed = adapter.set_guard_hook(self._previous_hook)
+        if installed is not None and installed != self._looked_up:
+            adapter.set_guard_hook(installed)
+        self._listener.close()
+        self._sentinel.session.before_event = None
+
+    def watched(self, target: Any, region: Region) -> Any:
+        """`target` with its calls counted as calls of the region."""
+
+        def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                if region.is_inside or not self._sentinel.is_active:
+                    return call(*args, **kwargs)
+                region.is_inside = True
+                self._clock.enter(region.name)
+                try:
+                    return call(*args, **kwargs)
+                finally:
+                    self._clock.leave(region)
+
+            return counted
+
+        return adapter.wrap_calls(target, wrap)
+
+    def _looked_up(self, hit: bool) -> bool:
+        if self._previous_hook is not None:
+            hit = self._previous_hook(hit)
+        if self._sentinel.is_active:
+            self._enter_from(sys._getframe(1))
+            self._clock.lookup(hit)
+        return hit
+
+    def _enter_from(self, frame: FrameType | None) -> None:
+        """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
+        current = self._clock.current
+        if current is None or not current.is_inside:
+            target = adapter.entered_callable(frame)
+            if target is not None:
+                current = self._clock.enter(region_name(target))
+        if current is not None:
+            self._sentinel.session.step = current.call
+
+    def _logged(self, metadata: Mapping[str, Any]) -> None:
+        """torch logs that a compile begins; a first compile has no lookup before it."""
+        if not self._sentinel.is_active or "dynamo_start" not in metadata or metadata.get("attempt"):
+            return
+        self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
+        current = self._clock.current
+        if current is None or not current.has_missed:
+            self._enter_from(sys._getframe(1))
+
+    def _starts(self, kind: str, compile_id: str) -> None:
+        sentinel = self._sentinel
+        if not sentinel.is_active:
+            return
+        if kind != "dynamo":
+            self._clock.set(TRIGGERS.get(kind, kind), compile_id)
+            return
+        position = self._positions[compile_id] = self._clock.compile_starts(compile_id)
+        sentinel.note(f"compile starts {compile_id}")
+        self.num_compiles += 1
+        begun = sentinel.session.compile(compile_id)
+        self._clock.reason = begun.recompile_reasons[0] if begun and begun.recompile_reasons else ""
+        if not sentinel.clock.region(position.region).is_reported:
+            sentinel.safely(lambda: self._announce(position, compile_id))
+
+    def _announce(self, position: Position, compile_id: str) -> None:
+        stack = flight.user_stack(sys._getframe(1))
+        line = stack[-1] if stack else None
+        reason = self._clock.reason
+        found = Announcement(
+            rank=self._sentinel.rank, position=position, compile_id=compile_id, reason=reason, line=line
+        )
+        if len(self._sentinel.channel.members) > 1:
+            self._sentinel.channel.announce(found)
+
+    def _ends(self, kind: str, compile_id: str) -> None:
+        sentinel = self._sentinel
+        if not sentinel.is_active:
+            return
+        self._clock.set(RUNNING)
+        sentinel.note(f"compile ends {compile_id}")
+        position = self._positions.get(compile_id)
+        if kind != "dynamo" or position is None:
+            return
+        compile_ = sentinel.session.compile(compile_id)
+        if compile_ is not None:
+            sentinel.safely(lambda: agree(sentinel, position, compile_))
+
+
+def region_name(target: Any) -> str:
+    """Name of a compiled function or module, equal on all ranks: the code the user wrote."""
+    forward = getattr(type(target), "forward", None)
+    inner = getattr(target, "_orig_mod", target)
+    function = getattr(type(inner), "forward", None) if forward is not None else getattr(target, "__wrapped__", target)
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(target).__qualname__)
+    return f"{name} {normalise.short_path(code.co_filename)}:{code.co_firstlineno}" if code else name

@@ -1,0 +1,151 @@
+"""An alarm -> the ranks exchange what they compiled -> a verdict, and what the policy makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+from rich.console import Console
+
+from tpcompile.dist.exchange import Exchange
+from tpcompile.dist.liveness import process_state
+from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.records import Check, Frozen, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import agree_rules
+from tpcompile.report.publish import publish
+from tpcompile.sentinel.messages import Position
+
+if TYPE_CHECKING:
+    from tpcompile.sentinel.sentinel import Sentinel
+
+_EXCHANGE_S = 4.0
+_PUBLISH_S = 5.0
+
+
+class Alarm(Frozen):
+    """Something is wrong, or may be: what all ranks settle together."""
+
+    key: str
+    position: Position | None = None
+    """The compile to compare, None when it is not about one."""
+    problem: Check | None = None
+    """What is already known to be wrong."""
+    gone: tuple[int, ...] = ()
+    """Ranks that cannot answer."""
+
+
+class Ending:
+    """Settles alarms, one after the other, on the follower's thread of every rank."""
+
+    def __init__(self, sentinel: Sentinel, *, allow: Allowed, run_dir: Path | str | None) -> None:
+        self._sentinel = sentinel
+        self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
+        self._run_dir = run_dir
+        self.may_exit = True
+        """False while an exception is on its way out of the program, which ends it anyway."""
+
+    def settle(self, alarm: Alarm) -> None:
+        """Agree on a verdict, then stop, warn or go on."""
+        sentinel = self._sentinel
+        if alarm.position is not None and sentinel.clock.region(alarm.position.region).is_reported:
+            return
+        sentinel.note("alarm")
+        record = self.record(alarm.position)
+        store = sentinel.channel.store(f"alarm/{alarm.key}")
+        exchange = Exchange(store, self._rules, board=self, members=self._present(alarm))
+        problems = [alarm.problem] if alarm.problem else []
+        verdict = exchange.verdict(record, timeout_s=_EXCHANGE_S, problems=problems)
+        sentinel.note("verdict")
+        is_red = verdict is None or _is_red(verdict)
+        is_judge = store.peek("judge") == sentinel.rank
+        if not is_red:
+            sentinel.settled(alarm.position, verdict, is_red=False)
+        elif callable(sentinel.policy):
+            if verdict is not None:
+                sentinel.policy(verdict)
+            sentinel.settled(alarm.position, verdict, is_red=True)
+        elif sentinel.policy == "warn":
+            if is_judge and verdict is not None:
+                logger.warning("rank divergence: {}", verdict.summary)
+            sentinel.settled(alarm.position, verdict, is_red=True)
+        else:
+            self._stop(alarm, record, verdict, is_judge=is_judge)
+
+    def record(self, position: Position | None) -> RankRecord:
+        """This rank's compiles of the region up to the position; they agreed up to the last."""
+        sentinel = self._sentinel
+        everything = sentinel.session.record(
+            rank=sentinel.rank, world_size=sentinel.world_size, domain=sentinel.domain, coordinate=sentinel.coordinate
+        )
+        wanted: set[str] = set()
+        if position is not None:
+            places = sentinel.clock.region(position.region).compiled
+            wanted = {
+                id_.strip("[]") for place, id_ in places.items() if place <= (position.call, position.index)
+            }  # fmt: skip
+        kept = tuple(c for c in everything.compiles if c.compile_id in wanted)
+        return everything.model_copy(update={"compiles": kept, "counters": ()})
+
+    def _stop(self, alarm: Alarm, record: RankRecord, verdict: Verdict | None, *, is_judge: bool) -> None:
+        sentinel = self._sentinel
+        store = sentinel.channel.store(f"alarm/{alarm.key}")
+        try:
+            directory = RunDir.create(store.put_first("run_dir", str(self._run_dir or _default_dir())))
+            directory.write_record(record)
+            directory.write_text(f"rank_{record.rank}/timeline.json", json.dumps(sentinel.timeline, indent=1))
+            if is_judge and verdict is not None and directory.write_verdict(verdict):
+                publish(verdict, directory, Console(stderr=True), os.environ)
+        except TpCompileError as error:
+            logger.error("no report: {}", error)
+            if is_judge and verdict is not None:
+                logger.error("rank divergence: {}", verdict.summary)
+        if is_judge:
+            store.put("published", True)
+        else:
+            store.wait("published", timeout_s=_PUBLISH_S)
+        if self.may_exit:
+            self.leave(verdict.exit_code if verdict is not None else ExitCode.FAIL)
+        sentinel.settled(alarm.position, verdict, is_red=True)
+
+    @staticmethod
+    def leave(code: int) -> None:
+        """End the process: its main thread may sit in a collective that never ends."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    def _present(self, alarm: Alarm) -> Sequence[int]:
+        absent = {*self._sentinel.left, *alarm.gone}
+        return [rank for rank in self._sentinel.channel.members if rank not in absent]
+
+    # What the exchange asks of the other ranks.
+
+    def last_seen(self, rank: int) -> str:
+        """What is known of a silent rank."""
+        return "its process died" if self.is_gone(rank) else "unknown"
+
+    def is_gone(self, rank: int) -> bool:
+        """True when the rank's process is dead or stopped."""
+        found = self._sentinel.channel.process_of(rank)
+        return found is not None and process_state(found["pid"], found["host"]) in ("dead", "stopped")
+
+
+def _is_red(verdict: Verdict) -> bool:
+    """Environments that differ do not stop a job whose programs agree; the parity handshake is for them."""
+    others = [d for d in verdict.divergences if d.is_red and d.layer != Layer.ENVIRONMENT]
+    problems = [c for c in verdict.checks if c.status == Status.FAIL and not c.name.startswith(Layer.ENVIRONMENT)]
+    return bool(others or problems)
+
+
+def _default_dir() -> str:
+    return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-sentinel"

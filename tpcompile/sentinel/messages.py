@@ -1,0 +1,110 @@
+"""What ranks tell each other through the store, and what is concluded from it: frozen records, JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpcompile.evidence.records import Frozen, UserLine
+
+
+class Position(Frozen):
+    """Where a rank is: the `index`-th frame of the `call`-th call of a region."""
+
+    region: str
+    call: int
+    index: int
+
+    @property
+    def key(self) -> str:
+        """Part of a store key."""
+        return f"{self.region}/{self.call}.{self.index}"
+
+    def __str__(self) -> str:
+        return f"call {self.call} of {self.region}" + (f", frame {self.index}" if self.index else "")
+
+
+class Announcement(Frozen):
+    """A rank begins to compile, the first one at this position."""
+
+    rank: int
+    position: Position
+    compile_id: str
+    reason: str = ""
+    """The guard that failed, as torch says it; empty for a first compile."""
+    line: UserLine | None = None
+    """The user's call of the compiled code."""
+
+
+class CompilePost(Frozen):
+    """What a rank compiled at a position, as hashes."""
+
+    rank: int
+    frame: str
+    program: str
+    """Hash of graph, guards, inputs and breaks."""
+    collectives: str
+    lowered: str
+    """Hash of AOT graphs and kernels; empty where they were not observed."""
+    num_collectives: int
+
+
+class Issued(Frozen):
+    """One collective in the flight recorder, issued by this rank."""
+
+    group: str
+    """`name description` of the process group; equal on all its ranks."""
+    seq: int
+    """Number among the collectives of the group, from 1."""
+    op: str
+    sizes: str = ""
+    dtypes: str = ""
+    is_done: bool = True
+    age_s: float = 0.0
+    line: UserLine | None = None
+
+    @property
+    def what(self) -> str:
+        """What has to be equal on all ranks."""
+        return f"{self.op} {self.sizes} {self.dtypes}"
+
+    def __str__(self) -> str:
+        at = f" at {self.line}" if self.line else ""
+        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at}"
+
+
+class RankState(Frozen):
+    """What a rank is doing, as it answers when asked."""
+
+    rank: int
+    activity: str
+    since_s: float
+    position: Position | None = None
+    compile_id: str = ""
+    reason: str = ""
+    waits_at: Position | None = None
+    """Compiled there, and waits for the other ranks before running it."""
+    in_dynamo: bool = False
+    blocked: bool = False
+    """The main thread sits in a collective or in a wait for one."""
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames of the main thread, innermost last."""
+    issued: tuple[Issued, ...] = ()
+    """The last collectives of every group, oldest first."""
+    groups: tuple[str, ...] = ()
+    """`name description` of every process group this rank is in."""
+    ended: str = ""
+    """Why this rank takes no further part: finished, or an exception."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """Innermost line of the user's that the rank is at."""
+        return self.stack[-1] if self.stack else None
+
+
+class Event(Frozen):
+    """One entry of the event log that every listener follows."""
+
+    kind: str
+    """`compile`, `ask`, `alarm`, `left`, `degraded`, or a decision on a position: `ok`, `passed`, `go on`."""
+    rank: int
+    data: dict[str, Any] = {}
