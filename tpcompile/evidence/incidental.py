@@ -12,12 +12,10 @@ from tpcompile.evidence.records import Check, Layer, Normalised, RankDigest, Sta
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
-_KINDS = {
-    OBJECT_IDS: re.compile(r"(?<!\d)\d{12,}(?!\d)|\b0x[0-9a-fA-F]{5,}\b"),
-    DEVICE_INDICES: re.compile(r"\b(?:cuda|xpu|hip|mtia|npu):\d+|\b(?:index|device)=\d+"),
-    GROUP_NAMES: re.compile(
-        r"(?:group_name|pg_name)\S* == '[^']*'|torch\.ops\.\w*c10d_functional\w*\.\w+[^\n]*'[^'\n]*'"
-    ),
+_KINDS = {  # every pattern begins with fixed text where it can: they run over all text of every compile
+    OBJECT_IDS: re.compile(r"\d{12,}|0x[0-9a-fA-F]{5,}"),
+    DEVICE_INDICES: re.compile(r"cuda:\d+|xpu:\d+|index=\d+|device=\d+"),
+    GROUP_NAMES: re.compile(r"g(?:roup)?_name\S* == '[^']*'|_c10d_functional(?:_autograd)?\.\w[^\n]*'[^'\n]*'"),
 }
 _LAYERS = {
     "dynamo_cpp_guards_str": Layer.GUARDS,
