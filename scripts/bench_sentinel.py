@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 scripts/bench_sentinel.py [--rounds 30] [--step-ms 1.0] [--out FILE]
 
 Two ranks, one compiled region. `step` is a region of about `--step-ms` with an all-reduce; `empty` is the smallest
-region there is, so that its difference is the cost of the sentinel's own code, per call. The store operations during the
-measured calls are counted, and memory, threads and sockets before the first and after the last sentinel.
+region there is, so that its difference is the cost of the sentinel's own code, per call. Store operations during
+the measured calls are counted, and memory, threads and sockets before the first and after the last sentinel.
 """
 
 from __future__ import annotations

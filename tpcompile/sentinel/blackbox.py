@@ -49,6 +49,12 @@ class BlackBox:
         self._file = None
 
 
+def forget(path: str) -> None:
+    """Remove the file of a process that is gone."""
+    if path:
+        Path(path).unlink(missing_ok=True)
+
+
 def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
     """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
     try:

@@ -22,6 +22,7 @@ from tpcompile.evidence.records import Check, Frozen, Layer, RankRecord, Status,
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.verdict import agree_rules
 from tpcompile.report.publish import publish
+from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.messages import Position
 
 if TYPE_CHECKING:
@@ -112,13 +113,15 @@ class Ending:
             store.put("published", True)
         else:
             store.wait("published", timeout_s=_PUBLISH_S)
+        for rank in alarm.gone:
+            forget((sentinel.channel.process_of(rank) or {}).get("black_box", ""))
         if self.may_exit:
             self.leave(verdict.exit_code if verdict is not None else ExitCode.FAIL)
         sentinel.settled(alarm.position, verdict, is_red=True)
 
-    @staticmethod
-    def leave(code: int) -> None:
+    def leave(self, code: int) -> None:
         """End the process: its main thread may sit in a collective that never ends."""
+        self._sentinel.black_box.close()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

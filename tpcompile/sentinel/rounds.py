@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _ANSWER_S = 2.0
-_FIRST_S = 1.0
+_FIRST_S = 0.5
 _LONGEST_S = 30.0
 _TELL_AFTER_S = 5.0
+_TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
 _HOWS = {"dead": "died", "stopped": "stopped"}
 
@@ -48,6 +49,7 @@ class Rounds:
         self._silent_since: dict[int, float] = {}
         self._ticks, self._moved_at = -1, time.monotonic()
         self._interval_s, self._next_at = _FIRST_S, 0.0
+        self._tell_after_s = _TELL_AFTER_S
 
     def start(self) -> None:
         """Begin; on the main thread, where alone Python sets signal handlers."""
@@ -90,7 +92,8 @@ class Rounds:
     def _is_due(self) -> bool:
         clock, now = self._sentinel.clock, time.monotonic()
         if clock.ticks != self._ticks:
-            self._ticks, self._moved_at, self._interval_s, self._before = clock.ticks, now, _FIRST_S, {}
+            self._ticks, self._moved_at, self._before = clock.ticks, now, {}
+            self._interval_s, self._tell_after_s = _FIRST_S, _TELL_AFTER_S
         if now < self._next_at or not self._sentinel.is_active:
             return False
         if clock.activity == WAITING:
@@ -109,15 +112,18 @@ class Rounds:
         self._interval_s = min(2 * self._interval_s, _LONGEST_S)
         self._next_at = time.monotonic() + self._interval_s / 2
         channel.tell("ask", ask=number)
-        expected = [rank for rank in channel.members if rank not in sentinel.left and not self._is_dead(rank)]
+        expected = [r for r in channel.members if r not in sentinel.left and self._process(r) not in _HOWS]
         states = channel.answers(str(number), expected, timeout_s=_ANSWER_S)
         states |= sentinel.left
         lost = self._lost_among(states)
-        finding = hang.judge(states, lost, before=self._before)
+        if lost:
+            self._next_at = time.monotonic() + _FIRST_S  # it is given up after a time, not after a number of rounds
+        finding = hang.judge(states, lost, before=self._before) or self._late(states)
         self._before = states
         if finding is not None:
             sentinel.problems.raise_finding(finding)
-        elif time.monotonic() - self._moved_at > _TELL_AFTER_S:
+        elif time.monotonic() - self._moved_at > self._tell_after_s:
+            self._tell_after_s = min(2 * self._tell_after_s, self._tell_after_s + _TELL_EVERY_S)
             self._tell(states)
 
     def _tell(self, states: dict[int, RankState]) -> None:
@@ -125,11 +131,17 @@ class Rounds:
         waited_s, limit_s = time.monotonic() - self._moved_at, self._sentinel.skew_limit_s
         text = "; ".join(others) or "no other rank answers"
         logger.warning("rank {} has waited {:.0f} of {:g} s: {}", self._sentinel.rank, waited_s, limit_s, text)
-        if waited_s > limit_s:
-            slow = tuple(r for r, s in sorted(states.items()) if s.waits_at is None and not s.blocked)
-            observed = f"waited more than skew_limit_s = {limit_s:g} s; {'; '.join(others)}"
-            line = next((states[r].line for r in slow if states[r].line), None)
-            self._sentinel.problems.raise_finding(Finding(Cause.NEVER_ARRIVED, observed, slow, line))
+
+    def _late(self, states: dict[int, RankState]) -> Finding | None:
+        """Ranks for which this one has waited longer than it may."""
+        limit_s = self._sentinel.skew_limit_s
+        if time.monotonic() - self._moved_at <= limit_s:
+            return None
+        slow = [s for r, s in sorted(states.items()) if r != self._sentinel.rank and not s.blocked and not s.waits_at]
+        doing = "; ".join(hang.describe(state) for state in slow) or "no other rank answers"
+        observed = f"rank {self._sentinel.rank} waited more than skew_limit_s = {limit_s:g} s: {doing}"
+        line = next((state.line for state in slow if state.line), None)
+        return Finding(Cause.NEVER_ARRIVED, observed, tuple(state.rank for state in slow), line)
 
     def lost(self, *, settle_s: float) -> list[Lost]:
         """Ranks of this host that are gone, giving a dying one a moment to be seen."""

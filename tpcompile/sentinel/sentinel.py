@@ -95,7 +95,7 @@ class Sentinel:
         self.ending = Ending(self, allow=allow, run_dir=run_dir)
         self.clock = Clock(self.follower.tell_passed)
         self._compiling = Compiling(self)
-        self._black_box = BlackBox()
+        self.black_box = BlackBox()
         self._main = threading.get_ident()
         self._settled = threading.Condition()
         self._free: set[Position] = set()
@@ -103,8 +103,8 @@ class Sentinel:
 
     def __enter__(self) -> Sentinel:
         self.session.__enter__()
-        self._black_box.open()
-        self.channel.say_here(black_box=self._black_box.path)
+        self.black_box.open()
+        self.channel.say_here(black_box=self.black_box.path)
         self._compiling.install()
         self.is_active = True
         self.follower.start()
@@ -134,7 +134,7 @@ class Sentinel:
                 logger.debug("the store was gone when the sentinel closed")
         self.follower.close()
         self.channel.close_client()
-        self._black_box.close()
+        self.black_box.close()
         self.session.__exit__(None, None, None)
 
     def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
