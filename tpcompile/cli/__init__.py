@@ -10,7 +10,7 @@ import traceback
 
 import typer
 
-from tpcompile.cli import compare, diagnose, gate, presets, version
+from tpcompile.cli import compare, diagnose, faults, gate, presets, version
 from tpcompile.errors import ExitCode, TpCompileError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
+app.add_typer(faults.app, name="faults")
 app.command("presets")(presets.presets)
 app.command("version")(version.version)
 

@@ -1,0 +1,17 @@
+"""Planted faults of rank divergence: what the sentinel and the gate must name, each run for real on small ranks.
+
+case.py      what a case is
+cases/       all cases, by what differs between the ranks
+programs/    the programs, as a user would have written them
+context.py   what a program is given; plays one case on one rank
+rank.py      `python -m tpcompile.corpus.rank CASE --run-dir DIR`, one rank under torchrun
+run.py       a case -> torchrun, in a tree of its own (tree.py) -> evidence on disk
+judge.py     a case and its evidence -> named, detected, missed, hang, ...
+sweep.py     many cases -> results
+matrix.py    results -> the detection matrix
+columns.py   the same case without the sentinel: what tlparse, DETAIL and spmd_check say
+
+adapter.py   all private torch API of the programs
+
+Only context.py, adapter.py and programs/ import torch.
+"""

@@ -1,0 +1,28 @@
+"""All cases, by what differs between the ranks; `find` and `ALL`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tpcompile.corpus.case import Case
+from tpcompile.corpus.cases import cache, collectives, compiling, data, eager, healthy, inputs, process, values
+from tpcompile.errors import ConfigError
+
+_GROUPS = (
+    inputs.CASES, values.CASES, collectives.CASES, compiling.CASES, process.CASES, eager.CASES, cache.CASES, data.CASES,
+    healthy.CASES,
+)  # fmt: skip
+ALL: dict[str, Case] = {case.name: case for group in _GROUPS for case in group}
+"""Name -> case, in the order of the matrix."""
+
+
+def find(name: str) -> Case:
+    """The case of that name. Raises ConfigError for an unknown one."""
+    if name not in ALL:
+        raise ConfigError(f"unknown case {name!r}; see `tpcompile faults list`")
+    return ALL[name]
+
+
+def chosen(names: Iterable[str]) -> list[Case]:
+    """The named cases, all for none. Raises ConfigError for an unknown name."""
+    return [find(name) for name in names] or list(ALL.values())

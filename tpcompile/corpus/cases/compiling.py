@@ -1,0 +1,133 @@
+"""Cases in which one rank compiles differently."""
+
+from tpcompile.corpus.case import Case
+from tpcompile.evidence.causes import Cause
+
+_INDUCTOR_S = 300.0
+"""Inductor takes long to compile where the cores are shared."""
+
+CASES = (
+    Case(
+        name="graph_break",
+        what="rank 1 prints inside the region, from the beginning",
+        program="compiling:graph_break",
+        cause=Cause.GRAPH_BREAK,
+        ranks=(1,),
+        marker="# fault: print",
+        threads=("pytorch#126846: a rank that breaks its graph deadlocks compile-time collectives",),
+    ),
+    Case(
+        name="graph_break_later",
+        what="rank 1 begins to print inside the region at step 2",
+        program="compiling:graph_break_later",
+        cause=Cause.PYTHON_VALUE,
+        ranks=(1,),
+        marker="# fault: verbose flag",
+        step=2,
+        threads=("pytorch#126846: a rank that breaks its graph deadlocks compile-time collectives",),
+    ),
+    Case(
+        name="disabled",
+        what="rank 1 does not compile the function",
+        program="compiling:disabled",
+        cause=Cause.COMPILE_DISABLED,
+        ranks=(1,),
+        marker="# fault: not compiled",
+        threads=("unslothai/unsloth-zoo#967: the compiled module is missing on one rank, the others abort",),
+    ),
+    Case(
+        name="runs_more",
+        what="rank 1 runs a second compiled function at step 2; it has a collective",
+        program="compiling:one_rank_runs_more",
+        cause=Cause.EXTRA_COMPILE,
+        ranks=(1,),
+        marker="# fault: one rank runs more",
+        step=2,
+        threads=("pytorch#175849: compile counts of the ranks are not compared any more",),
+    ),
+    Case(
+        name="compile_failed",
+        what="the backend of rank 1 raises ImportError",
+        program="compiling:failed",
+        cause=Cause.COMPILE_FAILED,
+        ranks=(1,),
+        marker="# blamed: backend that fails",
+        threads=("unslothai/unsloth-zoo#967: one rank fails to import its compiled module, the others abort",),
+    ),
+    Case(
+        name="compile_failed_quietly",
+        what="the backend of rank 1 raises ImportError under suppress_errors: it runs eager",
+        program="compiling:failed_quietly",
+        cause=Cause.COMPILE_FAILED,
+        ranks=(1,),
+        marker="# fault: compile failed quietly",
+        threads=("unslothai/unsloth-zoo#967: one rank fails to import its compiled module, the others abort",),
+    ),
+    Case(
+        name="pass_swaps",
+        limit_s=_INDUCTOR_S,
+        what="a post-grad pass on rank 1 swaps an all-reduce and an all-gather",
+        program="compiling:pass_swaps",
+        cause=Cause.COMPILER_PASS,
+        ranks=(1,),
+        marker="# blamed: two collectives",
+        threads=(
+            "pytorch#150074: reorder_for_locality moves waits and so reorders collectives",
+            "pytorch#189454: a compiled recv hoisted above the send",
+        ),
+    ),
+    Case(
+        name="bucketing",
+        limit_s=_INDUCTOR_S,
+        what="a pass on rank 1 merges two all-reduces into one",
+        program="compiling:bucketing",
+        cause=Cause.COMPILER_PASS,
+        ranks=(1,),
+        marker="# fault: bucketing",
+        threads=("pytorch#160527: bucketing can be different from rank to rank",),
+    ),
+    Case(
+        name="autotune",
+        limit_s=_INDUCTOR_S,
+        what="autotuning keeps another matmul kernel on rank 1",
+        program="compiling:kernel_choice",
+        cause=Cause.AUTOTUNE,
+        ranks=(1,),
+        marker="# fault: autotune",
+        threads=(
+            "pytorch#163369: two ranks may choose different algorithms for one operator",
+            "pytorch#140395: DDP and max-autotune hang, what autotuned is not logged",
+        ),
+    ),
+    Case(
+        name="tactic",
+        what="rank 1 picks a tactic with a buffer of another size and gathers that",
+        program="compiling:tactic_per_rank",
+        cause=Cause.COLLECTIVE_SIZES,
+        ranks=(1,),
+        marker="# fault: tactic",
+        threads=("flashinfer#3186, flashinfer#3187, sglang#23317, sglang#35343: TP ranks pick other kernel tactics",),
+    ),
+    Case(
+        name="partitioner",
+        what="the activation memory budget of rank 1 is 0.1: it recomputes more in the backward",
+        program="compiling:partitioner",
+        cause=Cause.PARTITIONER,
+        ranks=(1,),
+        marker="# fault: partitioner",
+        threads=("pytorch#193043: ranks must agree on what is saved and what is recomputed",),
+    ),
+    Case(
+        name="compile_time_collective",
+        what="the backend of rank 1 issues a collective while it compiles",
+        program="compiling:compile_time_collective",
+        cause=Cause.STUCK_COLLECTIVE,
+        ranks=(1,),
+        marker="# fault: compile-time collective",
+        threads=(
+            "vllm#52291, vllm#52292: synchronised autotuning deadlocks TP at start",
+            "pytorch#126846: collectives at compile time deadlock when one rank compiles",
+            "pytorch#193043: compile-time sync hangs when the cache hits on some ranks",
+        ),
+    ),
+)

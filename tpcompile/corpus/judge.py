@@ -1,0 +1,187 @@
+"""A case and the evidence of its run -> named, detected, missed, hang, ...: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from tpcompile.corpus.case import Case
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
+
+Intervals = tuple[tuple[float, float], ...]
+_STARTS, _ENDS = "compile starts ", "compile ends "
+
+
+class Outcome(StrEnum):
+    """What became of a case."""
+
+    NAMED = "named"
+    """Cause, ranks and the user's line are right."""
+    DETECTED = "detected"
+    """Red, but something about it is wrong."""
+    MISSED = "missed"
+    """It ended without a red verdict."""
+    HANG = "hang"
+    """It did not end by itself."""
+    GREEN = "green"
+    """A healthy program ended in peace."""
+    FALSE_ALARM = "false alarm"
+    """A healthy program was called red."""
+    BROKEN = "broken"
+    """The case itself failed: its fault was never reached, or a healthy program raised."""
+
+    @property
+    def is_right(self) -> bool:
+        """True for what must come out."""
+        return self in (Outcome.NAMED, Outcome.GREEN)
+
+
+class Evidence(Frozen):
+    """What the run of a case left behind."""
+
+    verdict: Verdict | None = None
+    verdict_at: float | None = None
+    """Unix time at which the verdict was on disk."""
+    reached_at: float | None = None
+    """Unix time at which the first divergent rank reached its fault."""
+    compiling: tuple[Intervals, ...] = ()
+    """Rank by rank, when it compiled."""
+    timed_out: bool = False
+    exit_code: int = 0
+
+
+class Found(Frozen):
+    """What a verdict says first."""
+
+    cause: Cause
+    ranks: tuple[int, ...]
+    line: UserLine | None
+    text: str
+
+
+class Result(Frozen):
+    """One row of the detection matrix."""
+
+    name: str
+    expected: str
+    """The cause that must be named, empty for a healthy program."""
+    outcome: Outcome
+    why: str = ""
+    """What is wrong about it, empty for nothing."""
+    found: Found | None = None
+    seconds: float | None = None
+    """From the fault to the verdict, compile time of the slowest rank aside."""
+    compile_s: float = 0.0
+    """Compile time of the slowest rank between the two."""
+    columns: dict[str, str] = {}
+    """What other tools say of the same case."""
+
+
+def judge(case: Case, evidence: Evidence) -> Result:
+    """The row of a case."""
+    found = first_finding(evidence.verdict) if evidence.verdict else None
+    outcome, why = _outcome(case, evidence, found)
+    # At a hang, the verdict is about our own kill.
+    seconds, compile_s = (None, 0.0) if evidence.timed_out else time_to_verdict(evidence)
+    return Result(
+        name=case.name,
+        expected=case.cause.value if case.cause else "",
+        outcome=outcome,
+        why=why,
+        found=found,
+        seconds=seconds,
+        compile_s=compile_s,
+    )
+
+
+def _outcome(case: Case, evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
+    if evidence.timed_out:
+        said = f", although it said: {found.text}" if found else ""
+        return Outcome.HANG, f"had not ended after {case.limit_s:g} s{said}"
+    if case.cause is None:
+        return _healthy(evidence, found)
+    if evidence.reached_at is None:
+        return Outcome.BROKEN, f"no rank reached the fault; exit code {evidence.exit_code}"
+    if found is None:
+        return Outcome.MISSED, f"no red verdict; exit code {evidence.exit_code}"
+    wrong = differences(case, found)
+    return (Outcome.DETECTED, "; ".join(wrong)) if wrong else (Outcome.NAMED, "")
+
+
+def _healthy(evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
+    if found is not None:
+        return Outcome.FALSE_ALARM, found.text
+    if evidence.exit_code != 0:
+        return Outcome.BROKEN, f"a healthy program ended with exit code {evidence.exit_code}"
+    return Outcome.GREEN, ""
+
+
+def differences(case: Case, found: Found) -> list[str]:
+    """What a finding has wrong, empty when it names the case."""
+    wrong = []
+    if found.cause != case.cause:
+        expected = case.cause.value if case.cause else "nothing"
+        wrong.append(f"cause is {found.cause.value!r}, not {expected!r}")
+    if tuple(sorted(found.ranks)) != tuple(sorted(case.ranks)):
+        wrong.append(f"blames rank {ranks_text(found.ranks) or 'none'}, not {ranks_text(case.ranks)}")
+    if case.marker and not _is_blamed(case, found.line):
+        at = f"{found.line} {found.line.code.strip()!r}" if found.line else "no line"
+        wrong.append(f"line is {at}, not {case.source.name}:{ranks_text(case.blamed_lines())}")
+    return wrong
+
+
+def _is_blamed(case: Case, line: UserLine | None) -> bool:
+    return line is not None and line.file.endswith(f"programs/{case.source.name}") and line.line in case.blamed_lines()
+
+
+def first_finding(verdict: Verdict) -> Found | None:
+    """The finding a reader meets first; environments that differ are its reason at most. None for a green verdict."""
+    red = [d for d in verdict.divergences if d.is_red]
+    red.sort(key=lambda d: d.layer == Layer.ENVIRONMENT)
+    found = [_of_divergence(d) for d in red if d.layer != Layer.ENVIRONMENT]
+    failed = [c for c in verdict.checks if c.status == Status.FAIL]
+    found += [
+        Found(cause=c.cause, ranks=c.ranks, line=c.line, text=f"{c.name}: {c.observed}")
+        for c in sorted(failed, key=lambda c: c.cause == Cause.UNKNOWN)
+    ]
+    found += [_of_divergence(d) for d in red if d.layer == Layer.ENVIRONMENT]
+    return found[0] if found else None
+
+
+def _of_divergence(divergence: Divergence) -> Found:
+    """The first group is the reference: the most ranks, or the lowest where there is no majority."""
+    odd = [rank for group in divergence.groups[1:] for rank in group.ranks]
+    return Found(cause=divergence.cause, ranks=tuple(sorted(odd)), line=divergence.line, text=divergence.title)
+
+
+def time_to_verdict(evidence: Evidence) -> tuple[float | None, float]:
+    """(seconds from fault to verdict without compile time, compile time of the slowest rank between them)."""
+    if evidence.reached_at is None or evidence.verdict_at is None:
+        return None, 0.0
+    begin, end = evidence.reached_at, evidence.verdict_at
+    compile_s = max((covered_s(intervals, begin, end) for intervals in evidence.compiling), default=0.0)
+    return max(0.0, end - begin - compile_s), compile_s
+
+
+def covered_s(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds of [begin, end] that the intervals cover, overlaps once."""
+    total, reached = 0.0, begin
+    for start, stop in sorted(intervals):
+        start, stop = max(start, reached), min(stop, end)
+        if stop > start:
+            total, reached = total + stop - start, stop
+    return total
+
+
+def compile_intervals(timeline: Sequence[tuple[float, str]], *, end: float) -> Intervals:
+    """A rank's timeline -> when it compiled; a compile that never ended lasts until `end`."""
+    open_: dict[str, float] = {}
+    found = []
+    for at, text in timeline:
+        if text.startswith(_STARTS):
+            open_[text.removeprefix(_STARTS)] = at
+        elif text.startswith(_ENDS) and (start := open_.pop(text.removeprefix(_ENDS), None)) is not None:
+            found.append((start, at))
+    return tuple(sorted([*found, *((start, end) for start in open_.values())]))
