@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many, run_per_rank
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, Status
 from tpcompile.evidence.rundir import RunDir
@@ -138,10 +139,10 @@ def test_eight_ranks_are_green_on_the_cores_there_are(tmp_path: Path) -> None:
 
 
 def assert_green(run: GateRun) -> None:
-    """Exit 0, every check passed or skipped, no divergence."""
+    """Exit 0, every check passed or skipped, no divergence but that of a cache."""
     assert (run.judged.exit_code, run.exit_code) == (0, 0), f"{run.judged.summary}\n{run.stderr}"
     assert not run.failed()
-    assert not run.judged.divergences
+    assert {d.cause for d in run.judged.divergences} <= {Cause.CACHE_SPLIT}
 
 
 def status_of(run: GateRun, name: str) -> Status:

@@ -21,6 +21,7 @@ import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
 import torch._inductor.utils as _inductor_utils
 import torch.distributed as dist
+import torch.fx.graph as _fx_graph
 from torch._dynamo import config as _dynamo_config
 from torch._dynamo.utils import counters as _counters
 from torch._dynamo.utils import get_traced_code as _get_traced_code
@@ -28,6 +29,8 @@ from torch._logging import _internal as _logging_internal
 from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
 from torch.nn.attention import SDPBackend
+
+from tpcompile.evidence.collectives import is_library_file
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
@@ -71,6 +74,26 @@ def tracing(handler: TraceHandler) -> Iterator[None]:
         yield
     finally:
         _logging_internal.trace_log.removeHandler(handler)
+
+
+@contextmanager
+def users_lines() -> Iterator[None]:
+    """Graphs that torch prints name the innermost line outside torch and our wrappers, where torch names its own.
+
+    Code that calls a collective of `torch.distributed` or of ours is then named itself. No cache key holds these lines.
+    """
+    innermost = _fx_graph._parse_stack_trace
+
+    def users(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
+        found = innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
+        return found or innermost(stack_trace, filter_fn)
+
+    _fx_graph._parse_stack_trace = users
+    try:
+        yield
+    finally:
+        if _fx_graph._parse_stack_trace is users:
+            _fx_graph._parse_stack_trace = innermost
 
 
 def interned_strings() -> dict[int, str]:

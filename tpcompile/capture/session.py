@@ -29,8 +29,8 @@ class _Phase:
 class CaptureSession:
     """Listens to every compile of this process while it is active.
 
-    Use as a context manager; mark parts of the run with `phase`. Nothing is patched and no cache is touched: the
-    structured trace carries AOT graphs and generated code on a cache hit as well as on a miss.
+    Use as a context manager; mark parts of the run with `phase`. No cache is touched: the structured
+    trace carries AOT graphs and generated code on a cache hit as well as on a miss.
 
         with CaptureSession() as session:
             with session.phase("train step"):
@@ -57,6 +57,8 @@ class CaptureSession:
         self.step: int | None = None
         self.before_event: Callable[[Mapping[str, Any]], None] | None = None
         """Called with the raw metadata of every event, on the compiling thread, before `step` is stamped on it."""
+        self.after_event: Callable[[Mapping[str, Any]], None] | None = None
+        """The same, when the event is in the record."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._stack = ExitStack()
         self._given_roles = dict(groups or {})
@@ -68,6 +70,7 @@ class CaptureSession:
         # Now and on this thread: torch keeps its settings in context variables, another thread sees the defaults.
         self._environment = compat.environment()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
+        self._stack.enter_context(compat.users_lines())
         self._callbacks = self._stack.enter_context(ExitStack())
         self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
         return self
@@ -170,6 +173,8 @@ class CaptureSession:
                 if found.name in trace.TRACED:
                     reads = rank_reads(compat.traced_code())
                     self._events.append(trace.rank_reads_event(found, reads))
+        if self.after_event is not None:
+            self.after_event(metadata)
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:

@@ -16,6 +16,9 @@ from tpcompile.evidence.rows import Row
 BREAK, FAILED = "graph break", "compile failed"
 """What an item of the graph layer is about when it is no node."""
 
+LIMIT = "Dynamo recompile limit exceeded"
+"""How torch's reason begins when it gave up on a function."""
+
 _INPUT_FIELD = re.compile(r"(\w+)=(.*?)(?= \w+=|$)")
 _INPUT_CAUSES = {
     "dtype": Cause.DTYPE,
@@ -104,7 +107,8 @@ def graph(row: Row) -> Cause:
     if any(about(item).startswith(BREAK) for item in present):
         return Cause.GRAPH_BREAK
     if any(about(item) == FAILED for item in present):
-        return Cause.COMPILE_FAILED
+        limit = any(says(item).startswith(LIMIT) for item in present)
+        return Cause.RECOMPILE_LIMIT if limit else Cause.COMPILE_FAILED
     calls = [node(item) for item in present]
     if len(calls) < len(row) or not all(calls) or len({(c.op, c.target) for c in calls if c}) > 1:
         return Cause.RANK_BRANCH
@@ -192,9 +196,11 @@ def lowered(items: Sequence[Sequence[Item]], row: Row) -> Cause:
     return Cause.PARTITIONER if len(saved) > 1 else Cause.COMPILER_PASS
 
 
-def kernels(items: Sequence[Sequence[Item]], row: Row) -> Cause:
+def kernels(items: Sequence[Sequence[Item]]) -> Cause:
     """Cause of differing generated code under equal lowered graphs."""
-    chosen = any(_MATMUL_CHOICE.search(item.text) for item in row if item)
+    everywhere = set.intersection(*({item.text for item in group} for group in items))
+    differing = (item.text for group in items for item in group if item.text not in everywhere)
+    chosen = any(_MATMUL_CHOICE.search(text) for text in differing)
     return Cause.AUTOTUNE if chosen and not reordered(items) else Cause.COMPILER_PASS
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import linecache
+import os
 import re
 from collections.abc import Iterable
 
@@ -14,6 +17,8 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
+_FOUND = importlib.util.find_spec("torch")
+_TORCH = os.path.dirname(_FOUND.origin) if _FOUND and _FOUND.origin else ""
 _LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
 
 
@@ -63,7 +68,21 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
 
 def is_library(line: UserLine) -> bool:
     """True for a line of torch or of our own wrappers: nobody can fix their program there."""
-    return any(part in line.file for part in _LIBRARY)
+    return is_library_file(line.file) or _is_of_torch(line)
+
+
+def is_library_file(file: str) -> bool:
+    """The same of a file."""
+    return any(part in file for part in _LIBRARY)
+
+
+def _is_of_torch(line: UserLine) -> bool:
+    """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
+    if not _TORCH or line.file.startswith("/") or not line.code:
+        return False
+    parts = line.file.split("/")
+    files = (os.path.join(_TORCH, *parts[i:]) for i in range(len(parts)))
+    return any(line.code in linecache.getline(file, line.line) for file in files)
 
 
 def blamed_line(nodes: list[Node], index: int) -> UserLine | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from tpcompile.evidence import classify, parametric
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.digest import SEPARATOR, UNORDERED
+from tpcompile.evidence.digest import SEPARATOR, UNORDERED, UNUSED
 from tpcompile.evidence.onerank import one_rank
 from tpcompile.evidence.records import (
     CompileDigest,
@@ -32,6 +32,9 @@ _PARTS = [(Layer.INPUTS, ""), (Layer.GRAPH, ""), (Layer.GUARDS, ""), (Layer.COLL
           (Layer.KERNELS, "forward"), (Layer.KERNELS, "backward")]  # fmt: skip
 _UPSTREAM = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT, Cause.UNKNOWN})
 """Causes in the graph that say less than the collectives do, when those differ too."""
+
+_METADATA = frozenset({Cause.SHAPE, Cause.DTYPE, Cause.STRIDE})
+"""Causes by which the same call has another result."""
 
 Groups = list[tuple[int, ...]]
 Items = list[tuple[Item, ...]]
@@ -211,13 +214,16 @@ class _Finding:
         order = list(Layer)
         later = tuple(dict.fromkeys(x for x, _ in self.differing if order.index(x) > order.index(self.layer)))
         guard, held = self.guard(row)
+        text = title(self.layer, self.groups, row)
+        if cause == Cause.UNUSED_RESULT:
+            row = self.unused() or row
         return Divergence(
             layer=self.layer,
             cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
             domain=self.domain.name,
             where=_where(self.slot, self.part) if self.slot else "",
             groups=_rank_groups(self.slot, self.groups, row),
-            title=title(self.layer, self.groups, row),
+            title=text,
             cause=cause,
             guard=guard,
             held=held,
@@ -258,13 +264,15 @@ class _Finding:
             case Layer.LOWERED:
                 return classify.collectives(self.issued()) if self.hangs else classify.lowered(self.items, row)
             case Layer.KERNELS:
-                return classify.kernels(self.items, row)
+                return classify.kernels(self.items)
 
     def dynamic(self) -> set[bool]:
         return {c.is_dynamic for c in self.slot.compiles.values()} if self.slot else set()
 
     def graph_cause(self, row: Row) -> Cause:
         cause = classify.graph(row)
+        if cause in _METADATA and any(i and (c := classify.node(i)) and c.is_collective for i in row):
+            return Cause.COLLECTIVE_SIZES
         if self.hangs and cause in _UPSTREAM | classify.HANGS:
             return classify.collectives(self.issued())
         return Cause.UNUSED_RESULT if cause == Cause.RANK_BRANCH and self.dropped() else cause
@@ -280,6 +288,17 @@ class _Finding:
             return False
         items = self.domain.items(self.slot, self.groups, Layer.COLLECTIVES)
         return len({tuple(item.raw for item in group) for group in items}) > 1
+
+    def unused(self) -> Row | None:
+        """The collective whose result one group drops, which comes last; None when each group drops some."""
+        assert self.slot is not None, "only a compile has collectives"
+        items = self.domain.items(self.slot, self.groups, Layer.COLLECTIVES)
+        row = [next((item for item in group if item.raw == UNUSED), None) for group in items]
+        if None not in row:
+            return None
+        order = sorted(range(len(row)), key=lambda group: row[group] is not None)
+        self.groups, self.items = [self.groups[g] for g in order], [self.items[g] for g in order]
+        return [row[g] for g in order]
 
     def guard(self, row: Row) -> tuple[str, str]:
         """The guard behind the difference, on the odd ranks and on the others; empty when there is none."""

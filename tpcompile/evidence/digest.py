@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence import codetext, normalise
-from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.collectives import blamed_line, is_library
 from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
     Collective,
@@ -207,7 +207,9 @@ def node_text(node: Node, index: int) -> str:
 def _guard_item(guard: Guard) -> Item:
     # By source, so that TRUE_MATCH here and FALSE_MATCH there are one difference.
     about = guard.source or guard.type
-    return Item(text=f"{about}{SEPARATOR}{guard.type}: {guard.expression}", line=guard.line)
+    # Nobody can change a line of torch; the line of the compiled frame says more.
+    line = guard.line if guard.line and not is_library(guard.line) else None
+    return Item(text=f"{about}{SEPARATOR}{guard.type}: {guard.expression}", line=line)
 
 
 def _collective_item(collective: Collective) -> Item:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.guardtext import split_comments
 from tpcompile.evidence.records import Frozen, UserLine
 
@@ -75,6 +76,7 @@ _KEYS = re.compile(r"dict\.keys\((?P<source>[^)]+)\)|___dict_contains\(.*, (?P<h
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
 _OBJECT_ID = re.compile(r", \d{6,}\)")
 _TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
+_PLAIN = re.compile(r"^<class '(?:int|float|bool|complex|str|NoneType|list|tuple|dict)'>$")
 _INT = re.compile(r"^-?\d+$")
 _TENSOR_KINDS = {
     "size": ReasonKind.SIZE, "stride": ReasonKind.STRIDE, "dtype": ReasonKind.DTYPE, "rank": ReasonKind.NUM_DIMS,
@@ -148,7 +150,8 @@ def _value_kind(source: str, expected: str) -> ReasonKind:
 
 def _object(guard: str) -> Reason | None:
     if match := _TENSOR_TYPE.search(guard):
-        return Reason(kind=ReasonKind.TENSOR_TYPE, guard=guard, **match.groupdict())
+        kind = ReasonKind.TYPE if _PLAIN.match(match["actual"]) else ReasonKind.TENSOR_TYPE
+        return Reason(kind=kind, guard=guard, **match.groupdict())
     if not (match := _CALLED.match(guard)):
         return None
     kind = ReasonKind.TYPE if match["check"].startswith("type") else ReasonKind.IDENTITY
@@ -157,12 +160,15 @@ def _object(guard: str) -> Reason | None:
 
 def _line(comments: list[str], stack: str) -> UserLine | None:
     """The innermost frame of the user's stack has the whole path; the comment has the end of it."""
-    frames = list(_STACK_FRAME.finditer(stack))
+    frames = [
+        UserLine(file=found["file"], line=int(found["line"]), function=found["function"], code=found["code"].strip())
+        for found in _STACK_FRAME.finditer(stack)
+    ]
     if frames:
-        last = frames[-1]
-        return UserLine(file=last["file"], line=int(last["line"]), function=last["function"], code=last["code"].strip())
+        return next((line for line in reversed(frames) if not is_library(line)), frames[-1])
     for index, comment in enumerate(comments):
         if match := _COMMENT.match(comment):
             code = "  # ".join(comments[:index])
-            return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=code)
+            line = UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=code)
+            return None if is_library(line) else line
     return None

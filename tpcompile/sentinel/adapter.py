@@ -7,6 +7,7 @@
     distributed_c10d._world.pg_names              the groups of this rank
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
     Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
+    _dynamo.exc.TorchDynamoException              base of every error the compiler raises, Inductor's included
 
 `tests/sentinel/test_adapter.py` fails when torch moves one of them.
 """
@@ -21,7 +22,9 @@ from typing import Any
 
 import torch
 import torch._dynamo.callback as _callback
+import torch.distributed as dist
 from torch._dynamo import eval_frame as _eval_frame
+from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
 
 GuardHook = Callable[[bool], bool]
@@ -101,6 +104,17 @@ def is_in_dynamo(frame: FrameType | None) -> bool:
     return False
 
 
+def finish_device_work() -> None:
+    """Wait for what this process has queued on its GPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """True for an exception that a compile raised."""
+    return isinstance(error, _exc.TorchDynamoException)
+
+
 def is_torch(filename: str) -> bool:
     """True for a file of torch itself."""
     return filename.startswith(_TORCH)
@@ -128,6 +142,27 @@ def group_names() -> tuple[str, ...]:
     """`name description` of every process group of this rank, as the flight recorder writes them."""
     names = torch.distributed.distributed_c10d._world.pg_names
     return tuple(sorted(f"{name} {group.group_desc}" for group, name in names.items()))
+
+
+def ranks_of_group(name: str) -> tuple[int, ...]:
+    """Global ranks of the group that the flight recorder writes as `name description`, by their rank in it."""
+    for group, found in torch.distributed.distributed_c10d._world.pg_names.items():
+        if f"{found} {group.group_desc}" == name:
+            return tuple(dist.get_process_group_ranks(group))
+    return ()
+
+
+def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
+    """(`send` or `recv`, global rank of the peer) when the thread is in that call; gloo's recorder leaves them out."""
+    for _ in range(6):
+        if frame is None or not is_torch(frame.f_code.co_filename):
+            return None
+        name, values = frame.f_code.co_name, frame.f_locals
+        peer = values.get({"send": "group_dst", "recv": "group_src"}.get(name, ""))
+        if peer is not None and frame.f_code.co_filename.endswith("distributed_c10d.py"):
+            return name, dist.get_global_rank(values.get("group") or dist.group.WORLD, peer)
+        frame = frame.f_back
+    return None
 
 
 def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:

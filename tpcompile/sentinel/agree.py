@@ -22,8 +22,11 @@ OK, PASSED, GO = "ok", "passed", "go on"
 _PROGRAM = (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS)
 
 
-def agree(sentinel: Sentinel, position: Position, compile_: CompileRecord) -> None:
-    """Called on the compiling thread after the compile, before its code runs for the first time."""
+def agree(sentinel: Sentinel, position: Position, compile_: CompileRecord, *, may_wait: bool) -> None:
+    """Called on the compiling thread after the compile, before its code runs for the first time.
+
+    `may_wait` is False for a compile that failed: an exception is on its way, or the frame runs eager from here on.
+    """
     region = sentinel.clock.region(position.region)
     if len(sentinel.channel.members) == 1 or region.is_reported:
         return
@@ -38,7 +41,7 @@ def agree(sentinel: Sentinel, position: Position, compile_: CompileRecord) -> No
     region.collectives, region.num_collectives = mine.collectives, mine.num_collectives
     if is_new or not region.reason_uneven:
         sentinel.follower.ended_compile(position)
-    if needs_others and (is_new or not region.reason_uneven):
+    if may_wait and needs_others and (is_new or not region.reason_uneven):
         _wait(sentinel, position)
 
 

@@ -29,6 +29,8 @@ class Compiling:
         self._listener = adapter.CompileListener(self._starts, self._ends)
         self._previous_hook: adapter.GuardHook | None = None
         self._positions: dict[str, Position] = {}
+        self._failed: set[str] = set()
+        """Compiles that raised; torch logs their end, with the reason, after it has told us."""
         self.num_compiles = 0
 
     def install(self) -> None:
@@ -36,6 +38,7 @@ class Compiling:
         self._previous_hook = adapter.set_guard_hook(self._looked_up)
         self._listener.ensure()
         self._sentinel.session.before_event = self._logged
+        self._sentinel.session.after_event = self._has_logged
 
     def remove(self) -> None:
         """Unhook; a guard hook that came after ours stays."""
@@ -43,7 +46,7 @@ class Compiling:
         if installed is not None and installed != self._looked_up:
             adapter.set_guard_hook(installed)
         self._listener.close()
-        self._sentinel.session.before_event = None
+        self._sentinel.session.before_event = self._sentinel.session.after_event = None
 
     def watched(self, target: Any, region: Region) -> Any:
         """`target` with its calls counted as calls of the region."""
@@ -86,9 +89,13 @@ class Compiling:
         if not self._sentinel.is_active or "dynamo_start" not in metadata or metadata.get("attempt"):
             return
         self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
+        self._enter_if_new(sys._getframe(1))
+
+    def _enter_if_new(self, frame: FrameType | None) -> None:
+        """Begin a call, unless the lookup that missed has done so."""
         current = self._clock.current
         if current is None or not current.has_missed:
-            self._enter_from(sys._getframe(1))
+            self._enter_from(frame)
 
     def _starts(self, kind: str, compile_id: str) -> None:
         sentinel = self._sentinel
@@ -97,13 +104,18 @@ class Compiling:
         if kind != "dynamo":
             self._clock.set(TRIGGERS.get(kind, kind), compile_id)
             return
-        position = self._positions[compile_id] = self._clock.compile_starts(compile_id)
         sentinel.note(f"compile starts {compile_id}")
         self.num_compiles += 1
+        self._begin(compile_id)
+
+    def _begin(self, compile_id: str) -> Position:
+        sentinel = self._sentinel
+        position = self._positions[compile_id] = self._clock.compile_starts(compile_id)
         begun = sentinel.session.compile(compile_id)
         self._clock.reason = begun.recompile_reasons[0] if begun and begun.recompile_reasons else ""
         if not sentinel.clock.region(position.region).is_reported:
             sentinel.safely(lambda: self._announce(position, compile_id))
+        return position
 
     def _announce(self, position: Position, compile_id: str) -> None:
         stack = flight.user_stack(sys._getframe(1))
@@ -121,12 +133,36 @@ class Compiling:
             return
         self._clock.set(RUNNING)
         sentinel.note(f"compile ends {compile_id}")
-        position = self._positions.get(compile_id)
-        if kind != "dynamo" or position is None:
+        if kind != "dynamo" or compile_id not in self._positions:
             return
+        if sys.exception() is not None:
+            self._failed.add(compile_id)
+        else:
+            self._failed.discard(compile_id)  # an attempt before this one may have raised
+            self._agree(compile_id, may_wait=True)
+
+    def _has_logged(self, metadata: Mapping[str, Any]) -> None:
+        """torch logs the end of a compile, also of one that failed or that the recompile limit did not let begin."""
+        if not self._sentinel.is_active or "compilation_metrics" not in metadata:
+            return
+        compile_id = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}"
+        if compile_id not in self._positions:
+            found = self._sentinel.session.compile(compile_id)
+            if found is None or not found.limit_reached:
+                return
+            self._enter_if_new(sys._getframe(1))
+            self._begin(compile_id)
+            self._clock.set(RUNNING)
+        elif compile_id not in self._failed:
+            return
+        self._failed.discard(compile_id)
+        self._agree(compile_id, may_wait=False)
+
+    def _agree(self, compile_id: str, *, may_wait: bool) -> None:
+        sentinel, position = self._sentinel, self._positions[compile_id]
         compile_ = sentinel.session.compile(compile_id)
         if compile_ is not None:
-            sentinel.safely(lambda: agree(sentinel, position, compile_))
+            sentinel.safely(lambda: agree(sentinel, position, compile_, may_wait=may_wait))
 
 
 def region_name(target: Any) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import adapter
-from tpcompile.sentinel.messages import Issued
+from tpcompile.sentinel.messages import Issued, PointToPoint
 
 _KEPT_PER_GROUP = 60
+_PEER = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
 _OP = re.compile(r"(?:\w+:)?(?P<op>\w+)")
 _GENERATED_FILE = re.compile(r"torchinductor|^<|eval_with_key|in wrapped|codegen\(")
 _GENERATED_FUNCTION = re.compile(r"in wrapped|codegen\(")
@@ -26,9 +27,13 @@ _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", 
 def issued_collectives(dump: Mapping[str, Any], *, now_ns: int) -> tuple[Issued, ...]:
     """The flight recorder's dump -> the last collectives of every group, oldest first."""
     by_group: dict[str, list[Issued]] = {}
+    in_flight: set[str] = set()
     for entry in dump.get("entries", ()):
         if not entry.get("is_p2p"):
             found = _issued(entry, now_ns)
+            if not found.is_done and found.group not in in_flight:
+                in_flight.add(found.group)
+                found = found.model_copy(update={"stack": _users(entry.get("frames", []))})
             by_group.setdefault(found.group, []).append(found)
     return tuple(found for group in by_group.values() for found in group[-_KEPT_PER_GROUP:])
 
@@ -38,19 +43,41 @@ def recorded(*, now_ns: int | None = None) -> tuple[Issued, ...]:
     return issued_collectives(adapter.recorded_collectives(), now_ns=now_ns or time.time_ns())
 
 
+def point_to_point(frame: FrameType | None) -> PointToPoint | None:
+    """The send or receive this process waits in: by the main thread's frame (gloo), or the recorder (NCCL)."""
+    called = adapter.point_to_point(frame)
+    if called is not None:
+        stack = user_stack(frame)
+        return PointToPoint(op=called[0], peer=called[1], line=stack[-1] if stack else None)
+    for entry in adapter.recorded_collectives().get("entries", ()):
+        match = _PEER.search(str(entry.get("profiling_name", ""))) if entry.get("is_p2p") else None
+        if match and not _is_done(entry):
+            ranks = adapter.ranks_of_group(_group(entry))
+            peer = int(match["peer"])
+            line = _innermost(entry.get("frames", []))
+            return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
+    return None
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    return " ".join(str(part) for part in entry.get("process_group", ()) if part)
+
+
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    # gloo leaves the state at `scheduled` and retires what has ended; NCCL sets the state.
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
 def _issued(entry: Mapping[str, Any], now_ns: int) -> Issued:
     name = str(entry.get("profiling_name", ""))
     match = _OP.match(name)
-    group = " ".join(str(part) for part in entry.get("process_group", ()) if part)
-    # gloo leaves the state at `scheduled` and retires what has ended; NCCL sets the state.
-    done = bool(entry.get("retired")) or entry.get("state") == "completed"
     return Issued(
-        group=group,
+        group=_group(entry),
         seq=int(entry.get("collective_seq_id", 0)),
         op=match["op"].lstrip("_") if match else name,
         sizes=_text(entry.get("input_sizes", [])),
         dtypes=",".join(entry.get("input_dtypes", [])),
-        is_done=done,
+        is_done=_is_done(entry),
         age_s=max(0.0, (now_ns - int(entry.get("time_created_ns", now_ns))) / 1e9),
         line=_innermost(entry.get("frames", [])),
     )
@@ -62,11 +89,13 @@ def _text(sizes: Iterable[Iterable[int]]) -> str:
 
 def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
     """First frame, innermost first, that the user wrote."""
-    for frame in frames:
-        line = user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
-        if line is not None:
-            return line
-    return None
+    return next(iter(_users(frames)), None)
+
+
+def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
+    """Frames that the user wrote, innermost first."""
+    lines = (user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames)
+    return tuple(line for line in lines if line is not None)
 
 
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:

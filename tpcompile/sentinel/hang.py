@@ -70,42 +70,67 @@ def describe(state: RankState) -> str:
         return f"rank {state.rank} has left: {state.ended}"
     if state.waits_at is not None:
         return f"rank {state.rank} compiled {state.waits_at} and has waited {state.since_s:.1f} s for the others{where}"
-    if state.activity in COMPILES or state.in_dynamo:
+    if _compiles(state):
         why = f" because {state.reason}" if state.reason else ""
         what = f"{state.compile_id} of {state.position.region}" if state.position else state.compile_id
         doing = state.activity if state.activity in COMPILES else COMPILING
         return f"rank {state.rank} has been {doing} {what} for {state.since_s:.1f} s{why}{where}"
     stuck = _stuck(state)
+    if state.p2p is not None:
+        return f"rank {state.rank} waits in {state.p2p}"
     if stuck is not None and state.blocked:
         return f"rank {state.rank} has waited {stuck.age_s:.1f} s in {stuck}"
     return f"rank {state.rank} is {state.activity}{where}"
 
 
+def waits(state: RankState) -> bool:
+    """True for a rank that waits for others itself."""
+    return state.blocked or state.waits_at is not None or state.p2p is not None or _stuck(state) is not None
+
+
 def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[str, ...]) -> Finding:
     how = "; ".join(f"rank {g.rank} {_HOW[g.how]}{_where(g)}" for g in dead)
-    waits = [s for s in states.values() if _stuck(s) is not None or s.waits_at is not None]
-    waiting = f"; rank {ranks_text([s.rank for s in waits])} waits" if waits else ""
-    aborted = next((g.line for g in dead if g.line), None)
-    line = aborted or next((s.line for s in waits if s.line), None)
-    ranks = tuple(gone.rank for gone in dead)
-    return Finding(_cause_of_loss(dead[0], states), f"{how}{waiting}", ranks, line, details, gone=ranks)
+    waiting = [s for s in states.values() if _stuck(s) is not None or s.waits_at is not None]
+    tail = f"; rank {ranks_text([s.rank for s in waiting])} waits" if waiting else ""
+    gone = tuple(one.rank for one in dead)
+    aborted = next((one for one in dead if one.line), None)
+    line = (aborted.line if aborted else None) or next((s.line for s in waiting if s.line), None)
+    if dead[0].how != "died":
+        return Finding(Cause.STOPPED_RESPONDING, how + tail, gone, line, details, gone=gone)
+    if aborted is None:
+        return Finding(Cause.KILLED, how + tail, gone, line, details, gone=gone)
+    return replace(_aborted(aborted, states, how + tail), details=details, gone=gone)
+
+
+def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
+    """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
+    newest = {rank: _stuck(s) or s.issued[-1] for rank, s in sorted(states.items()) if s.issued}
+    if not newest:
+        return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
+    new = [rank for rank, issued in newest.items() if not _is_known(issued, states[rank])]
+    here = [rank for rank, issued in newest.items() if _same(gone.line, issued.line)]
+    past = [rank for rank in newest if any(_same(gone.line, i.line) for i in states[rank].issued)]
+    if here or (past and not new):
+        what = newest[here[0]].op if here else "collective"
+        text = f"{how}; the others issued {what} there, too: shapes, dtypes or split sizes differ"
+        return Finding(Cause.COLLECTIVE_SIZES, text, (gone.rank,), gone.line)
+    if past and new:  # the dead rank did what everybody does, and somebody met it with another collective
+        text = f"{how}; rank {ranks_text(new)} was in {newest[new[0]]}"
+        return Finding(Cause.STUCK_COLLECTIVE, text, tuple(new), newest[new[0]].line)
+    return Finding(Cause.STUCK_COLLECTIVE, how, (gone.rank,), gone.line)
 
 
 def _where(gone: Lost) -> str:
     return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
 
 
-def _cause_of_loss(gone: Lost, states: Mapping[int, RankState]) -> Cause:
-    """A rank that aborted at another line than the one its peers communicate at was in another collective."""
-    if gone.how != "died":
-        return Cause.STOPPED_RESPONDING
-    elsewhere = [i.line for s in states.values() if (i := _stuck(s) or _last(s)) is not None and i.line]
-    is_other = gone.line is not None and elsewhere and not any(_same(gone.line, line) for line in elsewhere)
-    return Cause.STUCK_COLLECTIVE if is_other else Cause.KILLED
+def _is_known(issued: Issued, state: RankState) -> bool:
+    """True when the rank issued something from that line before."""
+    return any(_same(issued.line, other.line) for other in state.issued if other is not issued)
 
 
-def _same(a: UserLine, b: UserLine) -> bool:
-    return (a.file, a.line) == (b.file, b.line)
+def _same(a: UserLine | None, b: UserLine | None) -> bool:
+    return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
 
 
 def _last(state: RankState) -> Issued | None:
@@ -120,6 +145,9 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     gone = [state for _, state in sorted(states.items()) if state.ended and state.rank != here.rank]
     if not gone:
         return None
+    others = {state.rank: state for state in gone}
+    if (parted := _parted({**others, here.rank: here})) is not None:
+        return parted
     who = "; ".join(f"rank {state.rank} has left: {state.ended}" for state in gone)
     last = _stuck(here) or _last(here)
     what = f", and rank {here.rank} is in {last}" if last else ""
@@ -131,22 +159,44 @@ def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
     """Ranks issued different collectives under one number of one group, and some rank is stuck at or behind it."""
     stuck = {found.group for state in states.values() if (found := _stuck_since(state, before)) is not None}
     for group in sorted(stuck):
-        by_rank = {rank: {i.seq: i for i in s.issued if i.group == group} for rank, s in states.items() if s.issued}
-        by_rank = {rank: issued for rank, issued in by_rank.items() if issued}
-        for seq in sorted({seq for issued in by_rank.values() for seq in issued}):
-            have = {rank: issued[seq] for rank, issued in by_rank.items() if seq in issued}
-            alike = _alike(have)
-            if len(have) > 1 and len(alike) > 1:
+        for have in _numbers(states, group):
+            alike = _alike({rank: issued.what for rank, issued in have.items()})
+            if len(alike) > 1:
                 return _differ(alike, have)
     return None
 
 
-def _alike(have: Mapping[int, Issued]) -> list[list[int]]:
-    """Ranks by equal collective from the same line, the most first."""
+def _parted(states: Mapping[int, RankState]) -> Finding | None:
+    """Where ranks that wait in vain came apart: the first number under which they came from lines of their own.
+
+    Branches may call one collective from two lines, at every step; a pair of lines that was met once says more.
+    """
+    found: list[tuple[tuple[str, ...], list[list[int]], Mapping[int, Issued]]] = []
+    for group in sorted({i.group for s in states.values() for i in s.issued}):
+        for numbered in _numbers(states, group):
+            lines = {rank: f"{i.op} {i.line.file}:{i.line.line}" if i.line else i.op for rank, i in numbered.items()}
+            if len(set(lines.values())) > 1:
+                found.append((tuple(lines[rank] for rank in sorted(lines)), _alike(lines), numbered))
+    once = [one for one in found if sum(one[0] == other[0] for other in found) == 1]
+    for _, alike, have in (once or found)[:1]:
+        return _differ(alike, have)
+    return None
+
+
+def _numbers(states: Mapping[int, RankState], group: str) -> Iterator[dict[int, Issued]]:
+    """What the ranks issued under each number of a group, where more than one did."""
+    by_rank = {rank: {i.seq: i for i in s.issued if i.group == group} for rank, s in states.items()}
+    for seq in sorted({seq for issued in by_rank.values() for seq in issued}):
+        have = {rank: issued[seq] for rank, issued in by_rank.items() if seq in issued}
+        if len(have) > 1:
+            yield have
+
+
+def _alike(have: Mapping[int, str]) -> list[list[int]]:
+    """Ranks by equal text, the most first."""
     groups: dict[str, list[int]] = {}
-    for rank, issued in sorted(have.items()):
-        line = f"{issued.line.file}:{issued.line.line}" if issued.line else ""
-        groups.setdefault(f"{issued.what} {line}", []).append(rank)
+    for rank, text in sorted(have.items()):
+        groups.setdefault(text, []).append(rank)
     return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
 
 
@@ -160,6 +210,8 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
     """A rank waits for one that has left."""
     for waiting, target, what in _waits(states, before):
         if states[target].ended:
+            if states[waiting].waits_at is None and (parted := _parted(states)) is not None:
+                return parted
             return Finding(
                 Cause.STUCK_COLLECTIVE,
                 f"rank {waiting} waits {what}, and rank {target} has left: {states[target].ended}",
@@ -171,22 +223,28 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
 
 def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
     """Two ranks wait for each other."""
-    waits = {(waiting, target): what for waiting, target, what in _waits(states, before)}
-    for (a, b), what in sorted(waits.items()):
-        if (b, a) not in waits:
+    pairs = {(waiting, target): what for waiting, target, what in _waits(states, before)}
+    for (a, b), what in sorted(pairs.items()):
+        if (b, a) not in pairs:
             continue
         compiled = next((r for r in (a, b) if states[r].waits_at is not None), None)
-        if compiled is None:
-            return Finding(
-                Cause.STUCK_COLLECTIVE, f"rank {a} waits {what}; rank {b} waits {waits[b, a]}", (a, b), states[a].line
-            )
-        other = b if compiled == a else a
-        return _ran_without_compiling(states, compiled, other, waits[other, compiled])
+        if compiled is not None:
+            other = b if compiled == a else a
+            return _one_compiled(states, compiled, other, pairs[other, compiled])
+        says = f"rank {a} waits {what}; rank {b} waits {pairs[b, a]}"
+        alone = next((r for r in (a, b) if states[r].p2p is not None), None)
+        if alone is not None:
+            p2p = states[alone].p2p
+            assert p2p is not None
+            return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
+        return _parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
     return None
 
 
-def _ran_without_compiling(states: Mapping[int, RankState], compiled: int, other: int, what: str) -> Finding:
+def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, what: str) -> Finding:
+    """One rank compiled code with collectives and waits for the other, which waits for it in a collective."""
     theirs, ours = states[other], states[compiled]
+    assert ours.waits_at is not None
     if theirs.waits_at is not None:
         return Finding(
             Cause.ORDER_FORWARD,
@@ -194,17 +252,34 @@ def _ran_without_compiling(states: Mapping[int, RankState], compiled: int, other
             (compiled, other),
             theirs.line or ours.line,
         )
-    same = theirs.position is not None and ours.waits_at is not None and theirs.position.region == ours.waits_at.region
-    limit = same and theirs.reason
     stuck = _stuck(theirs)
-    cause = Cause.RECOMPILE_LIMIT if limit else Cause.COMPILE_DISABLED
-    why = f": {theirs.reason}" if limit else ""
-    return Finding(
-        cause,
-        f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile{why}, and waits {what}",
-        (other,),
-        stuck.line if stuck and stuck.line else theirs.line,
-    )
+    line = stuck.line if stuck and stuck.line else theirs.line
+    if _compiles(theirs):
+        text = f"rank {other} waits {what} while it compiles; rank {compiled} compiled {ours.waits_at} without it"
+        return Finding(Cause.STUCK_COLLECTIVE, text, (other,), line)
+    if theirs.position is not None and theirs.position.region == ours.waits_at.region and theirs.reason:
+        text = (
+            f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile: {theirs.reason}, and waits {what}"
+        )
+        return Finding(Cause.RECOMPILE_LIMIT, text, (other,), line)
+    if theirs.position is not None and not _runs(theirs, ours.waits_at.region):
+        text = f"rank {compiled} alone compiled {ours.waits_at}; rank {other} waits {what}"
+        return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
+    text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
+    return Finding(Cause.COMPILE_DISABLED, text, (other,), line)
+
+
+def _runs(state: RankState, region: str) -> bool:
+    """True when the rank is inside the function of that region, compiled or not."""
+    name, _, place = region.rpartition(" ")
+    function, file = name.rpartition(".")[2], place.rpartition(":")[0]
+    stuck = _stuck(state)
+    frames = (*state.stack, *(stuck.stack if stuck else ()), *((stuck.line,) if stuck and stuck.line else ()))
+    return any(frame.function == function and frame.file.endswith(file) for frame in frames)
+
+
+def _compiles(state: RankState) -> bool:
+    return state.activity in COMPILES or state.in_dynamo
 
 
 def _waits(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Iterator[tuple[int, int, str]]:
@@ -214,6 +289,10 @@ def _waits(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
             for other, theirs in sorted(states.items()):
                 if other != rank and theirs.waits_at != state.waits_at:
                     yield rank, other, f"for it at {state.waits_at}"
+            continue
+        then = before.get(rank)
+        if state.p2p is not None and state.p2p.peer in states and then is not None and then.p2p == state.p2p:
+            yield rank, state.p2p.peer, f"in {state.p2p}"
             continue
         stuck = _stuck_since(state, before)
         if stuck is None:
@@ -230,9 +309,14 @@ def _stuck(state: RankState) -> Issued | None:
 
 
 def _stuck_since(state: RankState, before: Mapping[int, RankState]) -> Issued | None:
-    """The same, when it has not moved since the round before."""
+    """The same, when neither it nor the program has moved since the round before.
+
+    A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
+    """
     now, then = _stuck(state), before.get(state.rank)
-    if now is None or then is None or state.activity in COMPILES or state.in_dynamo:
+    if now is None or then is None or state.stack != then.stack:
+        return None
+    if _compiles(state) and now.age_s > state.since_s:
         return None
     old = _stuck(then)
     return now if old is not None and (old.group, old.seq) == (now.group, now.seq) else None

@@ -6,6 +6,9 @@ from typing import Any
 
 from tpcompile.evidence.records import Frozen, UserLine
 
+_EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
+"""Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
+
 
 class Position(Frozen):
     """Where a rank is: the `index`-th frame of the `call`-th call of a region."""
@@ -61,15 +64,30 @@ class Issued(Frozen):
     is_done: bool = True
     age_s: float = 0.0
     line: UserLine | None = None
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames, innermost first, of the oldest one in flight of each group."""
 
     @property
     def what(self) -> str:
-        """What has to be equal on all ranks."""
-        return f"{self.op} {self.sizes} {self.dtypes}"
+        """What has to be equal on all ranks: the op, and its sizes where they cannot differ between ranks."""
+        return f"{self.op} {self.sizes} {self.dtypes}" if self.op in _EVEN else self.op
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""
         return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at}"
+
+
+class PointToPoint(Frozen):
+    """A send or receive in flight."""
+
+    op: str
+    peer: int
+    """Global rank."""
+    line: UserLine | None = None
+
+    def __str__(self) -> str:
+        at = f" at {self.line}" if self.line else ""
+        return f"{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer}{at}"
 
 
 class RankState(Frozen):
@@ -90,6 +108,8 @@ class RankState(Frozen):
     """The user's frames of the main thread, innermost last."""
     issued: tuple[Issued, ...] = ()
     """The last collectives of every group, oldest first."""
+    p2p: PointToPoint | None = None
+    """The send or receive the rank waits in."""
     groups: tuple[str, ...] = ()
     """`name description` of every process group this rank is in."""
     ended: str = ""

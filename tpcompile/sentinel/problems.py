@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.checks import ALIVE, NO_ERROR
-from tpcompile.evidence.records import Check, Status, UserLine
-from tpcompile.sentinel import flight, hang
+from tpcompile.evidence.onerank import reason_cause
+from tpcompile.evidence.reasontext import Reason, parse_reason
+from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
+from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.ending import Alarm
 from tpcompile.sentinel.hang import Finding, Lost
 from tpcompile.sentinel.messages import Position, RankState
@@ -44,7 +46,9 @@ class Problems:
             return
         compile_id = sentinel.clock.region(position.region).compiled.get((position.call, position.index), "?")
         compile_ = sentinel.session.compile(compile_id)
-        why = f" because {compile_.recompile_reasons[0]}" if compile_ and compile_.recompile_reasons else ""
+        reasons = compile_.recompile_reasons if compile_ else ()
+        reason = parse_reason(reasons[0]) if reasons else None
+        why = f" because {reason.guard}" if reason else ""
         at = f", now at {theirs.line}" if theirs.line else ""
         problem = Check(
             name=TOGETHER,
@@ -52,7 +56,9 @@ class Problems:
             status=Status.FAIL,
             expected="all ranks compile at the same call, or none",
             observed=f"rank {sentinel.rank} compiled at {position}{why}; rank {theirs.rank} went on without it{at}",
+            line=(reason.line if reason else None) or (compile_.line if compile_ else None),
             ranks=(sentinel.rank,),
+            cause=_cause_of(reason, compile_),
         )
         self.raise_difference(position, problem)
 
@@ -90,10 +96,13 @@ class Problems:
         return hang.judge({here.rank: here}, gone, before={}) if gone else None
 
     def _failure(self, error: BaseException, line: UserLine | None) -> Check:
-        says = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        lines = [text for text in str(error).splitlines() if text.strip()]
+        # "backend='inductor' raised:" says nothing without the line after it.
+        says = " ".join(text.strip() for text in lines[: 2 if lines and lines[0].endswith(":") else 1])
         return Check(
-            name=NO_ERROR, mode="", status=Status.FAIL, expected="no exception", observed=says,
-            line=line, ranks=(self._sentinel.rank,), cause=Cause.RAISED,
+            name=NO_ERROR, mode="", status=Status.FAIL, expected="no exception",
+            observed=f"{type(error).__name__}: {says}", line=line, ranks=(self._sentinel.rank,),
+            cause=Cause.COMPILE_FAILED if adapter.is_of_compiler(error) else Cause.RAISED,
         )  # fmt: skip
 
     def _raise(self, problem: Check, *, gone: tuple[int, ...]) -> None:
@@ -103,6 +112,13 @@ class Problems:
                 self._sentinel.channel.tell("alarm", **alarm.model_dump(mode="json"))
 
         self._sentinel.safely(tell)
+
+
+def _cause_of(reason: Reason | None, compile_: CompileRecord | None) -> Cause:
+    """Why one rank alone compiled, as far as that rank knows."""
+    if compile_ is not None and compile_.limit_reached:
+        return Cause.RECOMPILE_LIMIT
+    return reason_cause(reason) if reason else Cause.UNKNOWN
 
 
 def _line_of(error: BaseException) -> UserLine | None:

@@ -137,7 +137,7 @@ class Rounds:
         limit_s = self._sentinel.skew_limit_s
         if time.monotonic() - self._moved_at <= limit_s:
             return None
-        slow = [s for r, s in sorted(states.items()) if r != self._sentinel.rank and not s.blocked and not s.waits_at]
+        slow = [s for r, s in sorted(states.items()) if r != self._sentinel.rank and not hang.waits(s)]
         doing = "; ".join(hang.describe(state) for state in slow) or "no other rank answers"
         observed = f"rank {self._sentinel.rank} waited more than skew_limit_s = {limit_s:g} s: {doing}"
         line = next((state.line for state in slow if state.line), None)
@@ -242,5 +242,6 @@ def state_of(sentinel: Sentinel) -> RankState:
         blocked=flight.is_blocked(frame),
         stack=flight.user_stack(frame),
         issued=flight.recorded(),
+        p2p=flight.point_to_point(frame),
         groups=adapter.group_names(),
     )

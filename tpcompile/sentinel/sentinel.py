@@ -117,6 +117,8 @@ class Sentinel:
             self.ending.may_exit = False  # the exception ends this process, and says more than we do
             self.problems.raised(error)
             self.wait_for_finding()
+        elif self.is_active:
+            adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
 
     def close(self, why: str = "finished") -> None:

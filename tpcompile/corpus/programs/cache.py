@@ -29,7 +29,7 @@ _LOCK_S = 60.0
 def _layer(context: Context, *, backend: Any = "inductor") -> Callable[[Tensor], Tensor]:
     w_DD, group = context.randn(16, 16), context.group
 
-    def layer(x_BD: Tensor) -> Tensor:
+    def layer(x_BD: Tensor) -> Tensor:  # blamed: where the others wait
         return funcol.all_reduce(x_BD @ w_DD, "sum", group)  # blamed: where the others wait
 
     return torch.compile(layer, backend=backend, dynamic=False)
@@ -70,7 +70,8 @@ class _ComparesGraphs(adapter.CustomGraphPass):
         return self  # Inductor copies its settings, and a process group cannot be copied
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        context, sizes = self._context, torch.tensor([len(graph.nodes), -len(graph.nodes)])
+        context = self._context
+        sizes = torch.tensor([len(graph.nodes), -len(graph.nodes)], device=context.device)
         if context.diverges and not self.is_first:
             context.reached_fault()
         dist.all_reduce(sizes, op=dist.ReduceOp.MAX, group=context.group)  # fault: compile-time check

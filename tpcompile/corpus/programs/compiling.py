@@ -71,13 +71,13 @@ def one_rank_runs_more(context: Context) -> None:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
     def statistics(x_BD: Tensor) -> Tensor:
-        return funcol.all_reduce(x_BD.mean(), "sum", group)  # fault: one rank runs more
+        return funcol.all_reduce(x_BD.mean(), "sum", group)
 
     train, look = (torch.compile(f, backend=context.backend, dynamic=False) for f in (block, statistics))
     for step in range(context.num_steps):
         y_BD = train(context.randn(8, 16))
         if context.faulty(step):
-            look(y_BD)
+            look(y_BD)  # fault: one rank runs more
 
 
 def _fails(context: Context) -> Callable[..., Any]:
@@ -106,8 +106,8 @@ def failed_quietly(context: Context) -> None:
     """The same with `suppress_errors`: that rank runs eager and says so in its log only."""
     w_DD, group = context.randn(16, 16), context.group
 
-    def block(x_BD: Tensor) -> Tensor:
-        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1  # fault: compile failed quietly
+    def block(x_BD: Tensor) -> Tensor:  # fault: compile failed quietly
+        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
     torch._dynamo.config.suppress_errors = True
     compiled = torch.compile(block, backend=_fails(context), dynamic=False)

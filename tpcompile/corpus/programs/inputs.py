@@ -110,7 +110,7 @@ def tensor_or_number(context: Context) -> None:
     w_DD = context.randn(16, 16)
 
     def block(x_BD: Tensor, scale: Tensor | float) -> Tensor:  # fault: tensor or number
-        y_BD = x_BD @ w_DD * scale
+        y_BD = x_BD @ w_DD * scale  # fault: tensor or number
         return funcol.all_reduce(y_BD, "sum", context.group)
 
     compiled = torch.compile(block, backend=context.backend, dynamic=False)
@@ -128,7 +128,7 @@ def automatic_dynamic(context: Context) -> None:
 def split_sizes(context: Context) -> None:
     """Tokens of the experts: one rank sends sizes that it did not agree on with the others."""
 
-    def exchange(x_BD: Tensor, sizes: list[int]) -> Tensor:
+    def exchange(x_BD: Tensor, sizes: list[int]) -> Tensor:  # fault: split sizes
         return funcol.all_to_all_single(x_BD, sizes, sizes, context.group) * 2  # fault: split sizes
 
     compiled = torch.compile(exchange, backend=context.backend, dynamic=False)

@@ -172,7 +172,7 @@ def module_order(context: Context) -> None:
     stack = nn.Sequential(second, first) if context.faulty(0) else nn.Sequential(first, second)
     group = context.group
 
-    def block(x_BD: Tensor) -> Tensor:
+    def block(x_BD: Tensor) -> Tensor:  # fault: module order
         y_BD = stack(x_BD)  # fault: module order
         return funcol.all_reduce(y_BD, "sum", group)
 
