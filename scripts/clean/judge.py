@@ -50,9 +50,10 @@ def sentinel_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     out.mkdir(parents=True)
     caches = folder / "caches" / program.name
     prepare(state, caches, draw.nproc)
+    paths = [str(ROOT), str(ROOT / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {
         "OMP_NUM_THREADS": "1", **os.environ, "SEED": str(hash_seed), "CACHES": str(caches), "LOG": str(out / "log"),
-        "SHARED_CACHE": "shared" if state == "shared" else "", "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}",
+        "SHARED_CACHE": "shared" if state == "shared" else "", "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
     rank = ["--draw", draw.to_json(), "--device", args.device, "--out", str(out)]
     command = ["sh", "-c", _TO_LOG, *torchrun(draw.nproc, ROOT / "scripts" / "clean_programs.py"), *rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +93,10 @@ def test_a_compile_is_told_with_its_callable_before_and_after(compiles: list[tup
     assert isinstance(compiles[0][2], Sine)
 
 
-def test_a_lazy_backward_compile_is_told_as_one(compiles: list[tuple[str, str, Any]]) -> None:
+def test_a_lazy_backward_compile_is_told_as_one(
+    compiles: list[tuple[str, str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # a cache hit has no lazy backward
     compiled = torch.compile(lambda x: (x * 2).sin(), backend="inductor")
     compiled(torch.ones(3, requires_grad=True)).sum().backward()
     assert ("start", "lazy_backward", None) in [(when, kind, None) for when, kind, _ in compiles]

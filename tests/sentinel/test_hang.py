@@ -6,7 +6,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel.clock import COMPILING, RUNNING, WAITING
 from tpcompile.sentinel.hang import Lost, departed, describe, judge
-from tpcompile.sentinel.messages import Issued, Position, RankState
+from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
 
 GROUP = "0 default_pg"
 AT = Position(region="f", call=4, index=0)
@@ -85,15 +85,99 @@ def test_other_collectives_under_one_number_are_named_with_both_lines() -> None:
     assert "train.py:10" in found.observed and "train.py:30" in found.observed
 
 
-def test_the_same_collective_from_another_line_is_other_code() -> None:
+def test_where_the_ranks_parted_explains_a_wait_for_one_that_has_left() -> None:
     states = by_rank(
-        state(0, issued(1, at=10), issued(2, at=10), issued(3, done=False, at=10)),
-        state(1, issued(1, at=10), issued(2, at=55), issued(3, at=10)),
-        state(2, issued(1, at=10), issued(2, at=10), issued(3, done=False, at=10)),
+        state(0, issued(1), issued(2), issued(3), ended="finished"),
+        state(1, issued(1), issued(2, at=55), issued(3), issued(4, done=False)),
+        state(2, issued(1), issued(2), issued(3), ended="finished"),
     )
     found = judge(states, [], before=states)
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(55))
+
+
+def test_one_collective_called_from_two_lines_is_no_reason_for_an_alarm() -> None:
+    states = by_rank(state(0, issued(1, at=10), issued(2, done=False)), state(1, issued(1, at=11), stack=(line(70),)))
+    assert judge(states, [], before=states) is None
+
+
+def test_branches_that_call_one_collective_from_two_lines_do_not_explain_a_wait() -> None:
+    branches = [(issued(seq, at=10), issued(seq, at=11)) for seq in (1, 3)]
+    states = by_rank(
+        state(0, branches[0][0], issued(2), branches[1][0], issued(4), ended="finished"),
+        state(1, branches[0][1], issued(2), branches[1][1], issued(4, at=60), issued(5, done=False)),
+    )
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert found.line == line(60)
+
+
+def test_sizes_that_may_differ_are_no_mismatch() -> None:
+    tokens = [issued(1, done=False, op="all_to_all").model_copy(update={"sizes": size}) for size in ("3x4", "7x4")]
+    states = by_rank(*(state(rank, one) for rank, one in enumerate(tokens)))
+    assert judge(states, [], before=states) is None
+    even = [i.model_copy(update={"op": "all_reduce"}) for i in tokens]
+    found = judge(by_rank(*(state(r, i) for r, i in enumerate(even))), [], before=by_rank(state(0, even[0])))
+    assert found is not None
+    assert found.cause == Cause.STUCK_COLLECTIVE
+
+
+def test_a_collective_issued_while_compiling_waits_for_a_rank_that_waits_for_the_compile() -> None:
+    compiling = state(1, issued(1, done=False, at=33), activity=COMPILING, in_dynamo=True, since_s=9.0)
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), compiling)
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(33))
+    older = compiling.model_copy(update={"since_s": 1.0})  # queued before the compile began: it may still end
+    assert judge({**states, 1: older}, [], before={**states, 1: older}) is None
+
+
+def test_a_collective_that_cannot_be_issued_yet_waits_too() -> None:
+    calling = state(1, calling=GROUP, stack=(line(44),))
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), calling)
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.ranks, found.line) == ((1,), line(44))
+    elsewhere = by_rank(states[0], calling.model_copy(update={"calling": "7 mesh_dp"}))
+    assert judge(elsewhere, [], before=elsewhere) is None
+
+
+def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
+    region = Position(region="block train.py:1", call=3, index=0)
+    waiting = state(1, waits_at=Position(region="stats stats.py:9", call=1, index=0), activity=WAITING)
+    states = by_rank(state(0, issued(1, done=False), position=region), waiting)
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.EXTRA_COMPILE, (1,), line(21))
+
+
+def test_a_send_that_nobody_receives_is_blamed_on_the_receiver() -> None:
+    send = PointToPoint(op="send", peer=1, line=line(77))
+    states = by_rank(state(0, p2p=send), state(1, issued(3, done=False)))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(77))
+    assert judge(by_rank(states[0], state(1)), [], before=states) is None  # it may still come
+
+
+def test_collectives_of_two_groups_in_opposite_order_on_the_gpu() -> None:
+    def both(first: str, second: str) -> tuple[Issued, Issued]:
+        older = issued(1, done=False, group=first, at=10 if first == GROUP else 11).model_copy(update={"age_s": 5.0})
+        return older, issued(1, done=False, group=second, at=11 if first == GROUP else 10)
+
+    groups = (GROUP, "7 mesh_dp")
+    states = by_rank(state(0, *both(*groups), groups=groups), state(1, *both(*groups[::-1]), groups=groups))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert found.ranks == (0, 1) and "opposite order" in found.observed
+    alike = by_rank(states[0], state(1, *both(*groups), groups=groups))
+    assert judge(alike, [], before=alike) is None
+
+
+def test_a_rank_that_moves_is_not_stuck_in_what_it_has_queued() -> None:
+    send = state(0, p2p=PointToPoint(op="send", peer=1, line=line(77)))
+    busy = state(1, issued(3, done=False), stack=(line(90),))
+    assert judge(by_rank(send, busy), [], before=by_rank(send, state(1, issued(3, done=False)))) is None
 
 
 def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
@@ -113,7 +197,7 @@ def test_waiting_for_a_rank_that_has_left_is_named() -> None:
     states = by_rank(state(0, issued(3), issued(4, done=False)), state(1, issued(3), ended="finished"))
     found = judge(states, [], before=states)
     assert found is not None
-    assert (found.ranks, found.line) == ((1,), line(20))
+    assert (found.ranks, found.line) == ((1,), line(10))
     assert "has left: finished" in found.observed
 
 
@@ -129,6 +213,20 @@ def test_a_rank_that_aborted_in_another_collective_is_named_with_its_line() -> N
     found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.line) == (Cause.STUCK_COLLECTIVE, line(30))
+
+
+def test_a_rank_that_aborted_where_the_others_are_brought_other_sizes() -> None:
+    states = by_rank(state(0, issued(1, at=30), issued(2, done=False, at=30)))
+    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1,), line(30))
+
+
+def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewhere() -> None:
+    states = by_rank(state(0, issued(1, at=30), issued(2, at=30), issued(3, done=False, at=88)))
+    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(88))
 
 
 def test_a_silent_rank_gets_time() -> None:

@@ -152,6 +152,27 @@ def ranks_of_group(name: str) -> tuple[int, ...]:
     return ()
 
 
+def group_waited_in(frame: FrameType | None) -> str:
+    """`name description` of the group whose collective the thread is calling, empty for none.
+
+    The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
+    before that, and waits for the others there.
+    """
+    known = {name: f"{name} {group.group_desc}" for group, name in dist.distributed_c10d._world.pg_names.items()}
+    for _ in range(6):
+        if frame is None or not is_torch(frame.f_code.co_filename):
+            return ""
+        values = frame.f_locals
+        given = [values.get("group_name"), *values.get("args", ())] if isinstance(values.get("args", ()), tuple) else []
+        name = next((text for text in given if isinstance(text, str) and text in known), None)
+        if name is not None:
+            return known[name]
+        if "group" in values and frame.f_code.co_filename.endswith("distributed_c10d.py"):
+            return known.get(dist.distributed_c10d._world.pg_names.get(values["group"] or dist.group.WORLD, ""), "")
+        frame = frame.f_back
+    return ""
+
+
 def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     """(`send` or `recv`, global rank of the peer) when the thread is in that call; gloo's recorder leaves them out."""
     for _ in range(6):

@@ -15,6 +15,7 @@ from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel.clock import COMPILES, COMPILING
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapp
     dead = [gone for gone in lost if gone.is_final]
     if dead:
         return _lost(dead, states, details)
-    for find in (_mismatch, _left, _cycle):
+    for find in (_mismatch, _left, _cycle, _crossed):
         found = find(states, before)
         if found is not None:
             return replace(found, details=details)
@@ -70,12 +71,12 @@ def describe(state: RankState) -> str:
         return f"rank {state.rank} has left: {state.ended}"
     if state.waits_at is not None:
         return f"rank {state.rank} compiled {state.waits_at} and has waited {state.since_s:.1f} s for the others{where}"
-    if _compiles(state):
+    if compiles(state):
         why = f" because {state.reason}" if state.reason else ""
         what = f"{state.compile_id} of {state.position.region}" if state.position else state.compile_id
         doing = state.activity if state.activity in COMPILES else COMPILING
         return f"rank {state.rank} has been {doing} {what} for {state.since_s:.1f} s{why}{where}"
-    stuck = _stuck(state)
+    stuck = stuck_in(state)
     if state.p2p is not None:
         return f"rank {state.rank} waits in {state.p2p}"
     if stuck is not None and state.blocked:
@@ -83,14 +84,9 @@ def describe(state: RankState) -> str:
     return f"rank {state.rank} is {state.activity}{where}"
 
 
-def waits(state: RankState) -> bool:
-    """True for a rank that waits for others itself."""
-    return state.blocked or state.waits_at is not None or state.p2p is not None or _stuck(state) is not None
-
-
 def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[str, ...]) -> Finding:
     how = "; ".join(f"rank {g.rank} {_HOW[g.how]}{_where(g)}" for g in dead)
-    waiting = [s for s in states.values() if _stuck(s) is not None or s.waits_at is not None]
+    waiting = [s for s in states.values() if stuck_in(s) is not None or s.waits_at is not None]
     tail = f"; rank {ranks_text([s.rank for s in waiting])} waits" if waiting else ""
     gone = tuple(one.rank for one in dead)
     aborted = next((one for one in dead if one.line), None)
@@ -104,7 +100,7 @@ def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[
 
 def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
     """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
-    newest = {rank: _stuck(s) or s.issued[-1] for rank, s in sorted(states.items()) if s.issued}
+    newest = {rank: stuck_in(s) or s.issued[-1] for rank, s in sorted(states.items()) if s.issued}
     if not newest:
         return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
     new = [rank for rank, issued in newest.items() if not _is_known(issued, states[rank])]
@@ -149,7 +145,7 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     if (parted := _parted({**others, here.rank: here})) is not None:
         return parted
     who = "; ".join(f"rank {state.rank} has left: {state.ended}" for state in gone)
-    last = _stuck(here) or _last(here)
+    last = stuck_in(here) or _last(here)
     what = f", and rank {here.rank} is in {last}" if last else ""
     line = last.line if last else here.line
     return Finding(Cause.STUCK_COLLECTIVE, who + what, tuple(state.rank for state in gone), line)
@@ -157,7 +153,7 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
 
 def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
     """Ranks issued different collectives under one number of one group, and some rank is stuck at or behind it."""
-    stuck = {found.group for state in states.values() if (found := _stuck_since(state, before)) is not None}
+    stuck = {found.group for state in states.values() if (found := stuck_since(state, before)) is not None}
     for group in sorted(stuck):
         for have in _numbers(states, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
@@ -208,7 +204,7 @@ def _differ(alike: Sequence[Sequence[int]], have: Mapping[int, Issued]) -> Findi
 
 def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
     """A rank waits for one that has left."""
-    for waiting, target, what in _waits(states, before):
+    for waiting, target, what in waits_for(states, before):
         if states[target].ended:
             if states[waiting].waits_at is None and (parted := _parted(states)) is not None:
                 return parted
@@ -216,14 +212,14 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
                 Cause.STUCK_COLLECTIVE,
                 f"rank {waiting} waits {what}, and rank {target} has left: {states[target].ended}",
                 (target,),
-                states[waiting].line,
+                stuck_line(states[waiting]),
             )
     return None
 
 
 def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
     """Two ranks wait for each other."""
-    pairs = {(waiting, target): what for waiting, target, what in _waits(states, before)}
+    pairs = {(waiting, target): what for waiting, target, what in waits_for(states, before)}
     for (a, b), what in sorted(pairs.items()):
         if (b, a) not in pairs:
             continue
@@ -241,6 +237,22 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
     return None
 
 
+def _crossed(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
+    """Two ranks have issued collectives of two groups in opposite order, and each GPU waits in its first one."""
+    stuck = {rank: found for rank, state in states.items() if (found := stuck_since(state, before)) is not None}
+    for a, first in sorted(stuck.items()):
+        for b, second in sorted(stuck.items()):
+            theirs, ours = _find(states[b], first), _find(states[a], second)
+            if a < b and first.group != second.group and theirs and ours and not (theirs.is_done or ours.is_done):
+                says = f"rank {a} issued {first} before {ours}; rank {b} issued them in opposite order"
+                return Finding(Cause.STUCK_COLLECTIVE, says, (a, b), second.line)
+    return None
+
+
+def _find(state: RankState, wanted: Issued) -> Issued | None:
+    return next((i for i in state.issued if (i.group, i.seq) == (wanted.group, wanted.seq)), None)
+
+
 def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, what: str) -> Finding:
     """One rank compiled code with collectives and waits for the other, which waits for it in a collective."""
     theirs, ours = states[other], states[compiled]
@@ -252,9 +264,8 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
             (compiled, other),
             theirs.line or ours.line,
         )
-    stuck = _stuck(theirs)
-    line = stuck.line if stuck and stuck.line else theirs.line
-    if _compiles(theirs):
+    line = stuck_line(theirs)
+    if compiles(theirs):
         text = f"rank {other} waits {what} while it compiles; rank {compiled} compiled {ours.waits_at} without it"
         return Finding(Cause.STUCK_COLLECTIVE, text, (other,), line)
     if theirs.position is not None and theirs.position.region == ours.waits_at.region and theirs.reason:
@@ -262,61 +273,8 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
             f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile: {theirs.reason}, and waits {what}"
         )
         return Finding(Cause.RECOMPILE_LIMIT, text, (other,), line)
-    if theirs.position is not None and not _runs(theirs, ours.waits_at.region):
+    if theirs.position is not None and not runs(theirs, ours.waits_at.region):
         text = f"rank {compiled} alone compiled {ours.waits_at}; rank {other} waits {what}"
         return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
     text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
     return Finding(Cause.COMPILE_DISABLED, text, (other,), line)
-
-
-def _runs(state: RankState, region: str) -> bool:
-    """True when the rank is inside the function of that region, compiled or not."""
-    name, _, place = region.rpartition(" ")
-    function, file = name.rpartition(".")[2], place.rpartition(":")[0]
-    stuck = _stuck(state)
-    frames = (*state.stack, *(stuck.stack if stuck else ()), *((stuck.line,) if stuck and stuck.line else ()))
-    return any(frame.function == function and frame.file.endswith(file) for frame in frames)
-
-
-def _compiles(state: RankState) -> bool:
-    return state.activity in COMPILES or state.in_dynamo
-
-
-def _waits(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Iterator[tuple[int, int, str]]:
-    """(rank, rank it waits for, in what): only waits that cannot end unless the other rank moves."""
-    for rank, state in sorted(states.items()):
-        if state.waits_at is not None:
-            for other, theirs in sorted(states.items()):
-                if other != rank and theirs.waits_at != state.waits_at:
-                    yield rank, other, f"for it at {state.waits_at}"
-            continue
-        then = before.get(rank)
-        if state.p2p is not None and state.p2p.peer in states and then is not None and then.p2p == state.p2p:
-            yield rank, state.p2p.peer, f"in {state.p2p}"
-            continue
-        stuck = _stuck_since(state, before)
-        if stuck is None:
-            continue
-        for other, theirs in sorted(states.items()):
-            last = max((i.seq for i in theirs.issued if i.group == stuck.group), default=0)
-            if other != rank and stuck.group in theirs.groups and last < stuck.seq:
-                yield rank, other, f"in {stuck}"
-
-
-def _stuck(state: RankState) -> Issued | None:
-    """The oldest collective this rank is blocked in."""
-    return next((i for i in state.issued if not i.is_done), None)
-
-
-def _stuck_since(state: RankState, before: Mapping[int, RankState]) -> Issued | None:
-    """The same, when neither it nor the program has moved since the round before.
-
-    A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
-    """
-    now, then = _stuck(state), before.get(state.rank)
-    if now is None or then is None or state.stack != then.stack:
-        return None
-    if _compiles(state) and now.age_s > state.since_s:
-        return None
-    old = _stuck(then)
-    return now if old is not None and (old.group, old.seq) == (now.group, now.seq) else None

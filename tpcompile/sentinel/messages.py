@@ -108,6 +108,8 @@ class RankState(Frozen):
     """The user's frames of the main thread, innermost last."""
     issued: tuple[Issued, ...] = ()
     """The last collectives of every group, oldest first."""
+    calling: str = ""
+    """Group in whose collective the main thread is, issued or not yet."""
     p2p: PointToPoint | None = None
     """The send or receive the rank waits in."""
     groups: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from tpcompile.sentinel.blackbox import last_stack
 from tpcompile.sentinel.clock import WAITING
 from tpcompile.sentinel.hang import Finding, Lost
 from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.waits import waits
 
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
@@ -137,7 +138,7 @@ class Rounds:
         limit_s = self._sentinel.skew_limit_s
         if time.monotonic() - self._moved_at <= limit_s:
             return None
-        slow = [s for r, s in sorted(states.items()) if r != self._sentinel.rank and not hang.waits(s)]
+        slow = [s for r, s in sorted(states.items()) if r != self._sentinel.rank and not waits(s)]
         doing = "; ".join(hang.describe(state) for state in slow) or "no other rank answers"
         observed = f"rank {self._sentinel.rank} waited more than skew_limit_s = {limit_s:g} s: {doing}"
         line = next((state.line for state in slow if state.line), None)
@@ -242,6 +243,7 @@ def state_of(sentinel: Sentinel) -> RankState:
         blocked=flight.is_blocked(frame),
         stack=flight.user_stack(frame),
         issued=flight.recorded(),
+        calling=adapter.group_waited_in(frame),
         p2p=flight.point_to_point(frame),
         groups=adapter.group_names(),
     )

@@ -1,0 +1,86 @@
+"""State of a rank -> is it stuck, in what, and for which ranks it waits: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel.clock import COMPILES
+from tpcompile.sentinel.messages import Issued, RankState
+
+
+def waits(state: RankState) -> bool:
+    """True for a rank that waits for others itself."""
+    return state.blocked or state.waits_at is not None or state.p2p is not None or stuck_in(state) is not None
+
+
+def waits_for(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Iterator[tuple[int, int, str]]:
+    """(rank, rank it waits for, in what): only waits that cannot end unless the other rank moves."""
+    for rank, state in sorted(states.items()):
+        if state.waits_at is not None:
+            for other, theirs in sorted(states.items()):
+                if other != rank and theirs.waits_at != state.waits_at:
+                    yield rank, other, f"for it at {state.waits_at}"
+            continue
+        then = before.get(rank)
+        if state.p2p is not None and state.p2p.peer in states and then is not None and then.p2p == state.p2p:
+            yield rank, state.p2p.peer, f"in {state.p2p}"
+            continue
+        stuck = stuck_since(state, before)
+        if stuck is None and state.calling and then is not None and _is_calling_since(state, then):
+            for other, theirs in sorted(states.items()):
+                if other != rank and theirs.waits_at is not None and state.calling in theirs.groups:
+                    yield rank, other, f"to begin a collective of group {state.calling!r}{_at(state.line)}"
+        if stuck is None:
+            continue
+        for other, theirs in sorted(states.items()):
+            last = max((i.seq for i in theirs.issued if i.group == stuck.group), default=0)
+            if other != rank and stuck.group in theirs.groups and last < stuck.seq:
+                yield rank, other, f"in {stuck}"
+
+
+def _is_calling_since(state: RankState, then: RankState) -> bool:
+    """True when the rank has been in one call of a collective since the round before, without issuing it."""
+    return (state.calling, state.stack) == (then.calling, then.stack) and len(state.issued) == len(then.issued)
+
+
+def _at(line: UserLine | None) -> str:
+    return f" at {line}" if line else ""
+
+
+def stuck_in(state: RankState) -> Issued | None:
+    """The oldest collective this rank is blocked in."""
+    return max((i for i in state.issued if not i.is_done), key=lambda i: i.age_s, default=None)
+
+
+def stuck_since(state: RankState, before: Mapping[int, RankState]) -> Issued | None:
+    """The same, when neither it nor the program has moved since the round before.
+
+    A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
+    """
+    now, then = stuck_in(state), before.get(state.rank)
+    if now is None or then is None or state.stack != then.stack:
+        return None
+    if compiles(state) and now.age_s > state.since_s:
+        return None
+    old = stuck_in(then)
+    return now if old is not None and (old.group, old.seq) == (now.group, now.seq) else None
+
+
+def stuck_line(state: RankState) -> UserLine | None:
+    """Where the collective was called; on a GPU the program is elsewhere by now."""
+    stuck = stuck_in(state)
+    return (stuck.line if stuck and state.waits_at is None else None) or state.line
+
+
+def compiles(state: RankState) -> bool:
+    return state.activity in COMPILES or state.in_dynamo
+
+
+def runs(state: RankState, region: str) -> bool:
+    """True when the rank is inside the function of that region, compiled or not."""
+    name, _, place = region.rpartition(" ")
+    function, file = name.rpartition(".")[2], place.rpartition(":")[0]
+    stuck = stuck_in(state)
+    frames = (*state.stack, *(stuck.stack if stuck else ()), *((stuck.line,) if stuck and stuck.line else ()))
+    return any(frame.function == function and frame.file.endswith(file) for frame in frames)
