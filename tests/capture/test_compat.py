@@ -6,16 +6,20 @@ Names are those of `tpcompile/capture/compat.py` and `tpcompile/dist/collectives
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.fx.graph as fx_graph
+from torch.distributed._functional_collectives import all_reduce as all_reduce_of_torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.capture import compat
+from tpcompile.dist.collectives import all_reduce
 
 
 @pytest.fixture(autouse=True)
@@ -319,3 +323,116 @@ def test_the_traced_code_is_known_when_the_graph_is_logged_and_gone_after() -> N
     with compat.tracing(compat.TraceHandler(receive)):
         compile_and_run(outer)
     assert seen == [["outer", "inner"]] and compat.traced_code() == []
+
+
+@pytest.fixture
+def one_of_two() -> Iterator[None]:
+    """Rank 0 of two, nobody at the other end: enough to trace a collective, which a group of one would leave out."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def reduced_by_torch(x: torch.Tensor) -> torch.Tensor:
+    """A collective of torch, in a line of the user's."""
+    return all_reduce_of_torch(x * 2, "sum", dist.group.WORLD) + 1
+
+
+def reduced_by_us(x: torch.Tensor) -> torch.Tensor:
+    """A collective of our wrappers, in a line of the user's."""
+    group = dist.group.WORLD
+    return all_reduce(x * 2, group=group) + 1
+
+
+def printed_files(function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, set[str]]:
+    """Event -> files of the lines in the graph it prints."""
+    found: dict[str, set[str]] = {}
+
+    def receive(metadata: dict[str, Any], payload: str | None) -> None:
+        for event in metadata:
+            if event == "dynamo_output_graph" or event.startswith("aot_") and event.endswith("_graph"):
+                found[event] = set(re.findall(r"File: (\S+?):\d+ in ", payload or ""))
+
+    with compat.tracing(compat.TraceHandler(receive)):
+        torch.compile(function, backend="aot_eager")(torch.ones(3, requires_grad=True)).sum().backward()
+    return found
+
+
+EVENTS = {"dynamo_output_graph", "aot_joint_graph", "aot_forward_graph", "aot_backward_graph"}
+
+
+@pytest.mark.usefixtures("one_of_two")
+@pytest.mark.parametrize("function", [reduced_by_torch, reduced_by_us])
+def test_printed_graphs_name_the_users_line_for_a_collective(function: Any) -> None:
+    with compat.users_lines():
+        found = printed_files(function)
+    assert set(found) == EVENTS
+    assert set().union(*found.values()) == {__file__}
+
+
+@pytest.mark.usefixtures("one_of_two")
+@pytest.mark.parametrize(
+    ("function", "library"),
+    [
+        (reduced_by_torch, "/torch/distributed/_functional_collectives.py"),
+        (reduced_by_us, "/tpcompile/dist/adapter.py"),
+    ],
+)
+@pytest.mark.parametrize("event", ["dynamo_output_graph", "aot_forward_graph"])
+def test_without_it_they_name_the_line_inside_of_the_collective(function: Any, library: str, event: str) -> None:
+    assert any(file.endswith(library) for file in printed_files(function)[event])
+
+
+STACK = """
+  File "/app/train.py", line 9, in step
+    y = reduce(x)
+  File "/venv/lib/python3.11/site-packages/torch/distributed/_functional_collectives.py", line 179, in all_reduce
+    tensor = torch.ops._c10d_functional.all_reduce(
+"""
+OF_TORCH = STACK[STACK.index('  File "/venv') :]
+
+
+def test_a_stack_of_library_code_only_keeps_its_innermost_line() -> None:
+    with compat.users_lines():
+        mixed, only = fx_graph._parse_stack_trace(STACK), fx_graph._parse_stack_trace(OF_TORCH)
+    assert mixed is not None and mixed.file == "/app/train.py"
+    assert only is not None and only.file.endswith("_functional_collectives.py")
+
+
+def test_a_caller_that_filters_frames_itself_gets_what_it_asks_for() -> None:
+    with compat.users_lines():
+        found = fx_graph._parse_stack_trace(STACK, lambda file, name, code: name == "all_reduce")
+    assert found is not None and found.file.endswith("_functional_collectives.py")
+
+
+def test_torchs_own_lines_are_back_after_the_last_of_nested_users() -> None:
+    before = fx_graph._parse_stack_trace
+    with compat.users_lines():
+        outer = fx_graph._parse_stack_trace
+        with compat.users_lines():
+            assert fx_graph._parse_stack_trace(STACK).file == "/app/train.py"
+        assert fx_graph._parse_stack_trace is outer is not before
+    assert fx_graph._parse_stack_trace is before
+
+
+def test_torchs_own_lines_are_back_after_an_exception() -> None:
+    before = fx_graph._parse_stack_trace
+    with pytest.raises(ValueError, match="planted"), compat.users_lines():
+        raise ValueError("planted")
+    assert fx_graph._parse_stack_trace is before
+
+
+def test_torchs_own_lines_are_back_whichever_user_ends_first() -> None:
+    before = fx_graph._parse_stack_trace
+    first, second = compat.users_lines(), compat.users_lines()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    still = fx_graph._parse_stack_trace(STACK)
+    second.__exit__(None, None, None)
+    after = fx_graph._parse_stack_trace
+    fx_graph._parse_stack_trace = before
+    assert still is not None and still.file == "/app/train.py"
+    assert after is before

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from tests.capture import programs
 from tests.evidence.samples import divergences
 from tests.ranks import run_on_ranks
 from tpcompile.capture import CaptureSession
+from tpcompile.dist.collectives import all_reduce
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
 from tpcompile.evidence.trace import compile_records, read_trace_file
@@ -318,6 +321,33 @@ def test_the_environment_names_what_decides_about_code(monkeypatch: pytest.Monke
     found = dict(session.record(rank=0, world_size=1).environment)
     assert found["torch"] == torch.__version__ and found["env TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
     assert "env TORCHINDUCTOR_CACHE_DIR" not in found
+
+
+@pytest.fixture
+def one_of_two() -> Iterator[None]:
+    """Rank 0 of two, nobody at the other end."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("fresh_compiler", "one_of_two")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("whose", ["torch", "ours"])
+def test_a_collective_has_the_line_of_its_call(whose: str, backend: str) -> None:
+    def reduces(x: torch.Tensor) -> torch.Tensor:
+        y, group = x * 2, dist.group.WORLD
+        if whose == "ours":
+            return all_reduce(y, group=group)  # the call of ours
+        return funcol.all_reduce(y, "sum", group)  # the call of torch's
+
+    with CaptureSession() as session:
+        torch.compile(reduces, backend=backend)(torch.ones(3))
+    (found,) = session.compiles()[0].collectives
+    assert found.line is not None and found.line.file == __file__
+    assert found.line.code.endswith("# the call of ours" if whose == "ours" else "# the call of torch's")
 
 
 def test_a_compile_belongs_to_the_step_that_was_set() -> None:

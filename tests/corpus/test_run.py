@@ -15,6 +15,8 @@ from tpcompile.corpus.judge import Outcome
 from tpcompile.corpus.run import run_case
 from tpcompile.corpus.sweep import sweep
 from tpcompile.errors import DirectoryTakenError
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import replay
 
 
 @pytest.mark.slow
@@ -23,6 +25,8 @@ def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path) -> None:
     result = run_case(find(name), tmp_path)
     assert (result.outcome, result.why) == (Outcome.NAMED, "")
     assert result.seconds is not None and result.seconds < 10
+    left = RunDir(tmp_path / name / "run")
+    assert replay(left) == left.read_verdict()  # `tpcompile compare` says the same of what a sentinel left
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`.")]) -> None:
+def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, or of a sentinel.")]) -> None:
     """Compare the ranks of a finished run again, without torch and without GPUs."""
     import json
 
@@ -20,8 +20,9 @@ def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompil
     from tpcompile.report import terminal
 
     try:
-        verdict = replay(RunDir.open(run))
+        directory = RunDir.open(run)
+        verdict = replay(directory)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{run} holds a damaged file: {error}") from None
-    terminal.render(verdict, Console(), run=run)
+    terminal.render(verdict, Console(), run=run, command=directory.read_run().get("kind", "gate"))
     raise typer.Exit(verdict.exit_code)

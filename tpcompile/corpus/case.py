@@ -38,7 +38,8 @@ class Case(Frozen):
     """Options of `Sentinel`."""
     cache: Literal["fresh", "shared"] = "fresh"
     """Compile cache: its own empty one, or the one that all cases of an invocation share."""
-    needs_gpu: bool = False
+    on_gpus: bool = True
+    """False for what goes wrong in gloo and not in NCCL: it runs on CPUs also where there are GPUs."""
     reported_by: Literal["sentinel", "parity", "diagnose", "gate"] = "sentinel"
     threads: tuple[str, ...]
     """Public threads it stands for, each with the symptom in a few words."""

@@ -47,8 +47,9 @@ def sweep(
         def one(case: Case) -> Result:
             gpus = slots.get()
             try:
-                result = run_case(case, directory, gpus=gpus)
-                said = {tool: say(case, directory, tool, gpus=gpus) for tool in tools}
+                given = gpus if case.on_gpus else ""
+                result = run_case(case, directory, gpus=given)
+                said = {tool: say(case, directory, tool, gpus=given) for tool in tools}
             finally:
                 slots.put(gpus)
             progress(f"{case.name}: {result.outcome.value}")

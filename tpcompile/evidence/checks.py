@@ -19,9 +19,11 @@ NO_ERROR = "no rank raised"
 ARRIVED = "every rank arrived"
 REPORTED = "every rank reported"
 UNBROKEN = "no graph breaks"
-LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR, ARRIVED})
+TOGETHER = "every rank compiles together"
+MOVING = "no rank is stuck"
+LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR, ARRIVED, TOGETHER, MOVING})
 """Checks that only the live run can make; a replay keeps their outcome."""
-CAUSES = LIVE_ONLY | {REPORTED, UNBROKEN, COMPILED}
+CAUSES = LIVE_ONLY - {TOGETHER} | {REPORTED, UNBROKEN, COMPILED}
 """Checks whose failure explains a divergence, not the other way round."""
 
 AGREE = "equal on all ranks"

@@ -69,6 +69,10 @@ def gate_rules(config: RunConfig) -> Rules:
     )  # fmt: skip
 
 
+SENTINEL = "sentinel"
+"""`kind` in the `run.json` of a run that a sentinel ended."""
+
+
 def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
     """What can be asked of any program: something was compiled, no breaks, ranks agree, no undeclared op."""
     return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
@@ -128,7 +132,7 @@ def replay(run_dir: RunDir) -> Verdict:
     records = run_dir.read_records()
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
-    config = run_dir.read_config()
+    rules = _rules_of(run_dir)
     world_size = max(record.world_size for record in records)
     have = {record.rank for record in records}
     statuses = {status.rank: status for status in run_dir.read_statuses()}
@@ -140,9 +144,16 @@ def replay(run_dir: RunDir) -> Verdict:
     before = run_dir.read_verdict()
     problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
     digests = [digest_rank(record) for record in records]
-    return conclude(
-        gate_rules(config), digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems
-    )
+    return conclude(rules, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
+
+
+def _rules_of(run_dir: RunDir) -> Rules:
+    """What was asked of the run: `run.json` of a sentinel says so, a run of the gate has its configuration."""
+    facts = run_dir.read_run()
+    if facts.get("kind") == SENTINEL:
+        allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
+        return agree_rules(timeout_s=facts["timeout_s"], allowed=allowed)
+    return gate_rules(run_dir.read_config())
 
 
 def _taint_modes(rules: Rules) -> tuple[str, ...]:

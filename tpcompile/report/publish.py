@@ -11,10 +11,15 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import github, junit, terminal
 
 
-def publish(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str]) -> None:
-    """Write junit.xml, print the verdict to `console`, and in GitHub Actions add summary and annotations."""
+def publish(
+    verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str], *, command: str = "gate"
+) -> None:
+    """Write junit.xml, print the verdict to `console`, and in GitHub Actions add summary and annotations.
+
+    `command` is the part of tpcompile that judged, for the title.
+    """
     run_dir.write_text(run_dir.junit.name, junit.render(verdict))
-    terminal.render(verdict, console, run=run_dir.path)
+    terminal.render(verdict, console, run=run_dir.path, command=command)
     for line in github.write(verdict, environ):
         console.file.write(f"{line}\n")  # as it is: a workflow command must not be wrapped or styled
     console.file.flush()

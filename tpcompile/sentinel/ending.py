@@ -20,7 +20,7 @@ from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Check, Frozen, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import agree_rules
+from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.messages import Position
@@ -104,7 +104,9 @@ class Ending:
             directory.write_record(record)
             directory.write_text(f"rank_{record.rank}/timeline.json", json.dumps(sentinel.timeline, indent=1))
             if is_judge and verdict is not None and directory.write_verdict(verdict):
-                publish(verdict, directory, Console(stderr=True), os.environ)
+                rules = {"timeout_s": self._rules.timeout_s, "allowed": [list(one) for one in self._rules.allowed]}
+                directory.write_run({"kind": SENTINEL, "domain": sentinel.domain} | rules)
+                publish(verdict, directory, Console(stderr=True), os.environ, command="sentinel")
         except TpCompileError as error:
             logger.error("no report: {}", error)
             if is_judge and verdict is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.checks import ALIVE, NO_ERROR
+from tpcompile.evidence.checks import ALIVE, MOVING, NO_ERROR, TOGETHER
 from tpcompile.evidence.onerank import reason_cause
 from tpcompile.evidence.reasontext import Reason, parse_reason
 from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
@@ -22,8 +22,6 @@ from tpcompile.sentinel.rounds import state_of
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
 
-TOGETHER = "every rank compiles together"
-MOVING = "no rank is stuck"
 _LOSS_S = 1.5
 _OF_COMMUNICATION = ("Connection", "gloo", "NCCL", "closed by peer", "Socket")
 

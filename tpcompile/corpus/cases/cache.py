@@ -16,6 +16,7 @@ CASES = (
     ),
     Case(
         name="cache_split_check",
+        on_gpus=False,
         what="a pass compares the graphs with a collective, and the cache hits on rank 0 only",
         program="cache:split_under_check",
         cause=Cause.STUCK_COLLECTIVE,
