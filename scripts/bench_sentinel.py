@@ -50,7 +50,7 @@ def calibrated(step_ms: float, device: torch.device) -> Callable[[], Any]:
     x = torch.randn(64, 512, device=device)
     compiled: Callable[..., Any] = torch.compile(step, backend="aot_eager", dynamic=False)
     took_ms = 1e3 * seconds_per_call(lambda: compiled(x), 50)
-    agreed = torch.tensor(float(max(1, round(step_ms / took_ms))))
+    agreed = torch.tensor(float(max(1, round(step_ms / took_ms))), device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)  # every rank must trace the same number of layers
     depth = int(agreed)
     torch.compiler.reset()

@@ -56,6 +56,8 @@ def sentinel_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
         "SHARED_CACHE": "shared" if state == "shared" else "", "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
     rank = ["--draw", draw.to_json(), "--device", args.device, "--out", str(out)]
+    if args.device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers puts its mesh on a GPU when it sees one
     command = ["sh", "-c", _TO_LOG, *torchrun(draw.nproc, ROOT / "scripts" / "clean_programs.py"), *rank]
     start = time.perf_counter()
     timeout_s = args.timeout_s or _TIMEOUT_S

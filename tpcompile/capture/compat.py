@@ -76,24 +76,30 @@ def tracing(handler: TraceHandler) -> Iterator[None]:
         _logging_internal.trace_log.removeHandler(handler)
 
 
+_innermost = _fx_graph._parse_stack_trace
+_asking: list[None] = []
+"""One entry for each `users_lines` that has not ended; sessions may end in any order."""
+
+
 @contextmanager
 def users_lines() -> Iterator[None]:
     """Graphs that torch prints name the innermost line outside torch and our wrappers, where torch names its own.
 
     Code that calls a collective of `torch.distributed` or of ours is then named itself. No cache key holds these lines.
     """
-    innermost = _fx_graph._parse_stack_trace
-
-    def users(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
-        found = innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
-        return found or innermost(stack_trace, filter_fn)
-
-    _fx_graph._parse_stack_trace = users
+    _asking.append(None)
+    _fx_graph._parse_stack_trace = _users_line
     try:
         yield
     finally:
-        if _fx_graph._parse_stack_trace is users:
-            _fx_graph._parse_stack_trace = innermost
+        _asking.pop()
+        if not _asking and _fx_graph._parse_stack_trace is _users_line:
+            _fx_graph._parse_stack_trace = _innermost
+
+
+def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
+    found = _innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
+    return found or _innermost(stack_trace, filter_fn)
 
 
 def interned_strings() -> dict[int, str]:

@@ -31,6 +31,7 @@ GuardHook = Callable[[bool], bool]
 _MODULE_CALL = frozenset({_module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__})
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
+_WRAPPERS = "/tpcompile/dist/"
 _HERE = __file__.rpartition("/")[0]
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
             "/torch/_logging/_internal.py")  # fmt: skip
@@ -159,15 +160,16 @@ def group_waited_in(frame: FrameType | None) -> str:
     before that, and waits for the others there.
     """
     known = {name: f"{name} {group.group_desc}" for group, name in dist.distributed_c10d._world.pg_names.items()}
-    for _ in range(6):
-        if frame is None or not is_torch(frame.f_code.co_filename):
+    for _ in range(8):
+        if frame is None or not (is_torch(frame.f_code.co_filename) or _WRAPPERS in frame.f_code.co_filename):
             return ""
         values = frame.f_locals
-        given = [values.get("group_name"), *values.get("args", ())] if isinstance(values.get("args", ()), tuple) else []
-        name = next((text for text in given if isinstance(text, str) and text in known), None)
+        given = values.get("args", ())
+        texts = (values.get("group_name"), *(given if isinstance(given, tuple) else ()))
+        name = next((text for text in texts if isinstance(text, str) and text in known), None)
         if name is not None:
             return known[name]
-        if "group" in values and frame.f_code.co_filename.endswith("distributed_c10d.py"):
+        if "group" in values and isinstance(values["group"], (dist.ProcessGroup, type(None))):
             return known.get(dist.distributed_c10d._world.pg_names.get(values["group"] or dist.group.WORLD, ""), "")
         frame = frame.f_back
     return ""
@@ -179,9 +181,12 @@ def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
         if frame is None or not is_torch(frame.f_code.co_filename):
             return None
         name, values = frame.f_code.co_name, frame.f_locals
-        peer = values.get({"send": "group_dst", "recv": "group_src"}.get(name, ""))
-        if peer is not None and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            return name, dist.get_global_rank(values.get("group") or dist.group.WORLD, peer)
+        side = {"send": "dst", "recv": "src"}.get(name)
+        if side is not None and frame.f_code.co_filename.endswith("distributed_c10d.py"):
+            peer, group_peer = values.get(side), values.get(f"group_{side}")  # the caller gives one of them
+            if peer is None and group_peer is not None:
+                peer = dist.get_global_rank(values.get("group") or dist.group.WORLD, group_peer)
+            return (name, peer) if peer is not None else None
         frame = frame.f_back
     return None
 

@@ -31,6 +31,7 @@ def agree(sentinel: Sentinel, position: Position, compile_: CompileRecord, *, ma
     if len(sentinel.channel.members) == 1 or region.is_reported:
         return
     mine = post_of(sentinel.rank, digest_compile(compile_, 0), len(compile_.collectives), region.reason_uneven)
+    sentinel.expect(position)
     is_last, is_equal = sentinel.channel.post(position, mine)
     if is_last and is_equal:
         sentinel.channel.decide(position, OK)

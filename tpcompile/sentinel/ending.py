@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 from rich.console import Console
@@ -17,8 +17,18 @@ from rich.console import Console
 from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.liveness import process_state
 from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.records import Check, Frozen, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.records import (
+    Check,
+    Divergence,
+    DivergenceClass,
+    Frozen,
+    Layer,
+    RankRecord,
+    Status,
+    Verdict,
+)  # fmt: skip
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.report.publish import publish
@@ -28,6 +38,8 @@ from tpcompile.sentinel.messages import Position
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
 
+Kernels = Literal["warn", "stop"]
+"""What to do when ranks run other kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 4.0
 _PUBLISH_S = 5.0
 
@@ -47,9 +59,10 @@ class Alarm(Frozen):
 class Ending:
     """Settles alarms, one after the other, on the follower's thread of every rank."""
 
-    def __init__(self, sentinel: Sentinel, *, allow: Allowed, run_dir: Path | str | None) -> None:
+    def __init__(self, sentinel: Sentinel, *, allow: Allowed, kernels: Kernels, run_dir: Path | str | None) -> None:
         self._sentinel = sentinel
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
+        self._kernels: Kernels = kernels
         self._run_dir = run_dir
         self.may_exit = True
         """False while an exception is on its way out of the program, which ends it anyway."""
@@ -66,9 +79,12 @@ class Ending:
         problems = [alarm.problem] if alarm.problem else []
         verdict = exchange.verdict(record, timeout_s=_EXCHANGE_S, problems=problems)
         sentinel.note("verdict")
-        is_red = verdict is None or _is_red(verdict)
+        is_red = verdict is None or is_grave(verdict, kernels=self._kernels)
         is_judge = store.peek("judge") == sentinel.rank
         if not is_red:
+            if is_judge and verdict is not None:
+                for chosen in (d for d in verdict.divergences if d.cause == Cause.AUTOTUNE):
+                    logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
             sentinel.settled(alarm.position, verdict, is_red=False)
         elif callable(sentinel.policy):
             if verdict is not None:
@@ -145,11 +161,21 @@ class Ending:
         return found is not None and process_state(found["pid"], found["host"]) in ("dead", "stopped")
 
 
-def _is_red(verdict: Verdict) -> bool:
-    """Environments that differ do not stop a job whose programs agree; the parity handshake is for them."""
-    others = [d for d in verdict.divergences if d.is_red and d.layer != Layer.ENVIRONMENT]
-    problems = [c for c in verdict.checks if c.status == Status.FAIL and not c.name.startswith(Layer.ENVIRONMENT)]
-    return bool(others or problems)
+def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
+    """True for what must end the job.
+
+    Environments that differ do not while programs agree; the parity handshake is for them. Nor, with `kernels="warn"`,
+    do kernels that each rank chose by its own timings: the same program, rounded otherwise.
+    """
+    red = [d for d in verdict.divergences if d.is_red]
+    mild = [d for d in red if d.layer == Layer.ENVIRONMENT or (kernels == "warn" and _is_choice(d))]
+    said_by = {f"{d.layer} " for d in mild} - {f"{d.layer} " for d in red if d not in mild}
+    failed = [c for c in verdict.checks if c.status == Status.FAIL]
+    return len(mild) < len(red) or any(not c.name.startswith((f"{Layer.ENVIRONMENT} ", *said_by)) for c in failed)
+
+
+def _is_choice(found: Divergence) -> bool:
+    return found.cause == Cause.AUTOTUNE and found.cls == DivergenceClass.CONTENT
 
 
 def _default_dir() -> str:

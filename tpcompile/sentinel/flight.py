@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sysconfig
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-from tpcompile.evidence.collectives import is_library
+from tpcompile.evidence.collectives import is_library, is_library_file
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel.messages import Issued, PointToPoint
@@ -100,7 +101,7 @@ def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
 
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     """The line, None when torch, tpcompile or generated code owns it."""
-    if adapter.is_torch(filename) or _GENERATED_FILE.search(filename) or _GENERATED_FUNCTION.search(function):
+    if adapter.is_torch(filename) or _is_generated(filename) or _GENERATED_FUNCTION.search(function):
         return None
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return None
@@ -108,6 +109,12 @@ def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     if is_library(line) or "/tpcompile/sentinel/" in filename:
         return None
     return line
+
+
+def _is_generated(filename: str) -> bool:
+    # A cache that the user placed need not have torchinductor in its name.
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "").rstrip("/")
+    return bool(_GENERATED_FILE.search(filename)) or bool(cache and filename.startswith(f"{cache}/"))
 
 
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
@@ -124,6 +131,12 @@ def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
 def is_blocked(frame: FrameType | None) -> bool:
     """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
     for _ in range(4):
+        if (
+            frame is not None
+            and is_library_file(frame.f_code.co_filename)
+            and "/tpcompile/" in frame.f_code.co_filename
+        ):
+            return True  # one of our own collectives
         if frame is None or not adapter.is_torch(frame.f_code.co_filename):
             return False
         inside = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
 
 _CLOSE_S = 10.0
+_COMPILE_S = 2.0
 
 
 class Follower:
@@ -95,8 +96,19 @@ class Follower:
         with self._lock:
             self._passed[position] = data
             has_ended = (position.call, position.index) in self._sentinel.clock.region(position.region).ended
+        theirs = RankState.model_validate(data["state"])
         if has_ended:
-            self._sentinel.problems.raise_one_rank(position, RankState.model_validate(data["state"]))
+            self._sentinel.problems.raise_one_rank(position, theirs)
+        elif (position.call, position.index) in self._sentinel.clock.region(position.region).compiled:
+            # It is certain already. What the compile makes says more, but a large one takes minutes.
+            alarm = threading.Timer(_COMPILE_S, self._raise_one_rank, [position, theirs])
+            alarm.daemon = True
+            alarm.start()
+
+    def _raise_one_rank(self, position: Position, theirs: RankState) -> None:
+        if self._sentinel.is_active:
+            self._sentinel.safely(lambda: self._sentinel.problems.raise_one_rank(position, theirs))
+            self._sentinel.channel.close_client()  # of the timer's thread
 
     def ended_compile(self, position: Position) -> None:
         """A compile of this rank ended; if another rank has gone past it meanwhile, that is a divergence."""

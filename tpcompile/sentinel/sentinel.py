@@ -27,7 +27,7 @@ from tpcompile.sentinel.blackbox import BlackBox
 from tpcompile.sentinel.channel import Channel
 from tpcompile.sentinel.clock import Clock
 from tpcompile.sentinel.compiling import Compiling, region_name
-from tpcompile.sentinel.ending import Ending
+from tpcompile.sentinel.ending import Ending, Kernels
 from tpcompile.sentinel.following import Follower
 from tpcompile.sentinel.messages import Position, RankState
 from tpcompile.sentinel.problems import Problems
@@ -35,7 +35,7 @@ from tpcompile.sentinel.rounds import Rounds, state_of
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 _NUMBERS: dict[str, itertools.count[int]] = {}
-_CLOSE_S = 10.0
+_CLOSE_S, _DECIDE_S = 10.0, 2.0
 
 
 class Sentinel:
@@ -53,6 +53,8 @@ class Sentinel:
     policy: "stop" (write the report, end the process with exit code 1), "warn" (log it, go on, not look at that region
     again), or a function that gets the Verdict on every rank and decides itself.
     allow: intended differences, (layer, text, reason). `watch(..., uneven=reason)` for a whole region.
+    kernels: what to do when ranks run other kernels for one graph because each timed them for itself; the collectives
+    are equal then. "warn" goes on.
     run_dir: where a report goes, by default runs/<time>-sentinel, made when there is something to report.
     hang_after_s: a rank that waits in a collective for so long asks the others what they do.
     unresponsive_s: a rank that does not answer for so long is given up.
@@ -68,6 +70,7 @@ class Sentinel:
         axis: str = "tp",
         policy: Policy = "stop",
         allow: Allowed = (),
+        kernels: Kernels = "warn",
         run_dir: Path | str | None = None,
         hang_after_s: float = 3.0,
         unresponsive_s: float = 30.0,
@@ -92,12 +95,14 @@ class Sentinel:
         self.channel = Channel(lambda: make(prefix), members)
         self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None)
         self.follower, self.rounds, self.problems = Follower(self), Rounds(self), Problems(self)
-        self.ending = Ending(self, allow=allow, run_dir=run_dir)
+        self.ending = Ending(self, allow=allow, kernels=kernels, run_dir=run_dir)
         self.clock = Clock(self.follower.tell_passed)
         self._compiling = Compiling(self)
         self.black_box = BlackBox()
         self._main = threading.get_ident()
         self._settled = threading.Condition()
+        self._open: set[Position] = set()
+        """Positions at which this rank has compiled."""
         self._free: set[Position] = set()
         """Positions whose code may run."""
 
@@ -119,6 +124,7 @@ class Sentinel:
             self.wait_for_finding()
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
+            self._wait_for_decisions()
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
 
     def close(self, why: str = "finished") -> None:
@@ -195,6 +201,16 @@ class Sentinel:
         with self._settled:
             self._free.add(position)
             self._settled.notify_all()
+
+    def expect(self, position: Position) -> None:
+        """What was compiled there is compared with the other ranks."""
+        with self._settled:
+            self._open.add(position)
+
+    def _wait_for_decisions(self) -> None:
+        """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
+        with self._settled:
+            self._settled.wait_for(lambda: self._open <= self._free or not self.is_active, timeout=_DECIDE_S)
 
     def wait_for_finding(self) -> None:
         """Give the ranks a moment to settle an alarm before this process ends."""

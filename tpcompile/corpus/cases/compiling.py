@@ -91,6 +91,7 @@ CASES = (
         limit_s=_INDUCTOR_S,
         what="autotuning keeps another matmul kernel on rank 1",
         program="compiling:kernel_choice",
+        options={"kernels": "stop"},
         cause=Cause.AUTOTUNE,
         ranks=(1,),
         marker="# fault: autotune",
