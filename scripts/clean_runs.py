@@ -18,6 +18,7 @@ compiled another number of times without the program saying so. Exit 1 on any al
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -97,9 +98,21 @@ def all_runs(folder: Path, args: argparse.Namespace) -> list[Row]:
         what = f"{row['program']:30} {row['backend']:9} " if "program" in row else ""
         line = f"{what}{row['cache']:6} seed {row['seed']:<10} exit {row['exit_code']} {row['wall_s']:6.1f} s"
         print(f"{number + 1:3}/{args.first + args.runs} {line}  {row['summary']}", flush=True)
+        if args.json:
+            write(args.json, rows, args.device)
     return rows
 
 
+def write(path: Path, rows: list[Row], device: str) -> dict[str, Any]:
+    """Everything so far as JSON: a run of hours that is cut off keeps what it has."""
+    alarms = [row for row in rows if row["exit_code"] != 0]
+    command = " ".join(["python", *sys.argv])
+    result = {"command": command, **versions(device), "runs": len(rows), "false_alarms": len(alarms), "rows": rows}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+@functools.cache
 def versions(device: str) -> dict[str, str]:
     """What the numbers were measured on."""
     code = "import torch; print(torch.__version__)"
@@ -134,10 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = all_runs(args.keep or Path(folder), args)
     alarms = [row for row in rows if row["exit_code"] != 0]
-    command = " ".join(["python", *sys.argv])
-    result = {"command": command, **versions(args.device), "runs": len(rows), "false_alarms": len(alarms), "rows": rows}
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"runs": len(rows), "false_alarms": len(alarms)} | versions(args.device)
     print(json.dumps({key: value for key, value in result.items() if key != "rows"} | {"alarms": alarms}, indent=1))
     return int(bool(alarms))
 

@@ -88,10 +88,10 @@ def local_regions_in_other_order(run: Run) -> None:
 
 @PROGRAMS(sizes=(2, 4))
 def local_regions_of_a_factory(run: Run) -> None:
-    """The same with two functions made by one line of code."""
+    """The same with two functions made by one line of code, which only a name tells apart."""
 
     def made(function: Any) -> Any:
-        return run.compile(lambda x: function(x) + 1)
+        return run.sentinel.watch(run.compile(lambda x: function(x) + 1), name=function.__name__)
 
     _in_other_order(run, made(torch.sin), made(torch.cos))
 

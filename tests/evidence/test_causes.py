@@ -13,6 +13,7 @@ from tests.evidence.samples import (
     graph,
     guard,
     kernel,
+    line,
     lowered,
     only,
     reduce,
@@ -88,6 +89,14 @@ def test_break_and_failure_blame_the_rank_that_has_them() -> None:
         assert all(group.line for group in found.groups)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_that_is_the_recompile_limit_is_named_on_the_rank_that_reached_it(rank: int) -> None:
+    ranks = [compiled(), compiled()]
+    ranks[rank] = compiled(failure="Dynamo recompile limit exceeded (8)")
+    found = only(*ranks)
+    assert (found.cause, found.groups[-1].ranks) == (Cause.RECOMPILE_LIMIT, (rank,))
+
+
 def test_what_follows_a_graph_break_is_not_a_second_finding() -> None:
     resumed = compiled(function="torch_dynamo_resume_in_forward_at_4", compile_id="1/0")
     assert only([compiled(breaks=(broken(),)), resumed], compiled()).cause == Cause.GRAPH_BREAK
@@ -137,12 +146,45 @@ def test_other_split_sizes_are_a_hang_although_the_shape_is_equal() -> None:
     assert (found.cause, found.cls) == (Cause.COLLECTIVE_SIZES, DivergenceClass.COLLECTIVES)
 
 
+@pytest.mark.parametrize("value", ["f32[4, 16][16, 1]cpu", "bf16[4, 8][8, 1]cpu"])
+@pytest.mark.parametrize("is_seen", [True, False], ids=["collectives differ", "collectives not observed"])
+def test_a_collective_of_another_shape_or_dtype_in_the_graph_is_a_hang(value: str, is_seen: bool) -> None:
+    def with_value(text: str, shape: str) -> CompileRecord:
+        reduced = reduce("%0").model_copy(update={"value": text})
+        return compiled(reduced, collectives=(collective(shape=shape),) if is_seen else ())
+
+    found = only(with_value("f32[4, 8][8, 1]cpu", "[4, 8]"), with_value(value, "[4, 16]"))
+    assert (found.cause, found.cls) == (Cause.COLLECTIVE_SIZES, DivergenceClass.COLLECTIVES)
+
+
 def test_a_result_that_one_rank_drops_is_content_and_named() -> None:
     def reads(operand: str, *, used: bool) -> CompileRecord:
         return compiled(reduce("%0"), call("mul", operand, "2"), collectives=(collective(used=used),))
 
     found = only(reads("%1", used=True), reads("%0", used=False))
     assert (found.cause, found.cls) == (Cause.UNUSED_RESULT, DivergenceClass.CONTENT)
+
+
+@pytest.mark.parametrize("dropping", [0, 1])
+def test_the_rank_that_drops_a_result_is_last_with_the_line_of_the_collective(dropping: int) -> None:
+    def reads(operand: str, *, used: bool) -> CompileRecord:
+        return compiled(reduce("%0"), call("mul", operand, "2"), collectives=(collective(used=used, line=line(42)),))
+
+    ranks = [reads("%1", used=True), reads("%1", used=True), reads("%1", used=True)]
+    ranks[dropping] = reads("%0", used=False)
+    found = only(*ranks)
+    assert found.groups[-1].ranks == (dropping,)
+    assert found.line == line(42)
+
+
+def test_ranks_that_drop_results_of_different_collectives_are_told_by_the_node() -> None:
+    def drops(first: bool) -> CompileRecord:
+        issued = (collective(used=not first), collective(used=first))
+        return compiled(reduce("%0"), reduce("%0"), call("mul", "%2" if first else "%1", "2"), collectives=issued)
+
+    found = only(drops(True), drops(False))
+    assert found.cause == Cause.UNUSED_RESULT
+    assert [group.item.text.partition(" :: ")[0] for group in found.groups if group.item] == ["%3", "%3"]
 
 
 KEYS = "check_tensor(L['x'], Tensor, DispatchKeySet({}), torch.float32, requires_grad={}, size=[4], stride=[1])"
@@ -184,6 +226,20 @@ def test_another_lowered_op_is_a_compiler_pass() -> None:
 def test_another_matmul_in_the_generated_code_is_autotuning() -> None:
     codes = ("extern_kernels.mm(buf0, buf1, out=buf2)", "triton_tem_fused_mm_0.run(buf0, buf1, buf2)")
     assert only(*(lowered(kernels=(kernel(code, name="call"),)) for code in codes)).cause == Cause.AUTOTUNE
+
+
+def test_another_matmul_anywhere_in_the_differing_code_is_autotuning() -> None:
+    first = [kernel(code, name="cpp_fused_0") for code in ("tmp0 = x + 1", "tmp0 = 1 + x")]
+    calls = [
+        kernel(code, name="call") for code in ("extern_kernels.bmm(a, b, out=c)", "triton_tem_fused_bmm.run(a, b)")
+    ]
+    assert only(*(lowered(kernels=pair) for pair in zip(first, calls, strict=True))).cause == Cause.AUTOTUNE
+
+
+def test_a_matmul_that_all_ranks_have_is_no_choice() -> None:
+    equal = kernel("extern_kernels.bmm(a, b, out=c)", name="call")
+    codes = ("tmp0 = x + 1", "tmp0 = 1 + x")
+    assert only(*(lowered(kernels=(kernel(code), equal)) for code in codes)).cause == Cause.COMPILER_PASS
 
 
 def test_generated_code_that_swaps_collectives_is_a_hang_by_a_compiler_pass() -> None:

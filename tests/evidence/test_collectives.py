@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import inspect
 
-from tpcompile.evidence.collectives import blamed_line, collectives_of
+import pytest
+import torch.distributed._functional_collectives as funcol
+
+from tpcompile.evidence.collectives import blamed_line, collectives_of, is_library
 from tpcompile.evidence.fxtext import parse_graph
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
@@ -88,3 +91,37 @@ def test_a_library_line_is_replaced_by_the_nearest_user_line_before_it() -> None
     assert blamed_line(nodes, 1) == mine
     assert blamed_line(nodes[1:], 0) == later
     assert blamed_line(nodes[1:2], 0) == library
+
+
+SOURCE, START = inspect.getsourcelines(funcol.all_reduce)
+CUT = ["distributed/_functional_collectives.py", "ckages/torch/distributed/_functional_collectives.py"]
+"""How torch cuts the path of its own file, by the length of what stands before it."""
+
+
+@pytest.mark.parametrize("file", CUT)
+def test_a_cut_path_is_torchs_when_its_code_stands_there(file: str) -> None:
+    line = UserLine(file=file, line=START, function="all_reduce", code=SOURCE[0].strip())
+    assert is_library(line)
+
+
+@pytest.mark.parametrize("file", CUT)
+@pytest.mark.parametrize(
+    ("line", "code"), [(START, "y = my_all_reduce(x)"), (START + 1, SOURCE[0].strip()), (START, "")],
+    ids=["other code", "other line", "no code"],
+)  # fmt: skip
+def test_a_users_file_that_is_called_like_one_of_torch_is_the_users(file: str, line: int, code: str) -> None:
+    assert not is_library(UserLine(file=file, line=line, function="all_reduce", code=code))
+
+
+@pytest.mark.parametrize(
+    ("file", "is_ours"),
+    [
+        ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", True),
+        ("/usr/lib/python3/dist-packages/torch/nn/functional.py", True),
+        ("/src/tpcompile/dist/collectives.py", True),
+        ("/src/tpcompile/nn/block.py", False),
+        ("/home/me/torch/train.py", False),
+    ],
+)
+def test_a_whole_path_tells_whose_file_it_is(file: str, is_ours: bool) -> None:
+    assert is_library(UserLine(file=file, line=1)) == is_ours

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.evidence import programs
+from tests.evidence import programs, samples
 from tests.evidence.programs import GuardLine, Noise, Op, Program
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digest import digest_rank, layer_items
 from tpcompile.evidence.records import Collective, CompileRecord, Layer, RankRecord
 
 
@@ -67,6 +67,14 @@ def test_a_layer_nobody_logged_is_not_observed_rather_than_empty():
     digest = programs.digest(_program(), Noise(0)).compiles[0]
     assert digest.sha(Layer.KERNELS, "forward") is None
     assert digest.sha(Layer.GRAPH) is not None
+
+
+def test_a_guard_on_a_line_of_torch_has_no_line_and_one_on_a_users_line_keeps_it():
+    mine, library = samples.guard(), samples.guard("TRUE_MATCH", "G['flag']", "is True")
+    of_torch = samples.line(9, file="/venv/lib/site-packages/torch/nn/functional.py")
+    compile_ = samples.compiled(guards=(mine, library.model_copy(update={"line": of_torch})))
+    lines = {item.text.partition(" :: ")[0]: item.line for item in layer_items(compile_, Layer.GUARDS)}
+    assert lines == {mine.source: mine.line, library.source: None}
 
 
 def _program(guard: GuardLine | None = None) -> Program:

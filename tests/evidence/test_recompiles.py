@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,6 +39,11 @@ SIZE = "0/0: tensor 'x' size mismatch at index 1. expected 8, actual 9"
         ("0/0: k is None", ReasonKind.VALUE, "k", None, "None", ""),
         ("0/0: GLOBAL_STATE changed: grad_mode ", ReasonKind.GLOBAL_STATE, "", None, "grad_mode", ""),
         ("0/0: ___check_type_id(x, 94), type=<class 'list'>", ReasonKind.TYPE, "x", None, "", ""),
+        ("0/0: expected type of 'scale' to be a tensor type, ' but found <class 'float'>", ReasonKind.TYPE, "scale",
+         None, "a tensor type, '", "<class 'float'>"),
+        ("0/0: expected type of 'y' to be a tensor type, ' but found <class 'torch.distributed._functional_collectives"
+         ".AsyncCollectiveTensor'>", ReasonKind.TENSOR_TYPE, "y", None, "a tensor type, '",
+         "<class 'torch.distributed._functional_collectives.AsyncCollectiveTensor'>"),
         ("something torch has not said before", ReasonKind.OTHER, "", None, "", ""),
     ],
 )  # fmt: skip
@@ -56,6 +62,25 @@ def test_the_line_is_the_innermost_of_the_users_stack() -> None:
     )
     found = parse_reason(text)
     assert (found.guard, found.entry, str(found.line)) == ("self.k == 2", "0/1", "/app/model.py:4 in forward")
+
+
+def test_the_line_is_the_innermost_one_that_is_not_library_code() -> None:
+    library = (
+        '  File "/venv/lib/site-packages/torch/nn/functional.py", line 3, in normalize\n    raise\n'
+        '  File "/src/tpcompile/dist/collectives.py", line 5, in all_reduce\n    return x'
+    )
+    text = f'0/1: k == 2\nUser stack trace:\n  File "/app/train.py", line 9, in step\n    model(x)\n{library}'
+    assert str(parse_reason(text).line) == "/app/train.py:9 in step"
+    alone = parse_reason(f"0/1: k == 2\nUser stack trace:\n{library}")
+    assert str(alone.line) == "/src/tpcompile/dist/collectives.py:5 in all_reduce"  # better than none
+
+
+def test_a_comment_that_names_a_line_of_torch_gives_no_line() -> None:
+    code, start = inspect.getsourcelines(torch.nn.functional.relu)
+    text = f"0/1: k == 2    # {code[0].strip()}  # nn/functional.py:{{}} in relu"
+    assert parse_reason(text.format(start)).line is None
+    mine = parse_reason(text.format(start + 1)).line  # another line: a file of the user's that is called alike
+    assert str(mine) == f"nn/functional.py:{start + 1} in relu"
 
 
 def test_object_ids_are_not_part_of_a_guard() -> None:
@@ -163,6 +188,7 @@ T = torch.ones
         (INT, T(3), changed(INT, k=3), "int attribute of a module", "allow_unspec_int_on_nn_module"),
         (MODE, T(3), changed(MODE, training=False), "training mode", "train() or eval()"),
         (first, [T(3)], lambda c: c([T(3), T(3)]), "length", "length of xs"),
+        (double, T(4, 8), lambda c: c(2.5), "Python type", "pass x with one Python type"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

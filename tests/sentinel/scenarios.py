@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.dist.store import RankStore
-from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.sentinel import Sentinel
 
 WAIT_S = 60.0
@@ -61,6 +61,7 @@ class Ranks:
         return {
             "causes": causes,
             "ranks": [[g.ranks for g in d.groups] for v in sentinel.findings for d in v.divergences if d.is_red],
+            "checks": [(str(c.cause), c.ranks, c.observed) for v in sentinel.findings for c in v.checks if _is_red(c)],
             "compiles": sentinel.stats["compiles"],
             "calls": calls,
             "active": sentinel.is_active,
@@ -159,6 +160,14 @@ class Ranks:
             step(torch.ones(3))
         return self.summary(sentinel)
 
+    def limit_on_both(self) -> dict[str, Any]:
+        """Both ranks reach the recompile limit at the same call."""
+        return self._limited(last=(7, 7))
+
+    def failed_quietly_on_both(self) -> dict[str, Any]:
+        """The backend fails on both ranks, and both run eager."""
+        return self._failed_quietly(on=(0, 1))
+
     def closed(self) -> dict[str, Any]:
         """Nothing is left of a closed sentinel, and another one can follow."""
         step = self.compiled()
@@ -227,6 +236,70 @@ class Ranks:
                 watched(torch.ones(3))
         return self.summary(sentinel)
 
+    def limit_on_one_rank(self) -> dict[str, Any]:
+        """Rank 1 passes a third number to code that torch compiles twice."""
+        return self._limited(last=(1, 7))
+
+    def _limited(self, last: tuple[int, int]) -> dict[str, Any]:
+        torch.compiler.reset()
+
+        def step(x: Tensor, count: int) -> Tensor:
+            return funcol.all_reduce(x * count, "sum", dist.group.WORLD)
+
+        compiled = torch.compile(step, backend="eager", dynamic=False)
+        with torch._dynamo.config.patch(recompile_limit=2), self.sentinel(policy="warn") as sentinel:
+            for count in (0, 1, last[self.rank]):
+                compiled(torch.ones(3), count)
+            self._settle(sentinel, differs=last[0] != last[1])
+            gave_up = any(c.limit_reached for c in sentinel.session.compiles())
+        return self.summary(sentinel) | {"gave_up": gave_up}
+
+    def _settle(self, sentinel: Sentinel, *, differs: bool) -> None:
+        """Ranks that did not wait for each other have said what they had to say."""
+        if differs:
+            sentinel.wait_for_finding()
+        else:  # the ranks wait here, and an alarm would come before they are told to go on
+            torch.compile(lambda x: funcol.all_reduce(x, "max", dist.group.WORLD), backend="eager")(torch.ones(3))
+
+    def _failing(self, on: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        """A compiled function whose backend lacks a library on these ranks."""
+        torch.compiler.reset()
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            if self.rank in on:
+                raise ImportError("libkernels.so: cannot open shared object file")
+            return graph
+
+        def step(x: Tensor) -> Tensor:
+            return funcol.all_reduce(x.cos(), "sum", dist.group.WORLD)
+
+        return torch.compile(step, backend=backend, dynamic=False)
+
+    def failed_quietly_on_one_rank(self) -> dict[str, Any]:
+        """The backend fails on rank 1, which runs eager and goes on."""
+        return self._failed_quietly(on=(1,))
+
+    def _failed_quietly(self, on: tuple[int, ...]) -> dict[str, Any]:
+        step = self._failing(on)
+        with torch._dynamo.config.patch(suppress_errors=True), self.sentinel(policy="warn") as sentinel:
+            for _ in range(3):
+                step(torch.ones(3))
+            self._settle(sentinel, differs=len(on) == 1)
+            failed = any("libkernels.so" in c.failure for c in sentinel.session.compiles())
+        return self.summary(sentinel) | {"failed": failed}
+
+    def failed_loudly_on_one_rank(self) -> dict[str, Any]:
+        """The backend fails on rank 1, the first to compile, and the exception ends its part of the program."""
+        step, raised = self._failing((1,)), ""
+        try:
+            with self.sentinel(policy="warn") as sentinel:
+                if self.rank == 1:
+                    step(torch.ones(3))
+                sentinel.wait_for_finding()
+        except Exception as error:
+            raised = type(error).__name__
+        return self.summary(sentinel) | {"raised": raised}
+
     def follower_dies(self) -> dict[str, Any]:
         """The sentinel's own thread fails on rank 1: all ranks stop watching and the job goes on."""
         step = self.compiled()
@@ -255,6 +328,10 @@ class Ranks:
             for size in (4, 5):
                 step(torch.ones(size))
         return self.summary(sentinel)
+
+
+def _is_red(check: Check) -> bool:
+    return check.status == Status.FAIL
 
 
 def _fail(event: Any) -> None:

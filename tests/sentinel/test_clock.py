@@ -23,21 +23,21 @@ def announcement(call: int, index: int = 0, region: str = "f") -> Announcement:
 
 
 def test_a_first_compile_is_at_the_first_frame_of_the_first_call(clock: Clock) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     assert clock.compile_starts("0/0") == Position(region="f", call=1, index=0)
 
 
 def test_a_recompile_is_at_the_frame_whose_guards_missed(clock: Clock) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.compile_starts("0/0")
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.lookup(True)
     clock.lookup(False)
     assert clock.compile_starts("0/1") == Position(region="f", call=2, index=1)
 
 
 def test_a_hit_where_another_rank_compiles_is_a_pass(clock: Clock, passed: list[Announcement]) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.announce(announcement(call=1))
     assert passed == []
     clock.lookup(True)
@@ -45,23 +45,23 @@ def test_a_hit_where_another_rank_compiles_is_a_pass(clock: Clock, passed: list[
 
 
 def test_compiling_where_another_rank_compiles_is_no_pass(clock: Clock, passed: list[Announcement]) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.announce(announcement(call=1))
     clock.lookup(False)
     clock.compile_starts("0/1")
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     assert passed == []
     assert clock.pending == {}
 
 
 def test_a_rank_that_is_behind_has_not_passed(clock: Clock, passed: list[Announcement]) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.lookup(True)
     clock.announce(announcement(call=3))
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.lookup(True)
     assert passed == []
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     assert passed == []
     clock.lookup(True)
     assert passed == [announcement(call=3)]
@@ -69,16 +69,16 @@ def test_a_rank_that_is_behind_has_not_passed(clock: Clock, passed: list[Announc
 
 def test_a_rank_that_was_ahead_when_it_heard_has_passed_at_once(clock: Clock, passed: list[Announcement]) -> None:
     for _ in range(4):
-        clock.enter("f")
+        clock.enter(clock.region("f"))
         clock.lookup(True)
     clock.announce(announcement(call=2))
     assert passed == [announcement(call=2)]
 
 
 def test_a_compile_made_before_the_news_came_is_no_pass(clock: Clock, passed: list[Announcement]) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.compile_starts("0/0")
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.announce(announcement(call=1))
     assert passed == []
 
@@ -86,19 +86,19 @@ def test_a_compile_made_before_the_news_came_is_no_pass(clock: Clock, passed: li
 def test_the_first_frame_may_hit_while_a_later_one_compiles_everywhere(
     clock: Clock, passed: list[Announcement]
 ) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.lookup(True)
     clock.announce(announcement(call=1, index=1))
     clock.lookup(False)
     clock.compile_starts("1/1")
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     assert passed == []
 
 
 def test_a_miss_that_no_compile_follows_counts_as_a_frame_that_ran_eagerly(
     clock: Clock, passed: list[Announcement]
 ) -> None:
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.announce(announcement(call=1))
     clock.lookup(False)
     assert passed == []
@@ -107,7 +107,7 @@ def test_a_miss_that_no_compile_follows_counts_as_a_frame_that_ran_eagerly(
 
 
 def test_the_end_of_a_watched_call_passes_all_its_frames(clock: Clock, passed: list[Announcement]) -> None:
-    region = clock.enter("f")
+    region = clock.enter(clock.region("f"))
     clock.announce(announcement(call=1, index=5))
     clock.leave(region)
     assert passed == [announcement(call=1, index=5)]
@@ -116,13 +116,13 @@ def test_the_end_of_a_watched_call_passes_all_its_frames(clock: Clock, passed: l
 def test_regions_are_counted_apart(clock: Clock, passed: list[Announcement]) -> None:
     clock.announce(announcement(call=1, region="g"))
     for _ in range(3):
-        clock.enter("f")
+        clock.enter(clock.region("f"))
         clock.lookup(True)
     assert passed == []
 
 
 def test_every_event_is_progress(clock: Clock) -> None:
     before = clock.ticks
-    clock.enter("f")
+    clock.enter(clock.region("f"))
     clock.lookup(True)
     assert clock.ticks == before + 2

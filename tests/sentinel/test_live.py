@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from tests.sentinel import scenarios
+from tpcompile.evidence.causes import Cause
 from tpcompile.testing.ranks import run_on_ranks
 
 Results = list[dict[str, dict[str, Any]]]
 AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "modules", "slow",
-         "slow_compile", "allowed", "closed"]  # fmt: skip
-DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank"]
+         "slow_compile", "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
+DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank", "limit_on_one_rank",
+           "failed_quietly_on_one_rank", "failed_loudly_on_one_rank"]  # fmt: skip
 FAIL = ["follower_dies", "store_gone"]
 
 
@@ -65,6 +67,40 @@ def test_a_one_rank_recompile_names_the_stride_and_the_rank(results: Results) ->
 
 def test_a_watched_call_that_ends_without_a_compile_is_a_divergence(results: Results) -> None:
     assert all(rank["not_compiled_on_one_rank"]["causes"] for rank in results)
+
+
+def test_a_rank_that_alone_reaches_the_recompile_limit_is_named(results: Results) -> None:
+    assert [rank["limit_on_one_rank"]["gave_up"] for rank in results] == [False, True]
+    for rank in results:
+        assert rank["limit_on_one_rank"]["causes"] == [[Cause.RECOMPILE_LIMIT.value]]
+        assert {(cause, ranks) for cause, ranks, _ in rank["limit_on_one_rank"]["checks"]} == {
+            (Cause.RECOMPILE_LIMIT.value, (1,))
+        }
+
+
+def test_ranks_that_reach_the_recompile_limit_together_are_left_alone(results: Results) -> None:
+    for rank in results:
+        assert (rank["limit_on_both"]["gave_up"], rank["limit_on_both"]["causes"]) == (True, [])
+
+
+def test_a_compile_that_fails_quietly_on_one_rank_is_named(results: Results) -> None:
+    assert [rank["failed_quietly_on_one_rank"]["failed"] for rank in results] == [False, True]
+    for rank in results:
+        assert rank["failed_quietly_on_one_rank"]["causes"] == [[Cause.COMPILE_FAILED.value]]
+        assert {ranks for _, ranks, _ in rank["failed_quietly_on_one_rank"]["checks"]} == {(1,)}
+
+
+def test_ranks_whose_compiles_fail_alike_are_left_alone(results: Results) -> None:
+    for rank in results:
+        assert (rank["failed_quietly_on_both"]["failed"], rank["failed_quietly_on_both"]["causes"]) == (True, [])
+
+
+def test_a_compile_that_raises_is_named_with_the_error_of_the_backend(results: Results) -> None:
+    assert [rank["failed_loudly_on_one_rank"]["raised"] for rank in results] == ["", "BackendCompilerFailed"]
+    for rank in results:
+        ((cause, ranks, observed),) = rank["failed_loudly_on_one_rank"]["checks"]
+        assert (cause, ranks) == (Cause.COMPILE_FAILED.value, (1,))
+        assert observed.endswith("ImportError: libkernels.so: cannot open shared object file")
 
 
 def test_a_sentinel_that_fails_on_one_rank_ends_on_all_and_not_the_job(results: Results) -> None:

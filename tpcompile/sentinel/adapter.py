@@ -80,6 +80,18 @@ class CompileListener:
             self._handler.remove_end_callback(self._on_end)
 
 
+def entered_function(frame: FrameType | None) -> Any | None:
+    """What `entered_callable` would find, as the function object that Dynamo wraps: cheap, for every lookup.
+
+    One object for all calls of a compiled callable; None where `entered_callable` finds none or has to look further.
+    """
+    while frame is not None and frame.f_code in _MODULE_CALL:
+        frame = frame.f_back
+    if frame is None or frame.f_code is not _COMPILE_WRAPPER:
+        return None
+    return frame.f_locals.get("fn")
+
+
 def entered_callable(frame: FrameType | None) -> Any | None:
     """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
 

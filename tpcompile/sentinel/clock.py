@@ -88,10 +88,10 @@ class Clock:
             found = self.regions[name] = Region(name)
         return found
 
-    def enter(self, name: str) -> Region:
+    def enter(self, region: Region) -> Region:
         """A call of the region begins."""
-        region = self.region(name)
-        self._leave_lookup(region)
+        if region.has_missed:
+            self._leave_lookup(region)
         region.call += 1
         region.index = 0
         self.current = region
@@ -115,16 +115,18 @@ class Clock:
         self.ticks += 1
         if region is None:
             return
-        self._leave_lookup(region)
-        if hit:
-            region.index += 1
-        region.has_missed = not hit
-        if hit and self.pending:
+        if region.has_missed:
+            self._leave_lookup(region)
+        if not hit:
+            region.has_missed = True
+            return
+        region.index += 1
+        if self.pending:
             self._look(region)
 
     def compile_starts(self, compile_id: str) -> Position:
         """A frame of the current region is being compiled; the position it is compiled at."""
-        region = self.current or self.enter("?")
+        region = self.current or self.enter(self.region("?"))
         region.has_missed = False
         position = region.position
         region.compiled[position.call, position.index] = compile_id
@@ -146,11 +148,10 @@ class Clock:
 
     def _leave_lookup(self, region: Region) -> None:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.
-        if region.has_missed:
-            region.has_missed = False
-            region.index += 1
-            if self.pending:
-                self._look(region)
+        region.has_missed = False
+        region.index += 1
+        if self.pending:
+            self._look(region)
 
     def _look(self, region: Region) -> None:
         with self._lock:  # the listener and the main thread may both find it

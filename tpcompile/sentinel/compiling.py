@@ -7,7 +7,9 @@ talks to the store.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,8 @@ class Compiling:
         self._listener = adapter.CompileListener(self._starts, self._ends)
         self._previous_hook: adapter.GuardHook | None = None
         self._positions: dict[str, Position] = {}
+        self._regions: dict[int, tuple[weakref.ref[Any], Region]] = {}
+        """Compiled functions by id, with their regions."""
         self._failed: set[str] = set()
         """Compiles that raised; torch logs their end, with the reason, after it has told us."""
         self.num_compiles = 0
@@ -56,7 +60,7 @@ class Compiling:
                 if region.is_inside or not self._sentinel.is_active:
                     return call(*args, **kwargs)
                 region.is_inside = True
-                self._clock.enter(region.name)
+                self._clock.enter(region)
                 try:
                     return call(*args, **kwargs)
                 finally:
@@ -78,11 +82,26 @@ class Compiling:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
         current = self._clock.current
         if current is None or not current.is_inside:
-            target = adapter.entered_callable(frame)
-            if target is not None:
-                current = self._clock.enter(region_name(target))
+            region = self._entered(frame)
+            if region is not None:
+                current = self._clock.enter(region)
         if current is not None:
             self._sentinel.session.step = current.call
+
+    def _entered(self, frame: FrameType | None) -> Region | None:
+        """The region that a call through this frame enters. Runs at every lookup: names are made once per function."""
+        function = adapter.entered_function(frame)
+        known = self._regions.get(id(function))
+        if known is not None and known[0]() is function:
+            return known[1]
+        target = adapter.entered_callable(frame)
+        if target is None:
+            return None
+        region = self._clock.region(region_name(target))
+        with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
+            if function is not None:
+                self._regions[id(function)] = weakref.ref(function), region
+        return region
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs that a compile begins; a first compile has no lookup before it."""
