@@ -28,7 +28,7 @@ from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
 
 GuardHook = Callable[[bool], bool]
-_MODULE_CALL = frozenset({_module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__})
+_CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
 _WRAPPERS = "/tpcompile/dist/"
@@ -85,11 +85,14 @@ def entered_function(frame: FrameType | None) -> Any | None:
 
     One object for all calls of a compiled callable; None where `entered_callable` finds none or has to look further.
     """
-    while frame is not None and frame.f_code in _MODULE_CALL:
+    while frame is not None:
+        code = frame.f_code
+        if code is _COMPILE_WRAPPER:
+            return frame.f_locals["fn"]
+        if code is not _CALL and code is not _WRAPPED_CALL:
+            return None
         frame = frame.f_back
-    if frame is None or frame.f_code is not _COMPILE_WRAPPER:
-        return None
-    return frame.f_locals.get("fn")
+    return None
 
 
 def entered_callable(frame: FrameType | None) -> Any | None:
@@ -97,10 +100,10 @@ def entered_callable(frame: FrameType | None) -> Any | None:
 
     A module's call goes through `_call_impl`; then the module is returned. Frames of Dynamo itself are skipped.
     """
-    while frame is not None and frame.f_code not in _MODULE_CALL and _is_machinery(frame.f_code):
+    while frame is not None and not _is_module_call(frame.f_code) and _is_machinery(frame.f_code):
         frame = frame.f_back
     module = None
-    while frame is not None and frame.f_code in _MODULE_CALL:
+    while frame is not None and _is_module_call(frame.f_code):
         module = frame.f_locals.get("self")
         frame = frame.f_back
     if frame is None or frame.f_code is not _COMPILE_WRAPPER:
@@ -131,6 +134,10 @@ def is_of_compiler(error: BaseException) -> bool:
 def is_torch(filename: str) -> bool:
     """True for a file of torch itself."""
     return filename.startswith(_TORCH)
+
+
+def _is_module_call(code: CodeType) -> bool:
+    return code is _CALL or code is _WRAPPED_CALL  # by identity: the hash of a code object costs a microsecond
 
 
 def _is_machinery(code: CodeType) -> bool:

@@ -71,29 +71,38 @@ class Compiling:
         return adapter.wrap_calls(target, wrap)
 
     def _looked_up(self, hit: bool) -> bool:
+        """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
         if self._previous_hook is not None:
             hit = self._previous_hook(hit)
-        if self._sentinel.is_active:
-            self._enter_from(sys._getframe(1))
-            self._clock.lookup(hit)
+        sentinel = self._sentinel
+        if sentinel.is_active:
+            clock, frame = self._clock, sys._getframe(1)
+            current = clock.current
+            if current is None or not current.is_inside:
+                function = adapter.entered_function(frame)
+                known = self._regions.get(id(function))
+                if known is not None and known[0]() is function:
+                    current = clock.enter(known[1])
+                else:
+                    region = self._region_of(function, frame)
+                    current = clock.enter(region) if region is not None else current
+            if current is not None:
+                sentinel.session.step = current.call
+            clock.lookup(hit)
         return hit
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
         current = self._clock.current
         if current is None or not current.is_inside:
-            region = self._entered(frame)
+            region = self._region_of(adapter.entered_function(frame), frame)
             if region is not None:
                 current = self._clock.enter(region)
         if current is not None:
             self._sentinel.session.step = current.call
 
-    def _entered(self, frame: FrameType | None) -> Region | None:
-        """The region that a call through this frame enters. Runs at every lookup: names are made once per function."""
-        function = adapter.entered_function(frame)
-        known = self._regions.get(id(function))
-        if known is not None and known[0]() is function:
-            return known[1]
+    def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
+        """The region that a call of `function` through this frame enters; it is named once per function."""
         target = adapter.entered_callable(frame)
         if target is None:
             return None
