@@ -67,6 +67,8 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     command = [*torchrun(nproc, ROOT / "repro" / "tp_compile_repro.py"), *gate]
     start = time.perf_counter()
     outcome = run_tree(command, environ=environ, timeout_s=args.timeout_s or 900)
+    if outcome.signal:
+        raise KeyboardInterrupt  # somebody ends us, not only this run
     wall_s = round(time.perf_counter() - start, 1)
     verdict = RunDir(run_dir).read_verdict()
     if outcome.timed_out:

@@ -62,6 +62,8 @@ def sentinel_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     start = time.perf_counter()
     timeout_s = args.timeout_s or _TIMEOUT_S
     outcome = run_tree(command, environ=environ, timeout_s=timeout_s)
+    if outcome.signal:
+        raise KeyboardInterrupt
     wall_s = round(time.perf_counter() - start, 1)
     ranks = _results(out)
     alarms = [f"no end after {timeout_s:g} s"] if outcome.timed_out else []

@@ -257,7 +257,7 @@ class Ranks:
     def _settle(self, sentinel: Sentinel, *, differs: bool) -> None:
         """Ranks that did not wait for each other have said what they had to say."""
         if differs:
-            sentinel.wait_for_finding()
+            sentinel.wait_for_finding(0)
         else:  # the ranks wait here, and an alarm would come before they are told to go on
             torch.compile(lambda x: funcol.all_reduce(x, "max", dist.group.WORLD), backend="eager")(torch.ones(3))
 
@@ -295,7 +295,7 @@ class Ranks:
             with self.sentinel(policy="warn") as sentinel:
                 if self.rank == 1:
                     step(torch.ones(3))
-                sentinel.wait_for_finding()
+                sentinel.wait_for_finding(0)
         except Exception as error:
             raised = type(error).__name__
         return self.summary(sentinel) | {"raised": raised}

@@ -28,6 +28,8 @@ class Follower:
         self._passed: dict[Position, dict[str, Any]] = {}
         """Compiles that another rank went past."""
         self._lock = threading.Lock()
+        self._late: threading.Timer | None = None
+        """Raises the alarm about a compile that takes long."""
 
     def start(self) -> None:
         """Begin to follow."""
@@ -40,6 +42,8 @@ class Follower:
 
     def close(self) -> None:
         """Wait for the thread, which ends at this rank's `left` event or when the store is gone."""
+        if self._late is not None:
+            self._late.cancel()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_CLOSE_S)
 
@@ -101,9 +105,9 @@ class Follower:
             self._sentinel.problems.raise_one_rank(position, theirs)
         elif (position.call, position.index) in self._sentinel.clock.region(position.region).compiled:
             # It is certain already. What the compile makes says more, but a large one takes minutes.
-            alarm = threading.Timer(_COMPILE_S, self._raise_one_rank, [position, theirs])
-            alarm.daemon = True
-            alarm.start()
+            self._late = threading.Timer(_COMPILE_S, self._raise_one_rank, [position, theirs])
+            self._late.daemon = True
+            self._late.start()
 
     def _raise_one_rank(self, position: Position, theirs: RankState) -> None:
         if self._sentinel.is_active:

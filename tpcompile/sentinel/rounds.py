@@ -86,8 +86,9 @@ class Rounds:
         sentinel = self._sentinel
         found = sentinel.problems.of_lost(self.lost(settle_s=1.5), state_of(sentinel))
         if found is not None and sentinel.is_active:
+            known = len(sentinel.findings)
             sentinel.problems.raise_finding(found)
-            sentinel.wait_for_finding()
+            sentinel.wait_for_finding(known)
         sentinel.ending.leave(128 + signal.SIGTERM)
 
     def _is_due(self) -> bool:

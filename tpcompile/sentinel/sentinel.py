@@ -120,8 +120,9 @@ class Sentinel:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if error is not None and failed and self.is_active:
             self.ending.may_exit = False  # the exception ends this process, and says more than we do
+            known = len(self.findings)
             self.problems.raised(error)
-            self.wait_for_finding()
+            self.wait_for_finding(known)
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
@@ -212,10 +213,10 @@ class Sentinel:
         with self._settled:
             self._settled.wait_for(lambda: self._open <= self._free or not self.is_active, timeout=_DECIDE_S)
 
-    def wait_for_finding(self) -> None:
-        """Give the ranks a moment to settle an alarm before this process ends."""
+    def wait_for_finding(self, known: int) -> None:
+        """Give the ranks a moment to settle an alarm before this process ends; it had `known` findings before."""
         with self._settled:
-            self._settled.wait_for(lambda: bool(self.findings) or not self.is_active, timeout=_CLOSE_S)
+            self._settled.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
 
     def settled(self, position: Position | None, verdict: Verdict | None, *, is_red: bool) -> None:
         """The ranks have a verdict, and the policy did not end the process."""
