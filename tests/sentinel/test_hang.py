@@ -140,6 +140,8 @@ def test_a_collective_that_cannot_be_issued_yet_waits_too() -> None:
     assert (found.ranks, found.line) == ((1,), line(44))
     elsewhere = by_rank(states[0], calling.model_copy(update={"calling": "7 mesh_dp"}))
     assert judge(elsewhere, [], before=elsewhere) is None
+    ahead = by_rank(state(0, issued(1), waits_at=AT, activity=WAITING), calling)  # it has joined: a third one is late
+    assert judge(ahead, [], before=ahead) is None
 
 
 def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
@@ -172,6 +174,8 @@ def test_collectives_of_two_groups_in_opposite_order_on_the_gpu() -> None:
     assert found.ranks == (0, 1) and "opposite order" in found.observed
     alike = by_rank(states[0], state(1, *both(*groups), groups=groups))
     assert judge(alike, [], before=alike) is None
+    slow = states | by_rank(state(2, groups=groups))  # a third rank has joined neither
+    assert judge(slow, [], before=slow) is None
 
 
 def test_a_rank_that_moves_is_not_stuck_in_what_it_has_queued() -> None:

@@ -243,10 +243,17 @@ def _crossed(states: Mapping[int, RankState], before: Mapping[int, RankState]) -
     for a, first in sorted(stuck.items()):
         for b, second in sorted(stuck.items()):
             theirs, ours = _find(states[b], first), _find(states[a], second)
-            if a < b and first.group != second.group and theirs and ours and not (theirs.is_done or ours.is_done):
+            if not (a < b and first.group != second.group and theirs and ours) or theirs.is_done or ours.is_done:
+                continue
+            if _everybody_issued(first, states) and _everybody_issued(second, states):
                 says = f"rank {a} issued {first} before {ours}; rank {b} issued them in opposite order"
                 return Finding(Cause.STUCK_COLLECTIVE, says, (a, b), second.line)
     return None
+
+
+def _everybody_issued(wanted: Issued, states: Mapping[int, RankState]) -> bool:
+    """False while a rank of the group may still come."""
+    return all(_find(state, wanted) for state in states.values() if wanted.group in state.groups)
 
 
 def _find(state: RankState, wanted: Issued) -> Issued | None:

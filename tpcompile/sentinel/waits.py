@@ -29,7 +29,8 @@ def waits_for(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
         stuck = stuck_since(state, before)
         if stuck is None and state.calling and then is not None and _is_calling_since(state, then):
             for other, theirs in sorted(states.items()):
-                if other != rank and theirs.waits_at is not None and state.calling in theirs.groups:
+                is_member = state.calling in theirs.groups and not _is_ahead(theirs, state, state.calling)
+                if other != rank and theirs.waits_at is not None and is_member:
                     yield rank, other, f"to begin a collective of group {state.calling!r}{_at(state.line)}"
         if stuck is None:
             continue
@@ -37,6 +38,12 @@ def waits_for(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
             last = max((i.seq for i in theirs.issued if i.group == stuck.group), default=0)
             if other != rank and stuck.group in theirs.groups and last < stuck.seq:
                 yield rank, other, f"in {stuck}"
+
+
+def _is_ahead(theirs: RankState, state: RankState, group: str) -> bool:
+    """True when the other rank has issued what this one is about to."""
+    last = [max((i.seq for i in s.issued if i.group == group), default=0) for s in (theirs, state)]
+    return last[0] > last[1]
 
 
 def _is_calling_since(state: RankState, then: RankState) -> bool:
