@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -299,6 +301,24 @@ class Ranks:
         except Exception as error:
             raised = type(error).__name__
         return self.summary(sentinel) | {"raised": raised}
+
+    def forked(self) -> dict[str, Any]:
+        """A worker is forked, looks at the sentinel, leaves its block, and is terminated."""
+        step, (read, write) = self.compiled(), os.pipe()
+        with self.sentinel(policy="warn") as sentinel:
+            step(torch.ones(3))
+            child = os.fork()
+            if child == 0:
+                os.write(write, b"active" if sentinel.is_active else b"inactive")
+                sentinel.close()
+                time.sleep(WAIT_S)
+                os._exit(0)
+            said = os.read(read, 64).decode()
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            step(torch.ones(4))
+            found = self.summary(sentinel)
+        return found | {"child": said}
 
     def follower_dies(self) -> dict[str, Any]:
         """The sentinel's own thread fails on rank 1: all ranks stop watching and the job goes on."""

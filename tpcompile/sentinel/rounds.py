@@ -64,6 +64,10 @@ class Rounds:
             self._thread.join(timeout=10)
         self._signals.restore()
 
+    def forget(self) -> None:
+        """In a forked child: the pipe that tells of signals is the parent's."""
+        self._signals.forget()
+
     def put_off(self) -> None:
         """Another rank asks now: its answer serves us too."""
         self._next_at = time.monotonic() + self._interval_s
@@ -217,6 +221,13 @@ class _Signals:
             return False
         ready, _, _ = select.select([self._pipe[0]], [], [], timeout_s)
         return bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
+
+    def forget(self) -> None:
+        """In a forked child, which would write its own SIGTERM into the pipe of its parent."""
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._pipe = None
 
     def restore(self) -> None:
         """Leave signals as they were."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,8 @@ from tpcompile.sentinel.rounds import Rounds, state_of
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 _NUMBERS: dict[str, itertools.count[int]] = {}
+_LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
+"""Sentinels of this process that are active."""
 _CLOSE_S, _DECIDE_S = 10.0, 2.0
 
 
@@ -99,7 +103,7 @@ class Sentinel:
         self.clock = Clock(self.follower.tell_passed)
         self._compiling = Compiling(self)
         self.black_box = BlackBox()
-        self._main = threading.get_ident()
+        self._main, self._pid = threading.get_ident(), os.getpid()
         self._settled = threading.Condition()
         self._open: set[Position] = set()
         """Positions at which this rank has compiled."""
@@ -112,6 +116,7 @@ class Sentinel:
         self.channel.say_here(black_box=self.black_box.path)
         self._compiling.install()
         self.is_active = True
+        _LIVE.add(self)
         self.follower.start()
         self.rounds.start()
         return self
@@ -131,8 +136,9 @@ class Sentinel:
     def close(self, why: str = "finished") -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
         was_active, self.is_active = self.is_active, False
-        if not self.follower.has_started:
-            return
+        _LIVE.discard(self)
+        if not self.follower.has_started or os.getpid() != self._pid:
+            return  # nothing of this is a forked child's
         self._compiling.remove()
         self.rounds.close()
         if was_active:
@@ -231,6 +237,17 @@ class Sentinel:
 
     def _connect(self, prefix: str) -> RankStore:
         return RankStore.connect(prefix, rank=self.rank, world_size=self.world_size)
+
+
+def _in_a_forked_child() -> None:
+    """A worker of a data loader or of a pool is no rank: it has the parent's connections, and none of its threads."""
+    for sentinel in _LIVE:
+        sentinel.is_active = False
+        sentinel.rounds.forget()
+    _LIVE.clear()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_child)
 
 
 def _members(mesh: DeviceMesh | None, axis: str) -> list[int]:

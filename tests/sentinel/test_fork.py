@@ -1,0 +1,66 @@
+"""Forked children of a rank: workers of data loaders and pools are no ranks, and their end is not the job's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sentinel import scenarios
+from tpcompile.sentinel import rounds
+from tpcompile.testing.ranks import run_on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def signals() -> Iterator[rounds._Signals]:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, daemon=True)
+    thread.start()
+    installed = rounds._Signals()
+    installed.install(thread)
+    yield installed
+    installed.restore()
+    ended.set()
+    thread.join()
+
+
+def terminated_child(signals: rounds._Signals, *, forgets: bool) -> int:
+    """Process id of a forked child that was sent a SIGTERM."""
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if forgets:
+            signals.forget()
+        os.write(told, b"!")
+        time.sleep(30)
+        os._exit(0)
+    os.read(ready, 1)
+    os.kill(child, signal.SIGTERM)
+    return child
+
+
+def test_the_end_of_a_child_is_not_taken_for_ones_own(signals: rounds._Signals) -> None:
+    status = os.waitpid(terminated_child(signals, forgets=True), 0)[1]
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+    assert not signals.terminated(timeout_s=0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.terminated(timeout_s=5)
+
+
+def test_without_that_the_end_of_a_child_would_be_ones_own(signals: rounds._Signals) -> None:
+    child = terminated_child(signals, forgets=False)
+    assert signals.terminated(timeout_s=5)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_a_forked_worker_is_no_rank() -> None:
+    for rank in run_on_ranks(scenarios.run, ["forked"], timeout_s=120):
+        assert rank["forked"]["child"] == "inactive"
+        assert (rank["forked"]["causes"], rank["forked"]["active"]) == ([], True)
