@@ -78,7 +78,9 @@ SHARED = {
         divergence=r"mul\(.*, 1\) against mul\(.*, 2\)",
     ),
     "local_norm": Red(check=FORWARD, summary=DECLARED, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
-    "dropped_result": Red(check=DECLARED, summary="its result dropped", detail=r"compiled at .*norm\.py:\d+"),
+    "dropped_result": Red(
+        check=DECLARED, summary="its result dropped", detail=r"compiled at .*faults/collectives\.py:\d+"
+    ),
     "bias_before_reduce": Red(
         check=FORWARD, summary=r"forward right: .*first wrong in layers\.0\.attention\.wo$", detail="first wrong in"
     ),

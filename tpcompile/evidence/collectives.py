@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import linecache
 import os
 import re
 from collections.abc import Iterable
+from importlib import metadata
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 
@@ -17,8 +18,6 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
-_FOUND = importlib.util.find_spec("torch")
-_TORCH = os.path.dirname(_FOUND.origin) if _FOUND and _FOUND.origin else ""
 _LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
 
 
@@ -78,11 +77,21 @@ def is_library_file(file: str) -> bool:
 
 def _is_of_torch(line: UserLine) -> bool:
     """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
-    if not _TORCH or line.file.startswith("/") or not line.code:
+    torch = _torch_folder()
+    if not torch or line.file.startswith("/") or not line.code:
         return False
     parts = line.file.split("/")
-    files = (os.path.join(_TORCH, *parts[i:]) for i in range(len(parts)))
+    files = (os.path.join(torch, *parts[i:]) for i in range(len(parts)))
     return any(line.code in linecache.getline(file, line.line) for file in files)
+
+
+@functools.cache
+def _torch_folder() -> str:
+    """Where torch is installed, found without importing it; empty where it is not."""
+    try:
+        return str(metadata.distribution("torch").locate_file("torch"))
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
