@@ -50,6 +50,8 @@ def point_to_point(frame: FrameType | None) -> PointToPoint | None:
     if called is not None:
         stack = user_stack(frame)
         return PointToPoint(op=called[0], peer=called[1], line=stack[-1] if stack else None)
+    if not is_blocked(frame):
+        return None  # one in flight holds nobody up whose program goes on
     for entry in adapter.recorded_collectives().get("entries", ()):
         match = _PEER.search(str(entry.get("profiling_name", ""))) if entry.get("is_p2p") else None
         if match and not _is_done(entry):
