@@ -20,7 +20,7 @@ FAIL = ["follower_dies", "store_gone"]
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    return run_on_ranks(scenarios.run, [*AGREE, *DIVERGE, *FAIL], timeout_s=240)
+    return run_on_ranks(scenarios.run, [*AGREE, *DIVERGE, *FAIL], timeout_s=400)
 
 
 @pytest.mark.parametrize("name", AGREE[:-1])
