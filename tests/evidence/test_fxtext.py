@@ -92,6 +92,16 @@ def test_shape_symbols_are_renamed_by_first_appearance() -> None:
     assert one[1].value != body('a: "f32[s0, 8]cpu" = f(L_x_)\nb: "f32[s0, s1]cpu" = f(a)')[1].value
 
 
+def test_a_size_is_the_same_in_quotes_and_without_as_a_cache_prints_it() -> None:
+    for quoted, bare in (
+        ("Sym(2*s0)", "Sym(2 * s0)"),
+        ("Sym(s0//2 + 1)", "Sym(s0 // 2 + 1)"),
+        ("Sym(s0**2)", "Sym(s0**2)"),
+    ):
+        assert body(f'a: "{quoted}" = 2 * L_x_')[0].value == body(f"a: {bare} = 2 * L_x_")[0].value
+    assert body('a: "Sym(2*s0)" = 2 * L_x_')[0].value != body("a: Sym(3 * s0) = 2 * L_x_")[0].value
+
+
 def test_symbolic_floats_are_renamed_too() -> None:
     assert body('a: "Sym(zf16)" = L_x_.item()')[0].value == body('a: "Sym(zf3)" = L_x_.item()')[0].value
 

@@ -15,6 +15,7 @@ from tpcompile.evidence import normalise
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Graph, Node, UserLine
 
+_OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
 _FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
 _NO_STACK = re.compile(r"# No stacktrace found")
 _CLASS_NAME = re.compile(r"^(\s*class )\S+?\(", re.MULTILINE)
@@ -240,7 +241,8 @@ class _Reader:
         if annotation is None:
             return ""
         text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
-        return normalise.symbols(normalise.generic(str(text)), self.symbols)
+        text = _OPERATOR.sub(r"\1", str(text))  # a graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`
+        return normalise.symbols(normalise.generic(text), self.symbols)
 
     def text(self, expr: ast.expr) -> str:
         """Canonical text of an argument: references by index, everything else as written."""
