@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tpcompile.sentinel.blackbox import forget, last_stack
+from tpcompile.sentinel.blackbox import forget, has_aborted, last_stack
 
 ABORTS = """
-import os, sys, threading
+import faulthandler, os, sys, threading
 from tpcompile.sentinel.blackbox import BlackBox
 
 def innermost():
@@ -23,20 +23,34 @@ innermost()
 """
 
 
-def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path: Path) -> None:
+def left_by(program: str, tmp_path: Path) -> tuple[str, int]:
+    """Black box and main thread of a process that ran this."""
     script = tmp_path / "job.py"
-    script.write_text(ABORTS)
+    script.write_text(program)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ended = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=120)
     path, ident = ended.stdout.split()
-    stack = last_stack(path, int(ident))
+    return path, int(ident)
+
+
+def test_a_crash_is_told_from_an_abort(tmp_path: Path) -> None:
+    path, ident = left_by(ABORTS.replace("os.abort()", "faulthandler._sigsegv()"), tmp_path)
+    assert not has_aborted(path)
+    assert [line.function for line in last_stack(path, ident)] == ["<module>", "innermost"]
+    forget(path)
+
+
+def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path: Path) -> None:
+    path, ident = left_by(ABORTS, tmp_path)
+    assert has_aborted(path)
+    stack = last_stack(path, ident)
     assert [line.function for line in stack] == ["<module>", "innermost"]
     assert stack[-1].code == "os.abort()  # here"
-    assert last_stack(path, int(ident) + 1) == ()
+    assert last_stack(path, ident + 1) == ()
     forget(path)
     assert not Path(path).exists()
 
 
 def test_a_process_that_was_killed_leaves_nothing(tmp_path: Path) -> None:
-    assert last_stack("", 1) == ()
+    assert last_stack("", 1) == () and not has_aborted("")
     assert last_stack(str(tmp_path / "gone"), 1) == ()

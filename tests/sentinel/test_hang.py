@@ -214,23 +214,30 @@ def test_a_dead_rank_is_a_verdict_at_once() -> None:
 
 def test_a_rank_that_aborted_in_another_collective_is_named_with_its_line() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
-    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.line) == (Cause.STUCK_COLLECTIVE, line(30))
 
 
 def test_a_rank_that_aborted_where_the_others_are_brought_other_sizes() -> None:
     states = by_rank(state(0, issued(1, at=30), issued(2, done=False, at=30)))
-    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1,), line(30))
 
 
 def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewhere() -> None:
     states = by_rank(state(0, issued(1, at=30), issued(2, at=30), issued(3, done=False, at=88)))
-    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(88))
+
+
+def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:
+    states = by_rank(state(0, issued(1, done=False, at=10)))
+    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.KILLED, (1,), line(30))
 
 
 def test_a_silent_rank_gets_time() -> None:

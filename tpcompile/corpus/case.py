@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Frozen
@@ -36,11 +36,8 @@ class Case(Frozen):
     """Rank -> environment variables that only this rank gets."""
     options: dict[str, Any] = {}
     """Options of `Sentinel`."""
-    cache: Literal["fresh", "shared"] = "fresh"
-    """Compile cache: its own empty one, or the one that all cases of an invocation share."""
     on_gpus: bool = True
     """False for what goes wrong in gloo and not in NCCL: it runs on CPUs also where there are GPUs."""
-    reported_by: Literal["sentinel", "parity", "diagnose", "gate"] = "sentinel"
     threads: tuple[str, ...]
     """Public threads it stands for, each with the symptom in a few words."""
     limit_s: float = 120.0

@@ -29,11 +29,11 @@ def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
 
 
 def environment(case: Case, directory: Path, *, gpus: str | None = None) -> dict[str, str]:
-    """Environment of a case: few threads, a compile cache as it asks for, and the GPUs it may use.
+    """Environment of a case: few threads, an empty compile cache of its own, and the GPUs it may use.
 
     `gpus` is a value of CUDA_VISIBLE_DEVICES: empty for none, None to leave it as it is.
     """
-    cache = directory / ("shared-cache" if case.cache == "shared" else f"{case.name}/cache")
+    cache = directory / case.name / "cache"
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {

@@ -55,6 +55,14 @@ def forget(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def has_aborted(path: str) -> bool:
+    """True when the process that left `path` ended by SIGABRT, not by a segmentation fault or another crash."""
+    try:
+        return bool(path) and Path(path).read_text().startswith("Fatal Python error: Aborted")
+    except OSError:
+        return False
+
+
 def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
     """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
     try:

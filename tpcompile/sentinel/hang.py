@@ -47,6 +47,8 @@ class Lost:
     seen: str = ""
     line: UserLine | None = None
     """Where its main thread was, when it left a black box."""
+    aborted: bool = False
+    """It ended itself (SIGABRT), as collectives that do not fit make a process do; a crash elsewhere does not."""
     is_final: bool = False
     """It died, or has been stopped or silent for too long."""
 
@@ -89,8 +91,8 @@ def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[
     waiting = [s for s in states.values() if stuck_in(s) is not None or s.waits_at is not None]
     tail = f"; rank {ranks_text([s.rank for s in waiting])} waits" if waiting else ""
     gone = tuple(one.rank for one in dead)
-    aborted = next((one for one in dead if one.line), None)
-    line = (aborted.line if aborted else None) or next((s.line for s in waiting if s.line), None)
+    aborted = next((one for one in dead if one.line and one.aborted), None)
+    line = next((one.line for one in dead if one.line), None) or next((s.line for s in waiting if s.line), None)
     if dead[0].how != "died":
         return Finding(Cause.STOPPED_RESPONDING, how + tail, gone, line, details, gone=gone)
     if aborted is None:
@@ -100,7 +102,7 @@ def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[
 
 def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
     """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
-    newest = {rank: stuck_in(s) or s.issued[-1] for rank, s in sorted(states.items()) if s.issued}
+    newest = {rank: issued for rank, s in sorted(states.items()) if (issued := stuck_in(s) or _last(s)) is not None}
     if not newest:
         return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
     new = [rank for rank, issued in newest.items() if not _is_known(issued, states[rank])]
@@ -130,7 +132,7 @@ def _same(a: UserLine | None, b: UserLine | None) -> bool:
 
 
 def _last(state: RankState) -> Issued | None:
-    return state.issued[-1] if state.issued else None
+    return min(reversed(state.issued), key=lambda issued: issued.age_s, default=None)  # they are sorted by group
 
 
 _HOW = {"died": "is gone: its process died", "stopped": "is stopped (SIGSTOP)", "silent": "does not answer"}

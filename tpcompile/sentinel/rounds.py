@@ -17,9 +17,8 @@ from loguru import logger
 
 from tpcompile.dist.liveness import process_state
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import adapter, flight, hang
-from tpcompile.sentinel.blackbox import last_stack
+from tpcompile.sentinel.blackbox import has_aborted, last_stack
 from tpcompile.sentinel.clock import WAITING
 from tpcompile.sentinel.hang import Finding, Lost
 from tpcompile.sentinel.messages import RankState
@@ -155,7 +154,7 @@ class Rounds:
         while True:
             dead = [rank for rank in self._sentinel.channel.members if self._is_dead(rank)]
             if dead or time.monotonic() > deadline:
-                return [Lost(rank, "died", self._seen(rank), self._last_line(rank), is_final=True) for rank in dead]
+                return [self._died(rank, is_final=True) for rank in dead]
             time.sleep(0.05)
 
     def _lost_among(self, states: dict[int, RankState]) -> list[Lost]:
@@ -168,8 +167,10 @@ class Rounds:
             # py-spy and gdb stop a process for a moment, too.
             limit_s = {"died": 0.0, "stopped": _STOPPED_S, "silent": self._sentinel.unresponsive_s}[how]
             is_final = now - self._silent_since[rank] >= min(limit_s, self._sentinel.unresponsive_s)
-            line = self._last_line(rank) if how == "died" else None
-            found.append(Lost(rank, how, self._seen(rank), line, is_final=is_final))
+            is_gone = how == "died"
+            found.append(
+                self._died(rank, is_final=is_final) if is_gone else Lost(rank, how, self._seen(rank), is_final=is_final)
+            )
         return found
 
     def _is_dead(self, rank: int) -> bool:
@@ -179,10 +180,12 @@ class Rounds:
         found = self._sentinel.channel.process_of(rank)
         return "unknown" if found is None else process_state(found["pid"], found["host"])
 
-    def _last_line(self, rank: int) -> UserLine | None:
+    def _died(self, rank: int, *, is_final: bool) -> Lost:
         here = self._sentinel.channel.process_of(rank) or {}
-        stack = last_stack(here.get("black_box", ""), here.get("main_thread", 0))
-        return stack[-1] if stack else None
+        path = here.get("black_box", "")
+        stack = last_stack(path, here.get("main_thread", 0))
+        line = stack[-1] if stack else None
+        return Lost(rank, "died", self._seen(rank), line, aborted=has_aborted(path), is_final=is_final)
 
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)

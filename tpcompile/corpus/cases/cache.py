@@ -43,7 +43,6 @@ CASES = (
         program="cache:stale_artifact",
         cause=Cause.INPUT_VALUES,
         ranks=(1,),
-        reported_by="parity",
         threads=(
             "pytorch#188332, pytorch#192042: a warm cache loads the code of another rank",
             "vllm#13435, vllm#38962: a compile cache that is not keyed by rank",

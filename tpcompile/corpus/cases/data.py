@@ -14,7 +14,6 @@ CASES = (
         cause=Cause.ENVIRONMENT,
         ranks=(1,),
         world_size=3,
-        reported_by="parity",
         threads=(_KERNELS,),
     ),
     Case(
@@ -25,7 +24,6 @@ CASES = (
         ranks=(1,),
         world_size=3,
         env={1: {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}},
-        reported_by="parity",
         threads=("pytorch#163369: ranks may choose other algorithms", "pytorch#160527: a bucket size set on one rank"),
     ),
     Case(
@@ -35,7 +33,6 @@ CASES = (
         cause=Cause.DTYPE,
         ranks=(1,),
         world_size=3,
-        reported_by="parity",
         threads=(_DRIFT,),
     ),
     Case(
@@ -45,7 +42,6 @@ CASES = (
         cause=Cause.WEIGHTS,
         ranks=(1,),
         world_size=3,
-        reported_by="parity",
         threads=(_DRIFT,),
     ),
     Case(
@@ -56,7 +52,6 @@ CASES = (
         ranks=(1,),
         step=2,
         world_size=3,
-        reported_by="parity",
         threads=(_DRIFT,),
     ),
     Case(
@@ -67,7 +62,6 @@ CASES = (
         ranks=(0,),
         step=2,
         world_size=3,
-        reported_by="parity",
         threads=(_DRIFT,),
     ),
 )
