@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -74,6 +75,8 @@ def main() -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"rank_{rank}.json").write_text(json.dumps(found))
     finally:
+        torch.compiler.reset()  # NCCL does not let go of a group while CUDA graphs hold its collectives
+        gc.collect()
         dist.destroy_process_group()
     return 0
 

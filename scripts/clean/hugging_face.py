@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from clean.frame import Programs, Run, sgd
+from clean.frame import Programs, Run
 
 PROGRAMS = Programs()
 _SIZES = {
@@ -22,7 +22,8 @@ def _run_model(run: Run, family: str, **sizes: int) -> None:
     sizes = _SIZES | {"num_key_value_heads": max(2, run.tp)} | sizes
     config = getattr(transformers, f"{family}Config")(**sizes)
     model = _distributed(getattr(transformers, f"{family}ForCausalLM")(config).to(run.device), run.tp)
-    compiled, optimizer = run.compile(model), sgd(model)
+    compiled = run.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)  # tensors and DTensors do not mix in one
     for step in run.steps():
         ids = run.ids(step, run.draw.batch, run.draw.tokens, vocabulary=_SIZES["vocab_size"])
         with torch.set_grad_enabled(run.draw.train):

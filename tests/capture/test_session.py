@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,6 +291,20 @@ def test_a_compile_that_fails_is_recorded_with_its_reason() -> None:
     with CaptureSession() as session, pytest.raises(Exception, match="no such kernel"):
         torch.compile(programs.double, backend=backend)(torch.ones(3))
     assert "no such kernel" in session.compiles()[0].failure
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_tracing_that_fails_is_recorded_with_its_line() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return wrong(x + 1)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, 5)  # three numbers
+
+    with CaptureSession() as session, pytest.raises(Exception, match="shape"):
+        torch.compile(step, backend="eager")(torch.ones(3))
+    found = session.compiles()[0].failure_line
+    assert found is not None and "three numbers" in linecache.getline(found.file, found.line)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

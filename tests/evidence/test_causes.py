@@ -87,6 +87,8 @@ def test_break_and_failure_blame_the_rank_that_has_them() -> None:
         found = only(compiled(**change), compiled())
         assert (found.cause, found.groups[-1].ranks) == (cause, (0,))
         assert all(group.line for group in found.groups)
+    at = between(compiled(), compiled(failure="Unsupported", failure_line=line(77)))[0].line
+    assert at is not None and at.line == 77
 
 
 @pytest.mark.parametrize("rank", [0, 1])

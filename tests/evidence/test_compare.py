@@ -25,7 +25,7 @@ from tests.evidence.samples import (
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import compare, equal_groups
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer
+from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer, Node
 
 RELU = call("torch.relu", "%1", at=7)
 
@@ -365,3 +365,31 @@ def test_a_matmul_that_one_rank_padded_by_timing_is_explained() -> None:
     )
     found = only(padded, lowered(call("torch.ops.aten.mm", "%0")))
     assert found.cause == Cause.AUTOTUNE and "shape_padding" in found.advice
+    assert found.is_choice
+
+
+PAD = call("torch.ops.aten.constant_pad_nd.default", "%0", "[0, 1, 0, 0]")
+
+
+def both_ways(*forward: Node, backward: str, code: str = "") -> CompileRecord:
+    graphs = (*lowered(*forward).graphs, graph(call(backward, "%0"), kind="backward"))
+    return compiled(graphs=graphs, kernels=(kernel(code, name="call"),) if code else ())
+
+
+def test_a_choice_in_the_forward_graph_hides_nothing_in_the_backward_graph() -> None:
+    mm = call("torch.ops.aten.mm", "%0")
+    found = between(both_ways(PAD, mm, backward="tanh"), both_ways(mm, backward="sigmoid"))
+    assert [(d.cause, d.is_choice) for d in found] == [(Cause.AUTOTUNE, True), (Cause.COMPILER_PASS, False)]
+
+
+def test_a_choice_after_which_collectives_come_in_another_order_is_a_hang() -> None:
+    calls = [
+        f"torch.ops._c10d_functional.all_reduce_.default(buf{n}, '{op}', 'tp')" for n, op in ((0, "sum"), (1, "max"))
+    ]
+    codes = ["\n".join(order) for order in (calls, calls[::-1])]
+    mm = call("torch.ops.aten.mm", "%0")
+    ours, theirs = both_ways(PAD, mm, backward="tanh", code=codes[0]), both_ways(mm, backward="tanh", code=codes[1])
+    found = only(ours, theirs)
+    assert (found.cause, found.cls, found.is_choice) == (Cause.AUTOTUNE, DivergenceClass.COLLECTIVES, False)
+    assert only(ours, both_ways(mm, backward="tanh", code=codes[0] + "\nextern_kernels.mm(a, b)")).is_choice
+    assert only(ours, both_ways(mm, backward="tanh")).is_choice  # a rank whose code was not logged

@@ -218,6 +218,14 @@ def test_a_failed_compile_says_why_in_one_line() -> None:
     assert records(start(), raw("compilation_metrics", {"fail_reason": None}))[0].failure == ""
 
 
+def test_a_failed_compile_says_at_which_line_where_torch_does() -> None:
+    body = {"fail_reason": "Unsupported", "fail_user_frame_filename": "/app/model.py", "fail_user_frame_lineno": 12}
+    assert str(records(start(), raw("compilation_metrics", body))[0].failure_line) == "/app/model.py:12"
+    body["fail_user_frame_filename"] = "/venv/lib/python3.12/site-packages/torch/nn/functional.py"
+    assert records(start(), raw("compilation_metrics", body))[0].failure_line is None
+    assert records(start(), raw("compilation_metrics", {"fail_reason": "boom"}))[0].failure_line is None
+
+
 BREAK = """\
 Graph break in user code at /app/model.py:7
 Graph Break Reason: Encountered graph break that we cannot resume from

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.records import Check, Status, Verdict
-from tpcompile.sentinel import Sentinel
+from tpcompile.sentinel import Sentinel, following
 
 WAIT_S = 60.0
 
@@ -126,6 +128,43 @@ class Ranks:
                 expert(torch.ones(size + 3 * self.rank))
                 step(torch.ones(3))
         return self.summary(sentinel)
+
+    def uneven_and_slow(self) -> dict[str, Any]:
+        """The expert of rank 1 recompiles alone, as declared, for longer than a certain divergence is kept quiet."""
+        torch.compiler.reset()
+        sizes = ((3, 3), (3, 4))[self.rank]
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            if inputs[0].shape == (4,):
+                threading.Event().wait(1.0)
+            return graph
+
+        def load(x: Tensor) -> Tensor:
+            return funcol.all_reduce(x.sum(), "sum", dist.group.WORLD)
+
+        expert = torch.compile(load, backend=backend, dynamic=False)
+        with mock.patch.object(following, "_COMPILE_S", 0.1), self.sentinel() as sentinel:
+            expert = sentinel.watch(expert, name="load", uneven="tokens are routed")
+            for size in sizes:
+                expert(torch.ones(size))
+            threading.Event().wait(0.5)
+        return self.summary(sentinel)
+
+    def functions_come_and_go(self) -> dict[str, Any]:
+        """Compiled functions that are gone are forgotten: a new one may get the id of an old one."""
+        torch.compiler.reset()
+        known = []
+        with self.sentinel() as sentinel:
+            for number in range(3):
+                function = torch.compile(lambda x, n=number: x + n, backend="eager")
+                for _ in range(2):
+                    function(torch.ones(3))
+                known.append(len(sentinel._compiling._regions))
+                del function
+                torch.compiler.reset()
+                gc.collect()
+            known.append(len(sentinel._compiling._regions))
+        return self.summary(sentinel) | {"known": known}
 
     def modules(self) -> dict[str, Any]:
         """torch.compile(module), module.compile() and layers compiled one by one are all regions."""

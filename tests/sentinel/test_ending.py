@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.evidence.samples import call, kernel, lowered, record
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankGroup, Status, Verdict
+from tpcompile.evidence.verdict import agree_rules, conclude, fetch_from
 from tpcompile.sentinel.ending import Kernels, is_grave
 
 
 def verdict(*found: Divergence, problem: str = "") -> Verdict:
-    names = [*(f"{d.layer} equal on all ranks" for d in found), *([problem] if problem else [])]
+    layers = [layer for d in found for layer in (d.layer, *d.consequences)]
+    names = [*(f"{layer} equal on all ranks" for layer in layers), *([problem] if problem else [])]
     checks = tuple(Check(name=n, mode="", status=Status.FAIL, expected="", observed="") for n in dict.fromkeys(names))
     return Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", checks=checks, divergences=found)
 
@@ -49,3 +53,24 @@ def test_an_environment_that_differs_does_not_end_a_job_whose_programs_agree() -
 
 def test_a_problem_ends_the_job_whatever_the_kernels_are() -> None:
     assert is_grave(verdict(CHOSEN, problem="no rank is stuck"), kernels="warn")
+
+
+def test_a_padded_matmul_ends_no_job_although_the_code_made_from_it_differs_too() -> None:
+    pad = call("torch.ops.aten.constant_pad_nd.default", "%0", "[0, 1, 0, 0]")
+    padded = lowered(pad, call("torch.ops.aten.mm", "%1"), kernels=(kernel("extern_kernels.mm(a, b)"),))
+    plain = lowered(call("torch.ops.aten.mm", "%0"), kernels=(kernel("extern_kernels.mm(a, c)"),))
+    records = [record(0, padded), record(1, plain)]
+    digests = [digest_rank(one) for one in records]
+    found = conclude(agree_rules(timeout_s=1.0), digests, fetch_from(records), world_size=2)
+    assert [c.name for c in found.checks if c.status == Status.FAIL] == [
+        "lowered equal on all ranks",
+        "kernels equal on all ranks",
+    ]
+    assert is_grave(found, kernels="stop")
+    assert not is_grave(found, kernels="warn")
+
+
+def test_a_choice_does_not_speak_for_a_difference_with_the_same_consequences() -> None:
+    chosen = difference(Layer.LOWERED, Cause.AUTOTUNE).model_copy(update={"consequences": (Layer.KERNELS,)})
+    assert not is_grave(verdict(chosen), kernels="warn")
+    assert is_grave(verdict(chosen, difference(Layer.KERNELS, Cause.COMPILER_PASS)), kernels="warn")

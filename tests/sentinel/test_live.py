@@ -11,8 +11,9 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.testing.ranks import run_on_ranks
 
 Results = list[dict[str, dict[str, Any]]]
-AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "modules", "slow",
-         "slow_compile", "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
+AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "uneven_and_slow",
+         "functions_come_and_go", "modules", "slow", "slow_compile", "allowed", "limit_on_both",
+         "failed_quietly_on_both", "closed"]  # fmt: skip
 DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank", "limit_on_one_rank",
            "failed_quietly_on_one_rank", "failed_loudly_on_one_rank"]  # fmt: skip
 FAIL = ["follower_dies", "store_gone"]
@@ -37,6 +38,10 @@ def test_nothing_is_sent_while_nothing_compiles(results: Results) -> None:
 
 def test_compiles_after_a_reset_are_watched(results: Results) -> None:
     assert [rank["reset_in_mid_run"]["compiles"] for rank in results] == [2, 2]
+
+
+def test_a_function_that_is_gone_is_forgotten(results: Results) -> None:
+    assert [rank["functions_come_and_go"]["known"] for rank in results] == [[1, 1, 1, 0]] * 2
 
 
 def test_every_way_to_compile_a_module_is_a_region(results: Results) -> None:

@@ -93,8 +93,8 @@ class _Domain:
                 continue  # constants of the lowered graph are in the code made from it
             found = list(self.difference(slot, layer, part, differing))
             yield from found
-            if any(d.is_red for d in found):
-                return
+            if any(d.is_red and not d.is_choice for d in found):
+                return  # a choice in the forward graph explains nothing in the backward graph
 
     def groups(self, slot: Slot, layer: Layer, part: str) -> Groups:
         shas = {rank: c.sha(layer, part) for rank, c in slot.compiles.items()}
@@ -211,6 +211,8 @@ class _Finding:
         hangs = self.hangs or cause in classify.HANGS
         if self.layer == Layer.KERNELS:
             hangs = classify.reordered(self.items)
+        elif self.layer == Layer.LOWERED:
+            hangs = hangs or classify.reordered(self.code())
         order = list(Layer)
         later = tuple(dict.fromkeys(x for x, _ in self.differing if order.index(x) > order.index(self.layer)))
         guard, held = self.guard(row)
@@ -265,6 +267,13 @@ class _Finding:
                 return classify.collectives(self.issued()) if self.hangs else classify.lowered(self.items, row)
             case Layer.KERNELS:
                 return classify.kernels(self.items)
+
+    def code(self) -> Items:
+        """The code made from the graph that differs: Inductor may have moved its collectives."""
+        if self.slot is None or (Layer.KERNELS, self.part) not in self.differing:
+            return []
+        groups = self.domain.groups(self.slot, Layer.KERNELS, self.part)
+        return self.domain.items(self.slot, groups, Layer.KERNELS, self.part)
 
     def dynamic(self) -> set[bool]:
         return {c.is_dynamic for c in self.slot.compiles.values()} if self.slot else set()

@@ -184,7 +184,7 @@ def _program_items(compile_: CompileRecord) -> Iterator[Item]:
         where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
         yield Item(text=f"graph break at {where}{SEPARATOR}{found.reason}", line=found.line)
     if compile_.failure:
-        yield Item(text=f"compile failed{SEPARATOR}{compile_.failure}", line=compile_.line)
+        yield Item(text=f"compile failed{SEPARATOR}{compile_.failure}", line=compile_.failure_line or compile_.line)
 
 
 def graph_items(graph: Graph) -> Iterator[Item]:

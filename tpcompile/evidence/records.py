@@ -227,6 +227,8 @@ class CompileRecord(Frozen):
     """Cache outcomes (`fx_graph_cache_hit`, ...); information, never compared."""
     failure: str = ""
     """First line of the error when the compile failed."""
+    failure_line: UserLine | None = None
+    """The line at which tracing failed, where torch says so; an error of the backend has none."""
     rank_reads: tuple[RankRead, ...] | None = None
     """Reads of the rank in the functions Dynamo traced; None when nobody looked at them, as in a trace file."""
     limit_reached: bool = False
@@ -411,6 +413,11 @@ class Divergence(Frozen):
     def is_red(self) -> bool:
         """True when the gate must fail on it."""
         return self.cls in (DivergenceClass.CONTENT, DivergenceClass.COLLECTIVES)
+
+    @property
+    def is_choice(self) -> bool:
+        """True when ranks run other kernels for one program, with equal collectives: each chose by its own timings."""
+        return self.cause == Cause.AUTOTUNE and self.cls == DivergenceClass.CONTENT
 
 
 class Grade(StrEnum):

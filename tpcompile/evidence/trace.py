@@ -236,6 +236,7 @@ def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str], *, 
         recompile_reasons=_recompile_reasons(compile_),
         cache=tuple(e.name for e in compile_.events if e.name in CACHE_EVENTS),
         failure=_failure(compile_),
+        failure_line=_failure_line(compile_),
         rank_reads=_rank_reads(compile_),
         limit_reached=_limit_reached(compile_),
         is_cut=is_ended and compile_.last("compilation_metrics") is None,
@@ -366,6 +367,13 @@ def _failure(compile_: _Compile) -> str:
     lines = [line.strip() for line in str(reason or "").splitlines() if line.strip()]
     # `backend='inductor' raised:` says nothing without the line after it.
     return normalise.generic(" ".join(lines[: 2 if lines[0].endswith(":") else 1])) if lines else ""
+
+
+def _failure_line(compile_: _Compile) -> UserLine | None:
+    metrics = _metrics(compile_)
+    file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
+    found = UserLine(file=str(file), line=int(line)) if file and line else None
+    return None if found is None or is_library(found) else found
 
 
 def _limit_reached(compile_: _Compile) -> bool:

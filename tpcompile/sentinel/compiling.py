@@ -31,8 +31,9 @@ class Compiling:
         self._listener = adapter.CompileListener(self._starts, self._ends)
         self._previous_hook: adapter.GuardHook | None = None
         self._positions: dict[str, Position] = {}
-        self._regions: dict[int, tuple[weakref.ref[Any], Region]] = {}
-        """Compiled functions by id, with their regions."""
+        self._regions: dict[int, Region] = {}
+        """Region of every compiled function that is alive, by its id."""
+        self._alive: dict[int, weakref.ref[Any]] = {}
         self._failed: set[str] = set()
         """Compiles that raised; torch logs their end, with the reason, after it has told us."""
         self.num_compiles = 0
@@ -74,20 +75,15 @@ class Compiling:
         """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
         if self._previous_hook is not None:
             hit = self._previous_hook(hit)
-        sentinel = self._sentinel
-        if sentinel.is_active:
-            clock, frame = self._clock, sys._getframe(1)
+        if self._sentinel.is_active:
+            clock = self._clock
             current = clock.current
             if current is None or not current.is_inside:
+                frame = sys._getframe(1)
                 function = adapter.entered_function(frame)
-                known = self._regions.get(id(function))
-                if known is not None and known[0]() is function:
-                    current = clock.enter(known[1])
-                else:
-                    region = self._region_of(function, frame)
-                    current = clock.enter(region) if region is not None else current
-            if current is not None:
-                sentinel.session.step = current.call
+                region = self._regions.get(id(function)) or self._region_of(function, frame)
+                if region is not None:
+                    clock.enter(region)
             clock.lookup(hit)
         return hit
 
@@ -97,9 +93,7 @@ class Compiling:
         if current is None or not current.is_inside:
             region = self._region_of(adapter.entered_function(frame), frame)
             if region is not None:
-                current = self._clock.enter(region)
-        if current is not None:
-            self._sentinel.session.step = current.call
+                self._clock.enter(region)
 
     def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
         """The region that a call of `function` through this frame enters; it is named once per function."""
@@ -109,15 +103,25 @@ class Compiling:
         region = self._clock.region(region_name(target))
         with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
             if function is not None:
-                self._regions[id(function)] = weakref.ref(function), region
+                key = id(function)
+                self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
+                self._regions[key] = region
         return region
 
+    def _forget(self, key: int) -> None:
+        """The function is gone, and another one may get its id."""
+        self._regions.pop(key, None)
+        self._alive.pop(key, None)
+
     def _logged(self, metadata: Mapping[str, Any]) -> None:
-        """torch logs that a compile begins; a first compile has no lookup before it."""
-        if not self._sentinel.is_active or "dynamo_start" not in metadata or metadata.get("attempt"):
+        """torch logs something: which step it belongs to. A first compile has no lookup before the log of its start."""
+        if not self._sentinel.is_active:
             return
-        self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
-        self._enter_if_new(sys._getframe(1))
+        if "dynamo_start" in metadata and not metadata.get("attempt"):
+            self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
+            self._enter_if_new(sys._getframe(1))
+        current = self._clock.current
+        self._sentinel.session.step = current.call if current is not None else None
 
     def _enter_if_new(self, frame: FrameType | None) -> None:
         """Begin a call, unless the lookup that missed has done so."""

@@ -17,12 +17,9 @@ from rich.console import Console
 from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.liveness import process_state
 from tpcompile.errors import ExitCode, TpCompileError
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import (
     Check,
-    Divergence,
-    DivergenceClass,
     Frozen,
     Layer,
     RankRecord,
@@ -83,7 +80,7 @@ class Ending:
         is_judge = store.peek("judge") == sentinel.rank
         if not is_red:
             if is_judge and verdict is not None:
-                for chosen in (d for d in verdict.divergences if d.cause == Cause.AUTOTUNE):
+                for chosen in (d for d in verdict.divergences if d.is_choice):
                     logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
             sentinel.settled(alarm.position, verdict, is_red=False)
         elif callable(sentinel.policy):
@@ -168,14 +165,12 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     do kernels that each rank chose by its own timings: the same program, rounded otherwise.
     """
     red = [d for d in verdict.divergences if d.is_red]
-    mild = [d for d in red if d.layer == Layer.ENVIRONMENT or (kernels == "warn" and _is_choice(d))]
-    said_by = {f"{d.layer} " for d in mild} - {f"{d.layer} " for d in red if d not in mild}
+    mild = [d for d in red if d.layer == Layer.ENVIRONMENT or (kernels == "warn" and d.is_choice)]
+    grave = [d for d in red if d not in mild]
+    said_by = {f"{layer} " for d in mild for layer in (d.layer, *d.consequences)}
+    said_by -= {f"{layer} " for d in grave for layer in (d.layer, *d.consequences)}
     failed = [c for c in verdict.checks if c.status == Status.FAIL]
     return len(mild) < len(red) or any(not c.name.startswith((f"{Layer.ENVIRONMENT} ", *said_by)) for c in failed)
-
-
-def _is_choice(found: Divergence) -> bool:
-    return found.cause == Cause.AUTOTUNE and found.cls == DivergenceClass.CONTENT
 
 
 def _default_dir() -> str:

@@ -97,14 +97,16 @@ class Follower:
         self._sentinel.safely(decide)
 
     def _heard_passed(self, position: Position, data: dict[str, Any]) -> None:
+        region, place = self._sentinel.clock.region(position.region), (position.call, position.index)
         with self._lock:
             self._passed[position] = data
-            has_ended = (position.call, position.index) in self._sentinel.clock.region(position.region).ended
+            has_ended = place in region.ended
         theirs = RankState.model_validate(data["state"])
         if has_ended:
             self._sentinel.problems.raise_one_rank(position, theirs)
-        elif (position.call, position.index) in self._sentinel.clock.region(position.region).compiled:
-            # It is certain already. What the compile makes says more, but a large one takes minutes.
+        elif place in region.compiled and not region.reason_uneven:
+            # It is certain already. What the compile makes says more, but a large one takes minutes. Of an uneven
+            # region it is not: only the collectives of what it makes decide.
             self._late = threading.Timer(_COMPILE_S, self._raise_one_rank, [position, theirs])
             self._late.daemon = True
             self._late.start()

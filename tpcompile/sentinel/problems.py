@@ -97,11 +97,18 @@ class Problems:
         lines = [text for text in str(error).splitlines() if text.strip()]
         # "backend='inductor' raised:" says nothing without the line after it.
         says = " ".join(text.strip() for text in lines[: 2 if lines and lines[0].endswith(":") else 1])
+        cause = Cause.COMPILE_FAILED if adapter.is_of_compiler(error) else Cause.RAISED
+        if cause == Cause.COMPILE_FAILED:
+            line = self._failed_at() or line  # the traceback of such an error passes through the compiler
         return Check(
             name=NO_ERROR, mode="", status=Status.FAIL, expected="no exception",
-            observed=f"{type(error).__name__}: {says}", line=line, ranks=(self._sentinel.rank,),
-            cause=Cause.COMPILE_FAILED if adapter.is_of_compiler(error) else Cause.RAISED,
+            observed=f"{type(error).__name__}: {says}", line=line, ranks=(self._sentinel.rank,), cause=cause,
         )  # fmt: skip
+
+    def _failed_at(self) -> UserLine | None:
+        """The user's line of the compile that failed last, as a comparison with the other ranks would name it."""
+        failed = [compile_ for compile_ in self._sentinel.session.compiles() if compile_.failure]
+        return failed[-1].failure_line or failed[-1].line if failed else None
 
     def _raise(self, problem: Check, *, gone: tuple[int, ...]) -> None:
         def tell() -> None:

@@ -51,7 +51,7 @@ CASES = (
         program="compiling:failed",
         cause=Cause.COMPILE_FAILED,
         ranks=(1,),
-        marker="# blamed: backend that fails",
+        marker="# blamed: what did not compile",
         threads=("unslothai/unsloth-zoo#967: one rank fails to import its compiled module, the others abort",),
     ),
     Case(

@@ -83,7 +83,7 @@ def one_rank_runs_more(context: Context) -> None:
 def _fails(context: Context) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         if context.diverges:
-            raise ImportError("libkernels.so: cannot open shared object file")  # blamed: backend that fails
+            raise ImportError("libkernels.so: cannot open shared object file")
         return adapter.aot_eager(module, inputs)
 
     return backend
@@ -93,7 +93,7 @@ def failed(context: Context) -> None:
     """The compiler lacks a library on one rank; the exception ends the program there."""
     w_DD, group = context.randn(16, 16), context.group
 
-    def block(x_BD: Tensor) -> Tensor:
+    def block(x_BD: Tensor) -> Tensor:  # blamed: what did not compile
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
     compiled = torch.compile(block, backend=_fails(context), dynamic=False)
