@@ -29,6 +29,9 @@ from torch import Tensor
 from tpcompile.dist.collectives import all_reduce
 from tpcompile.sentinel import Sentinel
 
+_LAYERS = 16
+"""Layers more, by which the time of one is found."""
+
 
 def num_sockets() -> int:
     """Open sockets of this process."""
@@ -46,17 +49,22 @@ def calibrated(step_ms: float, device: torch.device) -> Callable[[], Any]:
             x = torch.tanh(x @ weight)
         return all_reduce(x, group=group)
 
-    depth = 1
+    def compiled() -> Callable[[], Any]:
+        torch.compiler.reset()
+        fresh: Callable[..., Any] = torch.compile(step, backend="aot_eager", dynamic=False)
+        fresh(x)
+        return lambda: fresh(x)
+
     x = torch.randn(64, 512, device=device)
-    compiled: Callable[..., Any] = torch.compile(step, backend="aot_eager", dynamic=False)
-    took_ms = 1e3 * seconds_per_call(lambda: compiled(x), 50)
-    agreed = torch.tensor(float(max(1, round(step_ms / took_ms))), device=device)
+    took_ms = {}
+    for depth in (1, 1 + _LAYERS):
+        call = compiled()
+        took_ms[depth] = 1e3 * min(seconds_per_call(call, 50) for _ in range(5))
+    per_layer_ms = max(1e-3, (took_ms[1 + _LAYERS] - took_ms[1]) / _LAYERS)
+    agreed = torch.tensor(max(1.0, 1 + (step_ms - took_ms[1]) / per_layer_ms), device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)  # every rank must trace the same number of layers
-    depth = int(agreed)
-    torch.compiler.reset()
-    fresh: Callable[..., Any] = torch.compile(step, backend="aot_eager", dynamic=False)
-    fresh(x)
-    return lambda: fresh(x)
+    depth = round(float(agreed))
+    return compiled()
 
 
 def seconds_per_call(call: Callable[[], Any], calls: int) -> float:

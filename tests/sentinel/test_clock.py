@@ -126,3 +126,25 @@ def test_every_event_is_progress(clock: Clock) -> None:
     clock.enter(clock.region("f"))
     clock.lookup(True)
     assert clock.ticks == before + 2
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
+    seen = []
+    for at_once in (False, True):
+        passed: list[Announcement] = []
+        clock = Clock(passed.append)
+        region = clock.region("f")
+        clock.enter(region)
+        clock.lookup(not missed)
+        for call, index in ((1, 0), (1, 1), (2, 0), (2, 1)):
+            clock.announce(announcement(call, index))
+        if at_once:
+            clock.enter_and_hit(region)
+        else:
+            clock.enter(region)
+            clock.lookup(True)
+        assert clock.current is region and clock.ticks > 2
+        seen.append((region.position, passed, clock.pending))
+    assert seen[0] == seen[1]
+    assert [a.position.key for a in seen[0][1]] == ["f/1.0", "f/1.1", "f/2.0"]

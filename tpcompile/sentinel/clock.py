@@ -30,7 +30,7 @@ _END = 1 << 30
 Passed = Callable[[Announcement], None]
 
 
-@dataclass
+@dataclass(slots=True)
 class Region:
     """One compiled callable of the user's, as often as it was called."""
 
@@ -92,13 +92,25 @@ class Clock:
         """A call of the region begins."""
         if region.has_missed:
             self._leave_lookup(region)
+        region.index = 0  # first: the listener may look in between, and must not see a later frame than this rank is at
         region.call += 1
-        region.index = 0
         self.current = region
         self.ticks += 1
         if self.pending:
             self._look(region)
         return region
+
+    def enter_and_hit(self, region: Region) -> None:
+        """`enter` and `lookup(True)` in one: every call in steady state."""
+        if region.has_missed:
+            self._leave_lookup(region)
+        region.index = 0
+        region.call += 1
+        region.index = 1
+        self.current = region
+        self.ticks += 1
+        if self.pending:
+            self._look(region)
 
     def leave(self, region: Region) -> None:
         """A call of a watched region ended."""

@@ -75,16 +75,20 @@ class Compiling:
         """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
         if self._previous_hook is not None:
             hit = self._previous_hook(hit)
-        if self._sentinel.is_active:
-            clock = self._clock
-            current = clock.current
-            if current is None or not current.is_inside:
-                frame = sys._getframe(1)
-                function = adapter.entered_function(frame)
-                region = self._regions.get(id(function)) or self._region_of(function, frame)
-                if region is not None:
-                    clock.enter(region)
-            clock.lookup(hit)
+        if not self._sentinel.is_active:
+            return hit
+        clock = self._clock
+        current = clock.current
+        if current is None or not current.is_inside:
+            frame = sys._getframe(1)
+            function = adapter.entered_function(frame)
+            region = self._regions.get(id(function)) or self._region_of(function, frame)
+            if region is not None:
+                if hit:
+                    clock.enter_and_hit(region)
+                    return hit
+                clock.enter(region)
+        clock.lookup(hit)
         return hit
 
     def _enter_from(self, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 from tpcompile.corpus.case import Case
 from tpcompile.evidence.causes import Cause
 
-_WAITS = "# blamed: where the others wait"
+_LAYER = "# blamed: the layer"
 _GARBAGE = "unslothai/unsloth-zoo#967: one rank fails, watchdog abort on the others in all of 4 scenarios"
 _SKEW = "pytorch#108971: NCCL timeouts, some ranks arrive 17 to 30 minutes later"
 _UNLOGGED = "pytorch#140395: a rank hangs, and what it did is not logged"
@@ -69,7 +69,7 @@ CASES = (
         program="process:disk_full_compiling",
         cause=Cause.COMPILE_FAILED,
         ranks=(1,),
-        marker="# fault: disk full",
+        marker=_LAYER,
         step=4,
         threads=(_GARBAGE, "triton#2688, pytorch#134384: FileNotFoundError while compiling on random ranks"),
     ),
@@ -79,7 +79,7 @@ CASES = (
         program="process:left_early",
         cause=Cause.STUCK_COLLECTIVE,
         ranks=(1,),
-        marker=_WAITS,
+        marker=_LAYER,
         step=3,
         threads=("pytorch#75373: ranks that execute other modules hang or compute wrong results",),
     ),

@@ -29,8 +29,8 @@ _LOCK_S = 60.0
 def _layer(context: Context, *, backend: Any = "inductor") -> Callable[[Tensor], Tensor]:
     w_DD, group = context.randn(16, 16), context.group
 
-    def layer(x_BD: Tensor) -> Tensor:  # blamed: where the others wait
-        return funcol.all_reduce(x_BD @ w_DD, "sum", group)  # blamed: where the others wait
+    def layer(x_BD: Tensor) -> Tensor:  # blamed: the layer
+        return funcol.all_reduce(x_BD @ w_DD, "sum", group)  # blamed: the layer
 
     return torch.compile(layer, backend=backend, dynamic=False)
 
@@ -101,7 +101,7 @@ def unwritable(context: Context) -> None:
         if context.faulty(step):
             shutil.rmtree(folder)
             folder.write_text("a file is where the folder was")
-        layer(context.randn(8 if step < context.case.step else 4, 16))  # fault: cache cannot be written
+        layer(context.randn(8 if step < context.case.step else 4, 16))
 
 
 def limit_setting(context: Context) -> None:

@@ -26,8 +26,8 @@ _HEADROOM_BYTES = 256 * 2**20
 def _layer(context: Context, *, backend: Any = None) -> Callable[[Tensor], Tensor]:
     w_DD, group = context.randn(16, 16), context.group
 
-    def layer(x_BD: Tensor) -> Tensor:  # blamed: where the others wait
-        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1  # blamed: where the others wait
+    def layer(x_BD: Tensor) -> Tensor:  # blamed: the layer
+        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1  # blamed: the layer
 
     return torch.compile(layer, backend=backend or context.backend, dynamic=False)
 
@@ -81,7 +81,7 @@ def disk_full_compiling(context: Context) -> None:
     """All ranks recompile for a shorter last batch, and the disk of one is full."""
 
     def strike() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # fault: disk full
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     layer = _layer(context, backend=_strikes(context, strike, num_before=1))
     for step in range(context.num_steps):
