@@ -29,6 +29,8 @@ from torch import Tensor
 from tpcompile.dist.collectives import all_reduce
 from tpcompile.sentinel import Sentinel
 
+_SETTLE_S = 0.3
+"""After this its threads have connected and greeted each other, and only steady state is left."""
 _LAYERS = 16
 """Layers more, by which the time of one is found."""
 
@@ -86,10 +88,13 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int) -> dict[str, An
             if with_sentinel:
                 with Sentinel() as sentinel:
                     call()
+                    time.sleep(_SETTLE_S)
                     before = sentinel.channel.num_operations
                     on.append(seconds_per_call(call, calls))
                     operations += sentinel.channel.num_operations - before
+                    dist.barrier()  # a rank that is through tells the others, while they measure
             else:
+                time.sleep(_SETTLE_S)
                 off.append(seconds_per_call(call, calls))
     ratios = [a / b for a, b in zip(on, off, strict=True)]
     return {

@@ -68,10 +68,13 @@ class Program:
     """What the process does before there is a sentinel; the body finds the result in `run.prepared`."""
     is_clean: bool = True
 
-    def draw(self, seed: int, *, backend: str, slow: bool, nproc: int = 0) -> Draw:
-        """Parameters; equal seeds and backends give equal compiles, `slow` decides only how ranks part in time."""
+    def draw(self, seed: int, *, backend: str, slow: bool, nproc: int = 0, most: int = 8) -> Draw:
+        """Parameters; equal seeds and backends give equal compiles, `slow` decides only how ranks part in time.
+
+        `nproc` ranks when it is given, else one of the program's sizes up to `most`.
+        """
         rng = random.Random(f"{self.name} {seed}")
-        nproc = nproc or rng.choice(self.sizes)
+        nproc = nproc or rng.choice([size for size in self.sizes if size <= most])
         return Draw(
             program=self.name,
             backend=backend,

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from clean_runs import ROOT, Row, prepare, torchrun
 
 from clean import EVERY, PROGRAMS
@@ -25,11 +26,13 @@ PLANS = (
 _SLOW = 0.15
 """Part of the runs with one slow rank."""
 _TIMEOUT_S = 180.0
+_MOST_RANKS = 8
+"""On a CPU."""
 _TO_LOG = 'exec "$0" "$@" > "$LOG" 2>&1'
 
 
-def plan(number: int, *, programs: list[str], seed: int, nproc: int) -> tuple[Program, Draw, str]:
-    """Program, parameters and state of the caches of the run of that number."""
+def plan(number: int, *, programs: list[str], seed: int, nproc: int, most: int) -> tuple[Program, Draw, str]:
+    """Program, parameters and state of the caches of the run of that number, on `most` ranks at most."""
     round_, place = divmod(number, len(programs))
     program = EVERY[programs[place]]
     steps = PLANS[place % len(PLANS)]
@@ -39,12 +42,16 @@ def plan(number: int, *, programs: list[str], seed: int, nproc: int) -> tuple[Pr
     # Inductor's runs of a cycle must compile the same, or a warm cache holds nothing for them.
     cycle = round_ // len(steps) if backend == "inductor" else 1000 + round_
     slow = random.Random(f"{seed} {number}").random() < _SLOW
-    return program, program.draw(seed + 10_000 * cycle, backend=backend, slow=slow, nproc=nproc), state
+    return program, program.draw(seed + 10_000 * cycle, backend=backend, slow=slow, nproc=nproc, most=most), state
 
 
 def sentinel_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run under the sentinel; exit code 0 when nobody raised an alarm."""
-    program, draw, state = plan(number, programs=args.programs or list(PROGRAMS), seed=args.seed, nproc=args.nproc)
+    most = torch.cuda.device_count() if args.device == "cuda" else _MOST_RANKS
+    names = [name for name in args.programs or PROGRAMS if min(EVERY[name].sizes) <= most]
+    if not names:
+        raise SystemExit(f"none of the programs runs on {most} GPU(s); they need 2 or 4, a rank each")
+    program, draw, state = plan(number, programs=names, seed=args.seed, nproc=args.nproc, most=most)
     out, hash_seed = folder / f"run_{number}", random.randrange(1 << 31)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
