@@ -158,3 +158,21 @@ def test_two_processes_exchange_and_agree() -> None:
     one, two = run_on_ranks(_exchange)
     assert one[:2] == two[:2] == ((), {0: {"rank": 0}, 1: {"rank": 1}})
     assert one[2] == two[2]
+
+
+@pytest.mark.parametrize(("local_world_size", "is_there"), [("2", False), ("1", True)])
+def test_a_restart_on_one_node_sees_nothing_of_the_attempt_before(
+    local_world_size: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "WORLD_SIZE": "2"}
+    for name, value in (environ | {"LOCAL_WORLD_SIZE": local_world_size}).items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        store = RankStore.connect("sentinel", rank=0, world_size=2)
+        seen.append(store.peek("alarm"))
+        store.put("alarm", attempt)
+    # Nodes may count restarts apart, and would not meet under prefixes of their own.
+    assert seen == [None, "0" if is_there else None]

@@ -25,7 +25,7 @@ from tests.evidence.samples import (
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import compare, equal_groups
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Layer, Node
+from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Item, Kernel, Layer, Node
 
 RELU = call("torch.relu", "%1", at=7)
 
@@ -296,11 +296,64 @@ def test_a_declared_constant_hides_no_collective() -> None:
 
 
 def test_two_equal_graphs_under_swapped_labels_are_information() -> None:
-    one = compiled(call("mul", "%0", "2"), compile_id="0/0")
-    two = compiled(call("mul", "%0", "3"), compile_id="1/0")
+    one = compiled(call("mul", "%0", "2"), compile_id="0/0", collectives=())
+    two = compiled(call("mul", "%0", "3"), compile_id="1/0", collectives=())
     swapped = [two.model_copy(update={"compile_id": "0/0"}), one.model_copy(update={"compile_id": "1/0"})]
     found = only([one, two], swapped)
     assert (found.cls, found.is_red) == (DivergenceClass.LABEL, False)
+
+
+def test_two_programs_with_collectives_that_change_places_are_a_hang() -> None:
+    one = compiled(call("mul", "%0", "2"), compile_id="0/0", function="one", line=line(1))
+    two = compiled(call("mul", "%0", "3"), compile_id="1/0", function="two", line=line(2))
+    local = compiled(call("relu", "%0"), compile_id="2/0", collectives=())
+    found = only([local, one, two], [one, two, local], [local, two, one])
+    assert (found.cls, found.cause) == (DivergenceClass.COLLECTIVES, Cause.ORDER_FORWARD)
+    assert parts(found) == [(0, 1), (2,)]
+    assert [group.line and group.line.line for group in found.groups] == [1, 2]
+
+
+def test_two_programs_with_collectives_under_swapped_labels_are_information() -> None:
+    one, two = compiled(call("mul", "%0", "2"), compile_id="0/0"), compiled(call("mul", "%0", "3"), compile_id="1/0")
+    relabelled = [one.model_copy(update={"compile_id": "1/0"}), two.model_copy(update={"compile_id": "0/0"})]
+    assert only([one, two], relabelled).cls == DivergenceClass.LABEL
+
+
+def issuing(*ops: str) -> tuple[Kernel, ...]:
+    code = [f"torch.ops._c10d_functional.{op}_.default(buf{n}, '{op}', 'tp')" for n, op in enumerate(ops)]
+    return (kernel("\n".join(code), name="call"),)
+
+
+def test_code_that_issues_collectives_in_another_order_is_a_hang_below_bounds_that_follow_the_rank() -> None:
+    ops = ("all_reduce", "all_gather_into_tensor")
+    found = between(bound(0, kernels=issuing(*ops)), bound(4, kernels=issuing(*ops[::-1])))
+    assert [(d.cls, d.layer) for d in found] == [
+        (DivergenceClass.RANK_PARAMETRIC, Layer.LOWERED),
+        (DivergenceClass.COLLECTIVES, Layer.KERNELS),
+    ]
+
+
+def test_code_that_issues_collectives_in_another_order_is_a_hang_below_a_declared_constant() -> None:
+    def scaled(factor: int, *ops: str) -> CompileRecord:
+        return compiled(call("mul", "%0", str(factor)), reduce("%1"), kernels=issuing(*ops))
+
+    ops, allowed = ("all_reduce", "all_gather_into_tensor"), [("graph", "mul", "scale of the rank")]
+    assert [d.cls for d in between(scaled(1, *ops), scaled(2, *ops[::-1]), allowed=allowed)] == [
+        DivergenceClass.DECLARED,
+        DivergenceClass.COLLECTIVES,
+    ]
+    assert only(scaled(1, *ops), scaled(2, *ops), allowed=allowed).cls == DivergenceClass.DECLARED
+
+
+def test_an_inserted_op_that_is_declared_hides_nothing_behind_it() -> None:
+    allowed = [("graph", "cos", "statistics of this rank")]
+    extra = (call("cos", "%0"), call("mul", "%1", "2"))
+    plain = call("mul", "%0", "2")
+    same = compiled(*extra, call("add", "%2", "1")), compiled(plain, call("add", "%1", "1"))
+    assert only(*same, allowed=allowed).cls == DivergenceClass.DECLARED
+    found = between(compiled(*extra, call("add", "%2", "1")), compiled(plain, call("add", "%1", "99")), allowed=allowed)
+    assert [d.is_red for d in found] == [False, True]
+    assert "99" in found[1].title
 
 
 def test_one_odd_rank_of_eight_stands_alone_and_last() -> None:
@@ -389,7 +442,10 @@ def test_a_choice_after_which_collectives_come_in_another_order_is_a_hang() -> N
     codes = ["\n".join(order) for order in (calls, calls[::-1])]
     mm = call("torch.ops.aten.mm", "%0")
     ours, theirs = both_ways(PAD, mm, backward="tanh", code=codes[0]), both_ways(mm, backward="tanh", code=codes[1])
-    found = only(ours, theirs)
-    assert (found.cause, found.cls, found.is_choice) == (Cause.AUTOTUNE, DivergenceClass.COLLECTIVES, False)
+    found = between(ours, theirs)
+    assert [(d.layer, d.cls, d.is_choice) for d in found] == [
+        (Layer.LOWERED, DivergenceClass.CONTENT, True),
+        (Layer.KERNELS, DivergenceClass.COLLECTIVES, False),
+    ]
     assert only(ours, both_ways(mm, backward="tanh", code=codes[0] + "\nextern_kernels.mm(a, b)")).is_choice
     assert only(ours, both_ways(mm, backward="tanh")).is_choice  # a rank whose code was not logged

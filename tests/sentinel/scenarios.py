@@ -150,6 +150,33 @@ class Ranks:
             threading.Event().wait(0.5)
         return self.summary(sentinel)
 
+    def uneven_in_parts(self) -> dict[str, Any]:
+        """A region of two frames, one with a collective, is recompiled on rank 0 alone, as declared."""
+        torch.compiler.reset()
+
+        def load(x: Tensor) -> Tensor:
+            y = funcol.all_reduce(x.sum(0), "sum", dist.group.WORLD)
+            torch._dynamo.graph_break()
+            return y * 2
+
+        expert = torch.compile(load, backend="eager", dynamic=False)
+        with self.sentinel() as sentinel:
+            expert = sentinel.watch(expert, name="load", uneven="tokens are routed")
+            expert(torch.ones(8, 4))
+            expert(torch.ones(9 if self.rank == 0 else 8, 4))
+        return self.summary(sentinel)
+
+    def compiled_while_handling(self) -> dict[str, Any]:
+        """A compile in an `except` block has not failed."""
+        step = self.compiled()
+        with self.sentinel() as sentinel:
+            try:
+                raise ValueError("out of memory, say")
+            except ValueError:
+                step(torch.ones(3))
+            failed = sorted(sentinel._compiling._failed)
+        return self.summary(sentinel) | {"failed": failed}
+
     def functions_come_and_go(self) -> dict[str, Any]:
         """Compiled functions that are gone are forgotten: a new one may get the id of an old one."""
         torch.compiler.reset()
@@ -276,6 +303,37 @@ class Ranks:
             else:
                 watched(torch.ones(3))
         return self.summary(sentinel)
+
+    def eager_on_one_rank(self) -> dict[str, Any]:
+        """The same, not watched: a finding about no position frees the rank that waits at one."""
+        step = self.compiled()
+        with self.sentinel(policy="warn") as sentinel:
+            if self.rank == 0:
+                step(torch.ones(3))
+            else:
+                dist.all_reduce(torch.ones(3).sin())
+            sentinel.wait_for_finding(0)
+        return self.summary(sentinel)
+
+    def policy_fails(self) -> dict[str, Any]:
+        """A policy that raises on one rank, and one that ends the process."""
+        found: dict[str, Any] = {}
+
+        def ends(verdict: Verdict) -> None:
+            raise SystemExit(7)
+
+        def fails(verdict: Verdict) -> None:
+            raise RuntimeError("pager is down")
+
+        for name, policy in (("ends", ends), ("fails", fails)):
+            codes: list[int] = []
+            step = self.compiled()
+            with self.sentinel(policy=policy) as sentinel:
+                sentinel.ending.leave = codes.append  # type: ignore[method-assign]
+                step(torch.ones(3, 2).t()[0] if self.rank == 0 else torch.ones(3))
+                dist.barrier()
+                found[name] = (codes, len(sentinel.findings), sentinel.is_active)
+        return found
 
     def limit_on_one_rank(self) -> dict[str, Any]:
         """Rank 1 passes a third number to code that torch compiles twice."""

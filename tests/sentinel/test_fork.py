@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,19 @@ def test_a_forked_worker_is_no_rank() -> None:
     for rank in run_on_ranks(scenarios.run, ["forked"], timeout_s=120):
         assert rank["forked"]["child"] == "inactive"
         assert (rank["forked"]["causes"], rank["forked"]["active"]) == ([], True)
+
+
+def test_a_terminated_rank_ends_although_the_store_is_gone() -> None:
+    codes: list[int] = []
+
+    def gone(rank: int) -> None:
+        raise RuntimeError("store is gone")
+
+    channel = SimpleNamespace(members=(0, 1), process_of=gone)
+    for is_active in (True, False):
+        sentinel: Any = SimpleNamespace(
+            channel=channel, left={}, is_active=is_active, ending=SimpleNamespace(leave=codes.append),
+            problems=SimpleNamespace(of_lost=None),
+        )  # fmt: skip
+        rounds.Rounds(sentinel)._terminated()
+    assert codes == [128 + signal.SIGTERM] * 2

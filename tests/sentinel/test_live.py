@@ -12,9 +12,10 @@ from tpcompile.testing.ranks import run_on_ranks
 
 Results = list[dict[str, dict[str, Any]]]
 AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "uneven_and_slow",
-         "functions_come_and_go", "modules", "slow", "slow_compile", "allowed", "limit_on_both",
-         "failed_quietly_on_both", "closed"]  # fmt: skip
-DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank", "limit_on_one_rank",
+         "uneven_in_parts", "compiled_while_handling", "functions_come_and_go", "modules", "slow", "slow_compile",
+         "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
+DIVERGE = ["warned", "called_back", "one_rank_recompile", "not_compiled_on_one_rank", "eager_on_one_rank",
+           "policy_fails", "limit_on_one_rank",
            "failed_quietly_on_one_rank", "failed_loudly_on_one_rank"]  # fmt: skip
 FAIL = ["follower_dies", "store_gone"]
 
@@ -42,6 +43,19 @@ def test_compiles_after_a_reset_are_watched(results: Results) -> None:
 
 def test_a_function_that_is_gone_is_forgotten(results: Results) -> None:
     assert [rank["functions_come_and_go"]["known"] for rank in results] == [[1, 1, 1, 0]] * 2
+
+
+def test_a_compile_in_an_except_block_has_not_failed(results: Results) -> None:
+    assert [rank["compiled_while_handling"]["failed"] for rank in results] == [[], []]
+
+
+def test_a_rank_that_waits_goes_on_after_a_finding_about_no_position(results: Results) -> None:
+    for rank in results:
+        assert len(rank["eager_on_one_rank"]["checks"]) == 1
+
+
+def test_a_policy_may_end_the_process_or_fail(results: Results) -> None:
+    assert [rank["policy_fails"] for rank in results] == [{"ends": ([7], 1, True), "fails": ([], 1, True)}] * 2
 
 
 def test_every_way_to_compile_a_module_is_a_region(results: Results) -> None:

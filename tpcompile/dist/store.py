@@ -36,7 +36,7 @@ class RankStore:
             is_master=False,
             timeout=timedelta(seconds=timeout_s),
         )
-        return cls(dist.PrefixStore(prefix, client), rank=rank, world_size=world_size)
+        return cls(dist.PrefixStore(f"{_attempt()}{prefix}", client), rank=rank, world_size=world_size)
 
     def under(self, prefix: str) -> RankStore:
         """The same client under a further prefix."""
@@ -105,3 +105,13 @@ class RankStore:
         self.put(f"{name}/{self.rank}", True)
         others = range(self.world_size) if ranks is None else ranks
         return self.gather({r: f"{name}/{r}" for r in others}, timeout_s=timeout_s)[1]
+
+
+def _attempt() -> str:
+    """Prefix of this start of the job: torchrun's store may outlive a restart, with all that the ranks before left.
+
+    Only on one node. Nodes count restarts apart (pytorch#108158), and ranks under two prefixes would never meet.
+    """
+    is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"attempt_{count}/" if is_one_node and count != "0" else ""

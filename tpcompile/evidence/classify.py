@@ -52,6 +52,7 @@ _STRING = re.compile(r"'[^']*'")
 _KEYS = re.compile(r"DispatchKeySet\([^)]*\)")
 _TENSOR_GRAD = re.compile(r"\brequires_grad=(\w+)")
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
+_BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
 _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|addmm|bmm)|num_warps|num_stages|BLOCK")
 _STATE = re.compile(r"against (\{.*\})")
 _STATE_CAUSES = {"grad_mode": Cause.REQUIRES_GRAD, "autocast_state": Cause.DTYPE, "default_dtype": Cause.DTYPE}
@@ -207,7 +208,11 @@ def kernels(items: Sequence[Sequence[Item]]) -> Cause:
 def reordered(items: Sequence[Sequence[Item]]) -> bool:
     """True when the generated code issues other collectives, or the same in another order: a hang."""
     issued = {
-        tuple((m[1], m[2]) for item in group if (m := _ISSUED.search(says(item))) and "wait_tensor" not in m[1])
+        tuple(
+            (m[1], _BUFFER.sub("%", m[2]))
+            for item in group
+            if (m := _ISSUED.search(says(item))) and "wait_tensor" not in m[1]
+        )
         for group in items
     }
     return len(issued) > 1

@@ -22,7 +22,7 @@ from tpcompile.evidence.records import (
     RankDigest,
     RankGroup,
 )
-from tpcompile.evidence.rows import Fetch, Row, differing_items, title
+from tpcompile.evidence.rows import Fetch, Row, differing_items, moved_rows, title
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -86,15 +86,24 @@ class _Domain:
             yield from found
             if any(d.is_red for d in found):
                 return  # everything after the first red layer is its consequence
-        if any(layer != Layer.GUARDS for layer, _ in strict):
-            return  # a declared input or constant is in the lowered graph too; a declared guard is not
+        # A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
+        # guard is not. Nothing of that explains why the code issues its collectives in another order.
+        is_declared = any(layer != Layer.GUARDS for layer, _ in strict)
         for layer, part in (pair for pair in differing if pair not in strict):
-            if layer == Layer.KERNELS and (Layer.LOWERED, part) in differing:
-                continue  # constants of the lowered graph are in the code made from it
+            is_explained = is_declared or (layer == Layer.KERNELS and (Layer.LOWERED, part) in differing)
+            if is_explained and not (layer == Layer.KERNELS and self.is_reordered(slot, part, differing)):
+                continue
             found = list(self.difference(slot, layer, part, differing))
             yield from found
             if any(d.is_red and not d.is_choice for d in found):
                 return  # a choice in the forward graph explains nothing in the backward graph
+
+    def is_reordered(self, slot: Slot, part: str, differing: list[tuple[Layer, str]]) -> bool:
+        """True when the code issues its collectives in another order, although the graphs have the same."""
+        if (Layer.COLLECTIVES, "") in differing:
+            return False  # declared: the code follows
+        groups = self.groups(slot, Layer.KERNELS, part)
+        return classify.reordered(self.items(slot, groups, Layer.KERNELS, part))
 
     def groups(self, slot: Slot, layer: Layer, part: str) -> Groups:
         shas = {rank: c.sha(layer, part) for rank, c in slot.compiles.items()}
@@ -142,8 +151,15 @@ class _Domain:
         for row, reason in declared[:1]:
             text = {"advice": f"declared: {reason}", "cls": DivergenceClass.DECLARED, "consequences": ()}
             yield finding.divergence([row]).model_copy(update=text)
+        if declared and not open_ and finding.layer not in UNORDERED:
+            open_ = self.behind_declared(finding)
         if open_:
             yield finding.divergence(open_)
+
+    def behind_declared(self, finding: _Finding) -> list[Row]:
+        """What else differs where a declared item that only some ranks have moved everything behind it."""
+        kept = [[i for i in group if not self.reason(finding.layer, [i])] for group in finding.items]
+        return [row for row in moved_rows(kept) if not self.reason(finding.layer, row)]
 
     def reason(self, layer: Layer, row: Row) -> str:
         texts = [item.text for item in row if item is not None]
@@ -153,8 +169,14 @@ class _Domain:
         return ""
 
     def labels(self, slots: list[Slot]) -> Iterator[Divergence]:
-        """Equal content under other labels or in another order: information."""
+        """Equal content under other labels or in another order: information, unless collectives change places."""
         complete = [slot for slot in slots if len(slot.compiles) == len(self.ranks)]
+        swapped = self.swapped(
+            [s for s in complete if any(c.num_items(Layer.COLLECTIVES) for c in s.compiles.values())]
+        )
+        if swapped is not None:
+            yield swapped
+            return
         orders = {d.rank: _order(d, complete) for d in self.ranks}
         labels = {d.rank: tuple(slot.compiles[d.rank].compile_id for slot in complete) for d in self.ranks}
         for what, by_rank in (("order of compiles", orders), ("compile ids", labels)):
@@ -163,6 +185,32 @@ class _Domain:
                 text = f"{what} differ, content is equal"
                 yield self.information(Layer.GRAPH, Cause.COMPILE_ORDER, values, text)
                 return
+
+    def swapped(self, slots: list[Slot]) -> Divergence | None:
+        """Programs with collectives that ranks entered in another order: code runs when it is compiled."""
+        groups = group_by({d.rank: str(_order(d, slots)) for d in self.ranks})
+        if len(groups) == 1:
+            return None
+        orders = [_entered(slots, ranks[0]) for ranks in groups]
+        place = next(i for i, column in enumerate(zip(*orders, strict=True)) if len({id(slot) for slot in column}) > 1)
+        entered = [(ranks, order[place].compiles[ranks[0]]) for ranks, order in zip(groups, orders, strict=True)]
+        told = tuple(
+            RankGroup(ranks=ranks, item=Item(text=f"with collectives{SEPARATOR}{c.frame} as number {place + 1}"),
+                      frame_line=c.line)
+            for ranks, c in entered
+        )  # fmt: skip
+        frames = " against ".join(f"{c.frame}{f' ({c.line})' if c.line else ''}" for _, c in entered)
+        return Divergence(
+            layer=Layer.COLLECTIVES,
+            cls=DivergenceClass.COLLECTIVES,
+            domain=self.name,
+            where=_where(orders[-1][place], ""),
+            groups=told,
+            title=f"programs with collectives come in another order: {frames}",
+            cause=Cause.ORDER_FORWARD,
+            step=orders[-1][place].step,
+            advice=Cause.ORDER_FORWARD.advice,
+        )
 
     def caches(self, slots: list[Slot]) -> Iterator[Divergence]:
         """Equal content, loaded from a cache by some ranks and compiled by others: information."""
@@ -211,8 +259,6 @@ class _Finding:
         hangs = self.hangs or cause in classify.HANGS
         if self.layer == Layer.KERNELS:
             hangs = classify.reordered(self.items)
-        elif self.layer == Layer.LOWERED:
-            hangs = hangs or classify.reordered(self.code())
         order = list(Layer)
         later = tuple(dict.fromkeys(x for x, _ in self.differing if order.index(x) > order.index(self.layer)))
         guard, held = self.guard(row)
@@ -268,13 +314,6 @@ class _Finding:
             case Layer.KERNELS:
                 return classify.kernels(self.items)
 
-    def code(self) -> Items:
-        """The code made from the graph that differs: Inductor may have moved its collectives."""
-        if self.slot is None or (Layer.KERNELS, self.part) not in self.differing:
-            return []
-        groups = self.domain.groups(self.slot, Layer.KERNELS, self.part)
-        return self.domain.items(self.slot, groups, Layer.KERNELS, self.part)
-
     def dynamic(self) -> set[bool]:
         return {c.is_dynamic for c in self.slot.compiles.values()} if self.slot else set()
 
@@ -327,6 +366,10 @@ def _both_sides(row: Row) -> tuple[str, str]:
 def _order(digest: RankDigest, slots: list[Slot]) -> tuple[int, ...]:
     positions = {slot.compiles[digest.rank].index: number for number, slot in enumerate(slots)}
     return tuple(positions[index] for index in sorted(positions))
+
+
+def _entered(slots: list[Slot], rank: int) -> list[Slot]:
+    return sorted(slots, key=lambda slot: slot.compiles[rank].index)
 
 
 def _where(slot: Slot, part: str) -> str:

@@ -55,6 +55,13 @@ def _inserted(items: Sequence[Sequence[Item]]) -> list[tuple[Item | None, ...]]:
     return [tuple(row)]
 
 
+def moved_rows(items: Sequence[Sequence[Item]]) -> list[Row]:
+    """Rows that differ in more than the numbers that an insertion before them shifts."""
+    return [
+        row for row in zip_longest(*items) if len({_without_position(item.text) if item else None for item in row}) > 1
+    ]
+
+
 def _without_position(text: str) -> str:
     """An item without the numbers that an insertion before it shifts."""
     return _REFERENCE.sub("%", text)

@@ -24,6 +24,8 @@ class RankStatus(Frozen):
     world_size: int
     pid: int
     host: str
+    namespace: str = ""
+    """Where `pid` means something; names of hosts repeat."""
     phase: str
     state: str
     """`running`, `finished`, `failed` (an exception) or `stopped` (by a signal)."""

@@ -7,7 +7,7 @@ import socket
 
 from rich.console import Console
 
-from tpcompile.dist.liveness import process_state
+from tpcompile.dist.liveness import process_state, this_host
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
@@ -46,7 +46,7 @@ class StatusBoard:
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is known to be dead; on another host nothing is known."""
         status = self._store.peek(f"status/{rank}")
-        return status is not None and process_state(status["pid"], status["host"]) == "dead"
+        return status is not None and process_state(status["pid"], status["namespace"]) == "dead"
 
     def _publish(self, state: str, error: str = "") -> None:
         status = RankStatus(
@@ -54,6 +54,7 @@ class StatusBoard:
             world_size=self._store.world_size,
             pid=os.getpid(),
             host=socket.gethostname(),
+            namespace=this_host(),
             phase=self.phase,
             state=state,
             error=error,

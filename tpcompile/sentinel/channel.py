@@ -15,11 +15,11 @@ No key is written while nothing compiles. A position is (region, call, index), s
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tpcompile.dist.liveness import this_host
 from tpcompile.dist.store import RankStore
 from tpcompile.sentinel.messages import Announcement, CompilePost, Event, Position, RankState
 
@@ -56,7 +56,7 @@ class Channel:
 
     def say_here(self, *, black_box: str) -> None:
         """Tell which process this rank is, and where it would leave its last stack."""
-        here = {"pid": os.getpid(), "host": socket.gethostname()}
+        here = {"pid": os.getpid(), "host": this_host()}
         here |= {"black_box": black_box, "main_thread": threading.get_ident()}
         self._count(1).put(f"here/{self.rank}", here)
 

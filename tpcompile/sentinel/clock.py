@@ -44,9 +44,10 @@ class Region:
     """(call, index) -> compile id."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Positions whose compile has ended."""
-    collectives: str = ""
-    """Hash of the collectives of the newest compile."""
+    collectives: set[str] = field(default_factory=set)
+    """Hashes of the collectives of all compiles."""
     num_collectives: int = 0
+    """Of the newest compile."""
     is_reported: bool = False
     """A divergence in it was reported and the policy went on: it is not compared again."""
     has_missed: bool = False
@@ -155,7 +156,8 @@ class Clock:
     def announce(self, found: Announcement) -> None:
         """Another rank compiles; called on the listener's thread."""
         region = self.region(found.position.region)
-        self.pending.setdefault(region.name, []).append(found)
+        with self._lock:
+            self.pending.setdefault(region.name, []).append(found)
         self._look(region)
 
     def _leave_lookup(self, region: Region) -> None:

@@ -36,6 +36,8 @@ class Compiling:
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._failed: set[str] = set()
         """Compiles that raised; torch logs their end, with the reason, after it has told us."""
+        self._handled: BaseException | None = None
+        """The exception the program was handling when the compile began."""
         self.num_compiles = 0
 
     def install(self) -> None:
@@ -140,6 +142,7 @@ class Compiling:
         if kind != "dynamo":
             self._clock.set(TRIGGERS.get(kind, kind), compile_id)
             return
+        self._handled = sys.exception()  # the program compiles in an `except` block
         sentinel.note(f"compile starts {compile_id}")
         self.num_compiles += 1
         self._begin(compile_id)
@@ -171,7 +174,8 @@ class Compiling:
         sentinel.note(f"compile ends {compile_id}")
         if kind != "dynamo" or compile_id not in self._positions:
             return
-        if sys.exception() is not None:
+        error = sys.exception()
+        if error is not None and error is not self._handled:
             self._failed.add(compile_id)
         else:
             self._failed.discard(compile_id)  # an attempt before this one may have raised

@@ -18,6 +18,7 @@ from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.liveness import process_state
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
     Check,
     Frozen,
@@ -68,6 +69,10 @@ class Ending:
         """Agree on a verdict, then stop, warn or go on."""
         sentinel = self._sentinel
         if alarm.position is not None and sentinel.clock.region(alarm.position.region).is_reported:
+            sentinel.free(alarm.position)
+            return
+        if sentinel.rank in alarm.gone:  # given up, and back: the others have settled it without this rank
+            sentinel.settled(alarm.position, None, is_red=True)
             return
         sentinel.note("alarm")
         record = self.record(alarm.position)
@@ -82,10 +87,16 @@ class Ending:
             if is_judge and verdict is not None:
                 for chosen in (d for d in verdict.divergences if d.is_choice):
                     logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
+                self._tell_unexplained(alarm, verdict)
             sentinel.settled(alarm.position, verdict, is_red=False)
         elif callable(sentinel.policy):
-            if verdict is not None:
-                sentinel.policy(verdict)
+            try:
+                if verdict is not None:
+                    sentinel.policy(verdict)
+            except SystemExit as ending:  # in a thread it would end the thread
+                self.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+            except Exception as error:
+                logger.opt(exception=error).error("rank {}: the policy of the sentinel failed", sentinel.rank)
             sentinel.settled(alarm.position, verdict, is_red=True)
         elif sentinel.policy == "warn":
             if is_judge and verdict is not None:
@@ -93,6 +104,15 @@ class Ending:
             sentinel.settled(alarm.position, verdict, is_red=True)
         else:
             self._stop(alarm, record, verdict, is_judge=is_judge)
+
+    def _tell_unexplained(self, alarm: Alarm, verdict: Verdict) -> None:
+        """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
+        left = sorted(self._sentinel.left)
+        if alarm.position is not None and left and not verdict.divergences:
+            logger.warning(
+                "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
+                alarm.position, ranks_text(left),
+            )  # fmt: skip
 
     def record(self, position: Position | None) -> RankRecord:
         """This rank's compiles of the region up to the position; they agreed up to the last."""

@@ -78,7 +78,7 @@ class Follower:
             sentinel.left[event.rank] = RankState.model_validate(event.data["state"])
         elif event.kind == "degraded":
             sentinel.degrade(str(event.data["why"]))
-        elif event.kind == "alarm" and sentinel.is_active:
+        elif event.kind == "alarm" and (sentinel.is_active or sentinel.is_leaving):
             sentinel.ending.settle(Alarm.model_validate(event.data))
 
     def _answer(self, event: Event) -> None:

@@ -87,12 +87,21 @@ class Rounds:
     def _terminated(self) -> None:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
         sentinel = self._sentinel
+        try:
+            if sentinel.is_active:
+                self._blame_lost()
+        except RuntimeError as error:
+            logger.debug("no word of who died: the store is gone ({})", error)
+        finally:
+            sentinel.ending.leave(128 + signal.SIGTERM)
+
+    def _blame_lost(self) -> None:
+        sentinel = self._sentinel
         found = sentinel.problems.of_lost(self.lost(settle_s=1.5), state_of(sentinel))
-        if found is not None and sentinel.is_active:
+        if found is not None:
             known = len(sentinel.findings)
             sentinel.problems.raise_finding(found)
             sentinel.wait_for_finding(known)
-        sentinel.ending.leave(128 + signal.SIGTERM)
 
     def _is_due(self) -> bool:
         clock, now = self._sentinel.clock, time.monotonic()

@@ -87,7 +87,7 @@ class Sentinel:
         self.coordinate = members.index(self.rank)
         self.policy: Policy = policy
         self.hang_after_s, self.unresponsive_s, self.skew_limit_s = hang_after_s, unresponsive_s, skew_limit_s
-        self.is_active = False
+        self.is_active, self.is_leaving = False, False
         self.findings: list[Verdict] = []
         """Red verdicts so far; more than one only with a policy that goes on."""
         self.timeline: list[tuple[float, str]] = []
@@ -136,17 +136,18 @@ class Sentinel:
     def close(self, why: str = "finished") -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
         was_active, self.is_active = self.is_active, False
+        self.is_leaving = was_active  # until the others know, they count on this rank
         _LIVE.discard(self)
         if not self.follower.has_started or os.getpid() != self._pid:
             return  # nothing of this is a forked child's
         self._compiling.remove()
-        self.rounds.close()
         if was_active:
             state = state_of(self).model_copy(update={"ended": why, "waits_at": None})
             try:
                 self.channel.tell("left", state=state.model_dump(mode="json"))
             except RuntimeError:
                 logger.debug("the store was gone when the sentinel closed")
+        self.rounds.close()
         self.follower.close()
         self.channel.close_client()
         self.black_box.close()
@@ -200,7 +201,8 @@ class Sentinel:
     def wait_for_verdict(self, position: Position) -> None:
         """On the compiling thread: until all ranks agree, or have settled that they go on."""
         with self._settled:
-            while self.is_active and position not in self._free:
+            region = self.clock.region(position.region)
+            while self.is_active and position not in self._free and not region.is_reported:
                 self._settled.wait(timeout=1.0)  # in slices, so that Ctrl-C is heard
 
     def free(self, position: Position) -> None:
@@ -228,11 +230,14 @@ class Sentinel:
         """The ranks have a verdict, and the policy did not end the process."""
         if is_red and verdict is not None:
             self.findings.append(verdict)
-        if position is not None:
-            region = self.clock.region(position.region)
-            region.is_reported = region.is_reported or is_red
-            self.free(position)
         with self._settled:
+            waiting = {p for p in self._open if position is None or p.region == position.region}
+        # Nothing of a region that was reported is compared any more, so nobody would say that the rest may run.
+        done = ({position} if position else set()) | (waiting if is_red else set())
+        for one in done:
+            self.clock.region(one.region).is_reported |= is_red
+        with self._settled:
+            self._free |= done
             self._settled.notify_all()
 
     def _connect(self, prefix: str) -> RankStore:
