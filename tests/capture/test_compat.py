@@ -165,6 +165,22 @@ def test_settings_off_their_default_are_named_and_places_are_not() -> None:
     assert not any("cache_dir" in key or "debug_dir" in key for key in found)
 
 
+def test_functions_in_settings_are_equal_in_every_process() -> None:
+    def passes() -> list[object]:
+        def sink(nodes: object) -> object:
+            return nodes
+
+        return ["sink_waits", sink]
+
+    said = []
+    for _ in range(2):
+        keep = passes()  # another function object each time, as in another process
+        with torch._inductor.config.patch(reorder_for_compute_comm_overlap_passes=keep):
+            said.append(compat.compile_config()["_inductor.config.reorder_for_compute_comm_overlap_passes"])
+        del keep
+    assert said[0] == said[1] and "sink" in said[0] and "0x" not in said[0]
+
+
 def test_the_environment_is_text_only_and_names_the_versions() -> None:
     found = compat.environment()
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in found.items())

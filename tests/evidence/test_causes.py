@@ -20,6 +20,7 @@ from tests.evidence.samples import (
     tensor,
 )
 from tpcompile.evidence.causes import ADVICE, Cause
+from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.records import CompileRecord, DivergenceClass, Node
 
 FUNCTIONAL = "torch.ops._c10d_functional."
@@ -282,6 +283,37 @@ def test_a_one_rank_recompile_that_became_dynamic_is_automatic_dynamic() -> None
     dynamic = graph(call("mul", "%0", "2")).model_copy(update={"nodes": (node,)})
     again = compiled(compile_id="0/1", recompile_reasons=(reason,), graphs=(dynamic,))
     assert between([compiled(), again], compiled())[0].cause == Cause.AUTOMATIC_DYNAMIC
+
+
+def test_of_two_cache_entries_the_one_that_fitted_best_says_what_changed() -> None:
+    sized = compiled(compile_id="0/1", inputs=(tensor(shape="[9, 8]"),))
+    reasons = (
+        "0/1: tensor 'x' size mismatch at index 0. expected 9, actual 4",
+        "0/0: tensor 'x' stride mismatch at index 0. expected 8, actual 1",
+    )
+    again = compiled(compile_id="0/2", recompile_reasons=reasons, inputs=(tensor(source="L['x']", stride="[1, 4]"),))
+    first = compiled(inputs=(tensor(),))
+    found = next(d for d in between([first, sized, again], [first, sized]) if d.is_red)
+    assert (found.cause, found.held) == (Cause.STRIDE, "stride[0] of 'x' is 8")
+    texts = [g.item.text for g in found.groups if g.item]
+    assert "shape=[4, 8] stride=[8, 1]" in texts[0] and "shape=[4, 8] stride=[1, 4]" in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "nearest"),
+    [
+        (("0/1: GLOBAL_STATE changed: grad_mode ",
+          "0/0: tensor 'x' stride mismatch at index 0. expected 8, actual 1"), 1),
+        (("0/1: tensor 'x' size mismatch at index 0. expected 9, actual 8",
+          "0/0: tensor 'x' size mismatch at index 1. expected 8, actual 7"), 1),
+        (("0/1: tensor 'x' size mismatch at index 0. expected 6, actual 7",
+          "0/0: tensor 'x' size mismatch at index 0. expected 5, actual 7"), 0),
+        (("0/0: self.scale == 1",), 0),
+    ],
+)  # fmt: skip
+def test_the_guard_asked_last_belongs_to_the_entry_that_fitted_best(reasons: tuple[str, ...], nearest: int) -> None:
+    assert nearest_reason(reasons) == reasons[nearest]
+    assert nearest_reason(()) == ""
 
 
 def test_a_one_rank_recompile_shows_the_guarded_value_of_both_sides() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,3 +137,29 @@ def test_the_first_difference_is_found_with_few_questions(place: int) -> None:
 def test_equal_tensors_have_no_first_difference() -> None:
     x = torch.ones(1000)
     assert locate(lambda rank, question: answer_elements(x, question), [0, 1], [1000]) is None
+
+
+class Wrapped(Tensor):
+    """A quantised weight, say: its parts, and a function as context."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, context: object) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner, made.context = inner, context  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Wrapped:
+        return Wrapped(args[0].inner, args[0].context)  # only `detach` comes here
+
+    def __tensor_flatten__(self) -> tuple[list[str], object]:
+        return ["inner"], self.context  # type: ignore[attr-defined]
+
+
+def test_functions_and_device_indices_in_the_context_of_a_wrapper_do_not_count() -> None:
+    weight = torch.ones(2, 2)
+    contexts = [(lambda x: x, f"cuda:{rank}") for rank in range(2)]
+    assert repr(contexts[0]) != repr(contexts[1])
+    assert fingerprint(Wrapped(weight, contexts[0])) == fingerprint(Wrapped(weight, contexts[1]))
+    assert fingerprint(Wrapped(weight, "int4")) != fingerprint(Wrapped(weight, "int8"))
+    assert fingerprint(Wrapped(weight, "int4")) != fingerprint(Wrapped(weight + 1, "int4"))

@@ -30,6 +30,7 @@ from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
 from torch.nn.attention import SDPBackend
 
+from tpcompile.evidence import normalise
 from tpcompile.evidence.collectives import is_library_file
 
 _PER_RANK_ENVIRONMENT = frozenset({
@@ -206,7 +207,8 @@ def compile_config() -> dict[str, str]:
             # A setting that was patched and restored is listed too, by its default.
             at_default = known is not None and repr(known.default) == value
             if not at_default and not any(part in name for part in _MACHINE_CONFIG):
-                settings[name.removeprefix("torch.")] = value
+                # Passes and loggers are functions, with addresses, and sets of them have no order.
+                settings[name.removeprefix("torch.")] = normalise.sets(normalise.objects(value))
     return settings
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence import codetext, normalise
 from tpcompile.evidence.collectives import blamed_line, is_library
+from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
     Collective,
@@ -50,7 +51,9 @@ def digest_rank(record: RankRecord) -> RankDigest:
         counters=record.counters,
         is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
         breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
-        recompile_reasons=tuple((c.phase, r) for c in record.compiles for r in c.recompile_reasons[:1]),
+        recompile_reasons=tuple(
+            (c.phase, nearest_reason(c.recompile_reasons)) for c in record.compiles if c.recompile_reasons
+        ),
         recompiles=tuple(r for c in record.compiles for r in recompiles_of(c, frame=frame_name(c))),
         places=record.places,
         suspects=_suspects(record),
@@ -95,7 +98,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         frame=frame_name(compile_),
         step=compile_.step,
         line=compile_.line,
-        recompile_reason=compile_.recompile_reasons[0] if compile_.recompile_reasons else "",
+        recompile_reason=nearest_reason(compile_.recompile_reasons),
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
         cache=tuple(dict.fromkeys(compile_.cache)),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence import classify
-from tpcompile.evidence.align import Slot
+from tpcompile.evidence.align import Slot, content
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.reasontext import Reason, ReasonKind, parse_reason
@@ -69,9 +69,18 @@ class _OneRank:
         self.earlier = self._earlier()
 
     def _earlier(self) -> CompileDigest | None:
-        """What the first absent rank compiled of the same frame: there the guard held."""
-        compiles = next(d.compiles for d in self.ranks if d.rank == self.absent[0])
-        return next((c for c in reversed(compiles) if c.frame == self.first.frame), None)
+        """What the first absent rank compiled of the same frame: there the guard held.
+
+        The counterpart of the cache entry whose guard failed here, if it has one, or else its newest compile.
+        """
+        ours = next(d.compiles for d in self.ranks if d.rank == self.present[0])
+        entry = self.failure.entry if self.failure else ""
+        before = (c for c in reversed(ours) if c.index < self.first.index and c.frame == self.first.frame)
+        failed = next((c for c in before if c.compile_id == entry), None)
+        theirs = next(d.compiles for d in self.ranks if d.rank == self.absent[0])
+        of_frame = [c for c in reversed(theirs) if c.frame == self.first.frame]
+        same = (c for c in of_frame if failed is not None and content(c) == content(failed))
+        return next(same, None) or next(iter(of_frame), None)
 
     def hangs(self) -> bool:
         """True unless the new code issues what the ranks without it issue already."""

@@ -7,6 +7,7 @@ actual 9`, or a guard's expression with a comment and the user's stack behind it
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 from tpcompile.evidence.collectives import is_library
@@ -83,6 +84,28 @@ _TENSOR_KINDS = {
     "requires_grad": ReasonKind.REQUIRES_GRAD, "device index": ReasonKind.DEVICE,
     "dispatch key set": ReasonKind.DISPATCH_KEYS,
 }  # fmt: skip
+
+
+_DEPTH = {
+    ReasonKind.GLOBAL_STATE: 0, ReasonKind.OTHER: 0, ReasonKind.TYPE: 1, ReasonKind.TENSOR_TYPE: 1,
+    ReasonKind.DISPATCH_KEYS: 1, ReasonKind.DTYPE: 2, ReasonKind.DEVICE: 2, ReasonKind.REQUIRES_GRAD: 2,
+    ReasonKind.NUM_DIMS: 3, ReasonKind.STRIDE: 5,
+}  # fmt: skip
+"""How much had held before that guard was asked, in the order in which torch asks; sizes and Python values are 4."""
+
+
+def nearest_reason(reasons: Sequence[str]) -> str:
+    """The reason of the cache entry that fitted best, the newest of them; "" when there is none.
+
+    Torch gives one reason per entry, newest first, each the first guard that failed. With an entry for training and
+    one for evaluation, a step with another stride fails on grad mode in one of them: that entry was never meant.
+    """
+
+    def held(text: str) -> tuple[int, int]:
+        reason = parse_reason(text)
+        return _DEPTH.get(reason.kind, 4), reason.dim or 0
+
+    return max(reasons, key=held, default="")
 
 
 def parse_reason(text: str) -> Reason:

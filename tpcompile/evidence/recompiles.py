@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.reasontext import Reason, ReasonKind, parse_reason
+from tpcompile.evidence.reasontext import Reason, ReasonKind, nearest_reason, parse_reason
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 
 MAX_VALUES = 4
@@ -56,12 +56,11 @@ _ADVICE = {
 def recompiles_of(compile_: CompileRecord, *, frame: str) -> tuple[Recompile, ...]:
     """The recompile of one compile record, if it was one; its line is that of the guard when torch names none.
 
-    Torch gives one reason per cache entry, newest first; the newest is the code that ran until now.
+    Torch gives one reason per cache entry; that of the entry that fitted best is taken.
     """
     if not compile_.recompile_reasons:
         return ()
-    text = compile_.recompile_reasons[0]
-    reason = parse_reason(text)
+    reason = parse_reason(nearest_reason(compile_.recompile_reasons))
     line = reason.line or _line_of(reason.source, compile_)
     head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
     return (Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_)),)

@@ -125,13 +125,20 @@ class _Exchange:
 
     def _fetcher(self) -> Fetch:
         asked: Counter[int] = Counter()
+        silent: set[int] = set()
+        """Ranks that left a question unanswered: they are not waited for again."""
 
         def fetch(rank: int, question: Question) -> Any | None:
             if rank == self.rank:
                 return self._side.answer(question)
+            if rank in silent:
+                return None
             asked[rank] += 1
             self._store.put(f"ask/{rank}/{asked[rank]}", question)
-            return self._store.get(f"answer/{rank}/{asked[rank]}", timeout_s=_DETAIL_TIMEOUT_S)
+            answer = self._store.get(f"answer/{rank}/{asked[rank]}", timeout_s=_DETAIL_TIMEOUT_S)
+            if answer is None:
+                silent.add(rank)
+            return answer
 
         return fetch
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tpcompile.capture import compat
 from tpcompile.errors import ConfigError
+from tpcompile.evidence import normalise
 
 _WORD_BYTES = 8
 _CHUNK_WORDS = 1 << 22
@@ -53,7 +54,8 @@ def bits(tensor: Tensor) -> str:
     if hasattr(local, "__tensor_flatten__"):  # a wrapper of several tensors, e.g. a quantised weight
         names, context = local.__tensor_flatten__()
         inner = [f"{name}={fingerprint(getattr(local, name))}" for name in names]
-        return f"wrapped:{hashlib.sha256(str((inner, context)).encode()).hexdigest()}"
+        says = normalise.device(normalise.objects(str((inner, context))))  # a context may hold functions and devices
+        return f"wrapped:{hashlib.sha256(says.encode()).hexdigest()}"
     if local.is_meta:
         return "meta: no data"
     raw = raw_bytes(local)

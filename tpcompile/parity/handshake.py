@@ -185,7 +185,9 @@ def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
 
 
 def _device_of(mesh: DeviceMesh | None) -> torch.device:
-    kind = mesh.device_type if mesh is not None else "cuda" if dist.get_backend() == "nccl" else "cpu"
+    # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
+    has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
+    kind = mesh.device_type if mesh is not None else "cuda" if has_nccl else "cpu"
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 

@@ -118,9 +118,15 @@ class Judge:
             rows = self._misfits(known) if group == SHARDS else self._rows(known, group)
             num_keys = max(num_keys, *(_size(value, group) for value in known.values()))
             names += [key for key, _, _ in rows]
-            for key, row, note in rows[:MAX_NAMED]:
+            kind, allowed = KINDS[group], self.allowed
+            judged = [
+                difference(key, row, kind=kind, domain=domain, allowed=allowed, note=note, step=self.step)
+                for key, row, note in rows
+            ]
+            # What nobody declared comes first, or a long list of declared differences would push it out.
+            order = sorted(range(len(rows)), key=lambda index: not judged[index].is_red)
+            for key, row, note in [rows[index] for index in order[:MAX_NAMED]]:
                 at = self._located(group, key, row)
-                kind, allowed = KINDS[group], self.allowed
                 found.append(
                     difference(key, row, kind=kind, domain=domain, allowed=allowed, note=note, found=at, step=self.step)
                 )
@@ -138,7 +144,10 @@ class Judge:
     def _facts(self, rank: int, group: str) -> RankFacts | None:
         sha = self._digest(rank).shas.get(group, "")
         if (group, sha) not in self._known:
-            answer = self.fetch(rank, {"group": group})
+            # Whoever has the same hash says the same: a rank that died since does not matter.
+            alike = (d.rank for d in self.digests if d.rank != rank and d.shas.get(group, "") == sha)
+            answers = (self.fetch(one, {"group": group}) for one in (rank, *alike))
+            answer = next((found for found in answers if found is not None), None)
             self._known[group, sha] = None if answer is None else RankFacts.model_validate(answer)
         return self._known[group, sha]
 

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.evidence import normalise
+from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.agree import agree
 from tpcompile.sentinel.clock import RUNNING, TRIGGERS, Region
@@ -151,7 +152,7 @@ class Compiling:
         sentinel = self._sentinel
         position = self._positions[compile_id] = self._clock.compile_starts(compile_id)
         begun = sentinel.session.compile(compile_id)
-        self._clock.reason = begun.recompile_reasons[0] if begun and begun.recompile_reasons else ""
+        self._clock.reason = nearest_reason(begun.recompile_reasons) if begun else ""
         if not sentinel.clock.region(position.region).is_reported:
             sentinel.safely(lambda: self._announce(position, compile_id))
         return position

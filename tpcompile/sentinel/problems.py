@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.checks import ALIVE, MOVING, NO_ERROR, TOGETHER
 from tpcompile.evidence.onerank import reason_cause
-from tpcompile.evidence.reasontext import Reason, parse_reason
+from tpcompile.evidence.reasontext import Reason, nearest_reason, parse_reason
 from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
 from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.ending import Alarm
@@ -44,8 +44,8 @@ class Problems:
             return
         compile_id = sentinel.clock.region(position.region).compiled.get((position.call, position.index), "?")
         compile_ = sentinel.session.compile(compile_id)
-        reasons = compile_.recompile_reasons if compile_ else ()
-        reason = parse_reason(reasons[0]) if reasons else None
+        text = nearest_reason(compile_.recompile_reasons) if compile_ else ""
+        reason = parse_reason(text) if text else None
         why = f" because {reason.guard}" if reason else ""
         at = f", now at {theirs.line}" if theirs.line else ""
         problem = Check(
