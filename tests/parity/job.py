@@ -142,6 +142,14 @@ class Ranks:
         """The shards differ, and nothing says that they are shards."""
         return self.check(Block())
 
+    def dtensor_on_one_rank(self) -> str:
+        """The norm was distributed on rank 1 only; its bits are equal."""
+        block = Block()
+        if self.is_odd:
+            norm = DTensor.from_local(block.norm.detach(), self.mesh, [Replicate()], run_check=False)
+            block.norm = nn.Parameter(norm)
+        return self.check(block)
+
     def missing_parameter(self) -> str:
         """Rank 1 has a bias too."""
         block = Block()
@@ -285,10 +293,10 @@ class Ranks:
 
 SCENARIOS = (
     "clean", "version", "variable", "declared_variable", "setting", "precision", "attention", "named_backend",
-    "failing_resolver", "autocast", "topology", "parameter_dtype", "replicated_bit", "replicated_buffer", "nobody_said",
-    "missing_parameter", "uneven_undeclared", "uneven_declared", "lost_rows", "dtensor", "dtensor_drift", "own_module",
-    "own_module_other_size", "recheck", "inputs", "absent", "absent_judge", "died_on_the_way", "silent_judge",
-    "silent_answerer",
+    "failing_resolver", "autocast", "topology", "parameter_dtype", "dtensor_on_one_rank", "replicated_bit",
+    "replicated_buffer", "nobody_said", "missing_parameter", "uneven_undeclared", "uneven_declared", "lost_rows",
+    "dtensor", "dtensor_drift", "own_module", "own_module_other_size", "recheck", "inputs", "absent", "absent_judge",
+    "died_on_the_way", "silent_judge", "silent_answerer",
 )  # fmt: skip
 
 

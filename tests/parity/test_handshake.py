@@ -72,6 +72,7 @@ def test_every_group_of_facts_holds_something_in_a_clean_run() -> None:
         ("autocast", Layer.ENVIRONMENT, "autocast cpu: 'torch.bfloat16' on rank 1, 'off' on rank 0"),
         ("topology", Layer.ENVIRONMENT, "topology mesh ranks: '[1, 0]' on rank 1, '[0, 1]' on rank 0"),
         ("parameter_dtype", Layer.ENVIRONMENT, "dtype of frequencies: 'bfloat16' on rank 1, 'float64' on rank 0"),
+        ("dtensor_on_one_rank", Layer.ENVIRONMENT, "dtype of norm: 'float32 with gradient, DTensor' on rank 1, 'float"),
         ("missing_parameter", Layer.ENVIRONMENT, "dtype of bias: 'float32 with gradient' on rank 1, not there on rank"),
         ("replicated_bit", Layer.INPUTS, "weight norm: first difference at [13, 7]: 137.0 on rank 0, 137.0000152587"),
         ("replicated_buffer", Layer.INPUTS, "weight frequencies: first difference at [0]: 0.0 on rank 0, -0.0 on rank"),

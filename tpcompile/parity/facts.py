@@ -93,7 +93,8 @@ def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
         return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
 
     dtypes = {
-        f"dtype of {name}": f"{w.dtype}{' with gradient' if w.requires_grad else ''}" for name, w in weights.items()
+        f"dtype of {name}": f"{w.dtype}{' with gradient' if w.requires_grad else ''}{f', {w.kind}' if w.kind else ''}"
+        for name, w in weights.items()
     }
     return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
 

@@ -52,6 +52,8 @@ class Weight(Frozen):
     requires_grad: bool
     shape: tuple[int, ...]
     """Of this rank's own part."""
+    kind: str = ""
+    """What Dynamo sees beside dtype and shape: a DTensor, another subclass, a device other than the CPU."""
     dim: int | None = None
     """Sharded dim, None for unknown."""
     full_shape: tuple[int | None, ...] | None = None
@@ -92,10 +94,17 @@ def _weight(
         dtype=str(tensor.dtype).removeprefix("torch."),
         requires_grad=tensor.requires_grad,
         shape=tuple(local.shape),
+        kind=_kind(tensor, local),
         dim=dim,
         full_shape=full_shape,
         print=f"{describe(local)} {bits(local)}" if is_hashed else "",
     )
+
+
+def _kind(tensor: Tensor, local: Tensor) -> str:
+    classes = ["DTensor"] if isinstance(tensor, DTensor) else []
+    classes += [type(local).__name__] if hasattr(local, "__tensor_flatten__") else []
+    return ", ".join([*classes, *([f"on {tensor.device.type}"] if tensor.device.type != "cpu" else [])])
 
 
 _Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
