@@ -2,6 +2,8 @@
 
     python scripts/clean_runs.py --runs 20 --nproc 2 --preset cpu_smoke [--train] [--json FILE]
     python scripts/clean_runs.py --what sentinel --runs 200 [--programs NAME ...] [--device cuda] [--json FILE]
+    python scripts/clean_runs.py --what sentinel --runs 100 --part 1/2 --json A & # and 2/2, B: beside each other, then
+    python scripts/clean_runs.py --merge A B --json FILE
 
 `--what gate` runs our block through the gate. `--what sentinel` runs the programs of `clean_programs.py` in rotation,
 their parameters drawn anew, each under a sentinel that stops the job when it finds something.
@@ -23,6 +25,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +128,32 @@ def versions(device: str) -> dict[str, str]:
     return {"machine": machine, "python": platform.python_version(), "torch": found[0]}
 
 
+def merge(paths: list[Path], out: Path | None) -> list[Row]:
+    """The rows of several files as one file, with what they were made on; refuses to mix machines or versions."""
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise SystemExit(f"not merged: {', '.join(missing)} is not there; did its part end?")
+    found = [json.loads(path.read_text()) for path in paths]
+    made = [{key: one[key] for key in ("machine", "python", "torch")} for one in found]
+    if any(one != made[0] for one in made):
+        raise SystemExit(f"not merged: made on {made}")
+    rows = [row for one in found for row in one["rows"]]
+    commands = {re.sub(r"\S+\.json|\b\d+(?=/\d+\b)", "*", one["command"]) for one in found}
+    counts = {"runs": len(rows), "false_alarms": sum(row["exit_code"] != 0 for row in rows)}
+    if out is not None:
+        head = {"command": f"{len(found)} beside each other: {' | '.join(sorted(commands))}"} | made[0] | counts
+        out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    return rows
+
+
+def part(text: str) -> tuple[int, int]:
+    """`2/3` -> (2, 3)."""
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return int(number), int(of)
+
+
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,6 +166,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", default=[], metavar="NAME", help="some programs only, any of --list")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="for the sentinel")
     parser.add_argument("--seed", type=int, default=0, help="the sentinel's runs are drawn from it")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N", help="every N-th program from the K-th on")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put what --json wrote into one file")
     parser.add_argument("--keep", type=Path, help="where to keep caches, and logs of alarms; default: nowhere")
     parser.add_argument("--timeout-s", type=float, default=0, help="for one run; default: 900 gate, 180 sentinel")
     parser.add_argument("--json", type=Path, help="write the summary there too")
@@ -147,9 +178,9 @@ def main() -> int:
     """Run, count alarms, print the summary."""
     args = options()
     with tempfile.TemporaryDirectory() as folder:
-        rows = all_runs(args.keep or Path(folder), args)
+        rows = merge(args.merge, args.json) if args.merge else all_runs(args.keep or Path(folder), args)
     alarms = [row for row in rows if row["exit_code"] != 0]
-    result = {"runs": len(rows), "false_alarms": len(alarms)} | versions(args.device)
+    result = {"runs": len(rows), "false_alarms": len(alarms)} | ({} if args.merge else versions(args.device))
     print(json.dumps({key: value for key, value in result.items() if key != "rows"} | {"alarms": alarms}, indent=1))
     return int(bool(alarms))
 

@@ -48,9 +48,10 @@ def plan(number: int, *, programs: list[str], seed: int, nproc: int, most: int) 
 def sentinel_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run under the sentinel; exit code 0 when nobody raised an alarm."""
     most = torch.cuda.device_count() if args.device == "cuda" else _MOST_RANKS
-    names = [name for name in args.programs or PROGRAMS if min(EVERY[name].sizes) <= most]
+    first, every = args.part
+    names = [name for name in args.programs or PROGRAMS if min(EVERY[name].sizes) <= most][first - 1 :: every]
     if not names:
-        raise SystemExit(f"none of the programs runs on {most} GPU(s); they need 2 or 4, a rank each")
+        raise SystemExit(f"none of the programs of part {first}/{every} runs on {most} ranks")
     program, draw, state = plan(number, programs=names, seed=args.seed, nproc=args.nproc, most=most)
     out, hash_seed = folder / f"run_{number}", random.randrange(1 << 31)
     shutil.rmtree(out, ignore_errors=True)
