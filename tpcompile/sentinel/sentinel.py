@@ -231,9 +231,10 @@ class Sentinel:
         if is_red and verdict is not None:
             self.findings.append(verdict)
         with self._settled:
-            waiting = {p for p in self._open if position is None or p.region == position.region}
+            undecided = self._open - self._free
         # Nothing of a region that was reported is compared any more, so nobody would say that the rest may run.
-        done = ({position} if position else set()) | (waiting if is_red else set())
+        blocked = {p for p in undecided if position is None or p.region == position.region}
+        done = ({position} if position else set()) | (blocked if is_red else set())
         for one in done:
             self.clock.region(one.region).is_reported |= is_red
         with self._settled:
