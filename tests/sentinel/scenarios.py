@@ -305,14 +305,18 @@ class Ranks:
         return self.summary(sentinel)
 
     def eager_on_one_rank(self) -> dict[str, Any]:
-        """The same, not watched: a finding about no position frees the rank that waits at one."""
+        """The same, not watched: a finding about no position frees the rank that waits, and ends nothing else."""
         step = self.compiled()
+        local = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
         with self.sentinel(policy="warn") as sentinel:
+            local(torch.ones(3))
             if self.rank == 0:
                 step(torch.ones(3))
             else:
                 dist.all_reduce(torch.ones(3).sin())
             sentinel.wait_for_finding(0)
+            local(torch.ones(4 + self.rank))
+            sentinel.wait_for_finding(1)
         return self.summary(sentinel)
 
     def policy_fails(self) -> dict[str, Any]:
