@@ -11,7 +11,6 @@ from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.parity.conclusion import MAX_NAMED
 from tpcompile.parity.facts import ENV, ParityDigest, RankFacts
-from tpcompile.parity.inputs import InputFacts, _rows
 from tpcompile.parity.judge import Judge
 
 Facts = Mapping[str, str]
@@ -57,21 +56,3 @@ def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_another_says_t
     assert found.status == Status.PASS and asked == [0, 2, 3]
     found, _ = judged(*ranks[:2], ("tp 2-3", {"env A": "2"}), ("tp 2-3", {"env A": "3"}), dead=frozenset({2}))
     assert found.status == Status.FAIL and "rank 2 did not send the details" in found.divergences[0].title
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "told"),
-    [
-        (("batch['a']", "batch['b']"), ("batch['b']", "batch['a']"), ["batch"]),
-        (("args[0]['a']", "args[0]['b']", "args[1]"), ("args[0]['b']", "args[0]['a']", "args[1]"), ["args[0]"]),
-        (("tokens", "mask"), ("mask", "tokens"), []),  # keywords, which the callee puts in order
-    ],
-)
-def test_the_order_inside_of_a_container_counts_and_that_of_keywords_does_not(
-    ours: tuple[str, ...], theirs: tuple[str, ...], told: list[str]
-) -> None:
-    facts = {
-        rank: InputFacts(step=None, names=names, aspects={name: {"value": "1"} for name in names})
-        for rank, names in enumerate((ours, theirs))
-    }
-    assert [(argument, aspect) for argument, aspect, _ in _rows(facts)] == [(name, "order") for name in told]

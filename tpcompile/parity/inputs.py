@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,9 +23,8 @@ from tpcompile.parity.locate import answer_elements, element_text, located
 _CAUSES = {
     "class": Cause.TENSOR_SUBCLASS, "dtype": Cause.DTYPE, "shape": Cause.SHAPE, "dims": Cause.SHAPE,
     "stride": Cause.STRIDE, "requires_grad": Cause.REQUIRES_GRAD, "bits": Cause.INPUT_VALUES,
-    "value": Cause.PYTHON_VALUE, "order": Cause.PYTHON_VALUE,
+    "value": Cause.PYTHON_VALUE,
 }  # fmt: skip
-_ARGUMENT = re.compile(r"args\[\d+\]|\w+")
 _STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
 
 _PASSED = Kind(
@@ -138,20 +136,7 @@ def _rows(facts: Mapping[int, InputFacts]) -> list[_Row]:
             if len(row) > 1:
                 rows.append((name, aspect, row))
                 break
-    return rows or _orders(facts)
-
-
-def _orders(facts: Mapping[int, InputFacts]) -> list[_Row]:
-    """Containers with the same items in another order: Dynamo guards the order of keys, and loops follow it."""
-    inside: dict[str, dict[int, str]] = {}
-    for rank, known in facts.items():
-        for name in known.names:
-            match = _ARGUMENT.match(name)
-            argument = match[0] if match else name
-            texts = inside.setdefault(argument, {})
-            texts[rank] = f"{texts[rank]}, {name}" if rank in texts else name
-    rows = [(argument, "order", groups_of(dict(texts))) for argument, texts in inside.items()]
-    return [row for row in rows if len(row[2]) > 1]
+    return rows
 
 
 def _named(row: _Row, *, is_first: bool, fetch: Fetch, domain: str, own: InputFacts) -> Divergence:
