@@ -319,6 +319,20 @@ def test_two_programs_with_collectives_under_swapped_labels_are_information() ->
     assert only([one, two], relabelled).cls == DivergenceClass.LABEL
 
 
+def test_variants_of_one_function_with_equal_collectives_may_change_places() -> None:
+    three, four = (compiled(call("mul", "%0", str(n)), compile_id=f"0/{n}") for n in (3, 4))
+    assert only([three, four], [four, three]).cls == DivergenceClass.LABEL
+    other = four.model_copy(update={"collectives": (collective("all_gather"),)})
+    assert only([three, other], [other, three]).cls == DivergenceClass.COLLECTIVES
+
+
+def test_programs_in_another_order_can_be_declared() -> None:
+    one, two = (compiled(call("mul", "%0", str(n)), compile_id=f"{n}/0", function=f"f{n}") for n in (2, 3))
+    allowed = [("collectives", "with collectives", "stages take turns")]
+    found = only([one, two], [two, one], allowed=allowed)
+    assert (found.cls, found.advice) == (DivergenceClass.DECLARED, "declared: stages take turns")
+
+
 def issuing(*ops: str) -> tuple[Kernel, ...]:
     code = [f"torch.ops._c10d_functional.{op}_.default(buf{n}, '{op}', 'tp')" for n, op in enumerate(ops)]
     return (kernel("\n".join(code), name="call"),)
@@ -429,10 +443,19 @@ def both_ways(*forward: Node, backward: str, code: str = "") -> CompileRecord:
     return compiled(graphs=graphs, kernels=(kernel(code, name="call"),) if code else ())
 
 
-def test_a_choice_in_the_forward_graph_hides_nothing_in_the_backward_graph() -> None:
+def test_a_choice_in_the_forward_graph_explains_the_backward_graph_too() -> None:
     mm = call("torch.ops.aten.mm", "%0")
-    found = between(both_ways(PAD, mm, backward="tanh"), both_ways(mm, backward="sigmoid"))
-    assert [(d.cause, d.is_choice) for d in found] == [(Cause.AUTOTUNE, True), (Cause.COMPILER_PASS, False)]
+    found = only(both_ways(PAD, mm, backward="tanh"), both_ways(mm, backward="sigmoid"))
+    assert (found.cause, found.is_choice) == (Cause.AUTOTUNE, True)
+    plain = only(both_ways(mm, backward="tanh"), both_ways(mm, backward="sigmoid"))
+    assert (plain.cause, plain.is_choice) == (Cause.COMPILER_PASS, False)
+
+
+def test_a_pad_behind_the_first_difference_is_a_choice_as_well() -> None:
+    mm, tanh = call("torch.ops.aten.mm", "%0"), call("tanh", "%0", value="f32[4, 8][8, 1]cpu")
+    moved = tanh.model_copy(update={"value": "f32[4, 8][1, 4]cpu"})
+    assert only(lowered(tanh, PAD, mm), lowered(moved, mm)).is_choice
+    assert not only(lowered(tanh, PAD, mm), lowered(moved, PAD, mm)).is_choice
 
 
 def test_a_choice_after_which_collectives_come_in_another_order_is_a_hang() -> None:
@@ -449,3 +472,13 @@ def test_a_choice_after_which_collectives_come_in_another_order_is_a_hang() -> N
     ]
     assert only(ours, both_ways(mm, backward="tanh", code=codes[0] + "\nextern_kernels.mm(a, b)")).is_choice
     assert only(ours, both_ways(mm, backward="tanh")).is_choice  # a rank whose code was not logged
+
+
+def test_a_collective_on_a_view_at_an_offset_that_follows_the_rank_is_the_same_collective() -> None:
+    def sends(offset: int, op: str = "all_gather_into_tensor") -> tuple[Kernel, ...]:
+        view = f"reinterpret_tensor(arg0_1, (4, 8), (8, 1), {offset})"
+        return (kernel(f"buf0 = torch.ops._c10d_functional.{op}.default({view}, 2, 'tp')", name="call"),)
+
+    assert only(bound(0, kernels=sends(0)), bound(4, kernels=sends(32))).cls == DivergenceClass.RANK_PARAMETRIC
+    found = between(bound(0, kernels=sends(0)), bound(4, kernels=sends(32, "broadcast")))
+    assert [d.cls for d in found] == [DivergenceClass.RANK_PARAMETRIC, DivergenceClass.COLLECTIVES]

@@ -315,6 +315,11 @@ class Ranks:
             else:
                 dist.all_reduce(torch.ones(3).sin())
             sentinel.wait_for_finding(0)
+            if self.rank == 1:
+                step(torch.ones(3))
+            else:
+                dist.all_reduce(torch.ones(3).sin())
+            step(torch.ones(4))
             local(torch.ones(4 + self.rank))
             sentinel.wait_for_finding(1)
         return self.summary(sentinel)

@@ -52,6 +52,8 @@ _STRING = re.compile(r"'[^']*'")
 _KEYS = re.compile(r"DispatchKeySet\([^)]*\)")
 _TENSOR_GRAD = re.compile(r"\brequires_grad=(\w+)")
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
+_VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
+"""A view of a buffer, at an offset that may follow the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
 _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|addmm|bmm)|num_warps|num_stages|BLOCK")
 _STATE = re.compile(r"against (\{.*\})")
@@ -188,8 +190,8 @@ def _tensor_guard(texts: Sequence[str]) -> Cause:
 
 def lowered(items: Sequence[Sequence[Item]], row: Row) -> Cause:
     """Cause of differing lowered graphs under equal Dynamo graphs."""
-    calls = [node(item) for item in row if item]
-    if any(call and "constant_pad_nd" in call.target for call in calls):
+    padded = {sum("constant_pad_nd" in item.text for item in group) for group in items}
+    if len(padded) > 1:
         return Cause.AUTOTUNE  # Inductor times whether padding a matmul makes it faster, each rank for itself
     saved = {
         sum(len(_REFERENCE.findall(c.args)) for i in group if (c := node(i)) and c.op == "output") for group in items
@@ -211,7 +213,7 @@ def reordered(items: Sequence[Sequence[Item]]) -> bool:
         tuple(
             (m[1], _BUFFER.sub("%", m[2]))
             for item in group
-            if (m := _ISSUED.search(says(item))) and "wait_tensor" not in m[1]
+            if (m := _ISSUED.search(_VIEW.sub("buf0", says(item)))) and "wait_tensor" not in m[1]
         )
         for group in items
     }

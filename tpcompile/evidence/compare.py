@@ -87,16 +87,18 @@ class _Domain:
             if any(d.is_red for d in found):
                 return  # everything after the first red layer is its consequence
         # A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
-        # guard is not. Nothing of that explains why the code issues its collectives in another order.
-        is_declared = any(layer != Layer.GUARDS for layer, _ in strict)
+        # guard is not. A matmul padded in the forward is padded in the backward. Nothing of that explains why the code
+        # issues its collectives in another order.
+        is_all_explained = any(layer != Layer.GUARDS for layer, _ in strict)
         for layer, part in (pair for pair in differing if pair not in strict):
-            is_explained = is_declared or (layer == Layer.KERNELS and (Layer.LOWERED, part) in differing)
+            is_explained = is_all_explained or (layer == Layer.KERNELS and (Layer.LOWERED, part) in differing)
             if is_explained and not (layer == Layer.KERNELS and self.is_reordered(slot, part, differing)):
                 continue
             found = list(self.difference(slot, layer, part, differing))
             yield from found
             if any(d.is_red and not d.is_choice for d in found):
-                return  # a choice in the forward graph explains nothing in the backward graph
+                return
+            is_all_explained = is_all_explained or any(d.is_choice for d in found)
 
     def is_reordered(self, slot: Slot, part: str, differing: list[tuple[Layer, str]]) -> bool:
         """True when the code issues its collectives in another order, although the graphs have the same."""
@@ -187,29 +189,34 @@ class _Domain:
                 return
 
     def swapped(self, slots: list[Slot]) -> Divergence | None:
-        """Programs with collectives that ranks entered in another order: code runs when it is compiled."""
-        groups = group_by({d.rank: str(_order(d, slots)) for d in self.ranks})
+        """Programs with collectives that ranks entered in another order: code runs when it is compiled.
+
+        Variants of one function that issue the same collectives may change places.
+        """
+        groups = group_by({d.rank: str([_issues(slot) for slot in _entered(slots, d.rank)]) for d in self.ranks})
         if len(groups) == 1:
             return None
         orders = [_entered(slots, ranks[0]) for ranks in groups]
-        place = next(i for i, column in enumerate(zip(*orders, strict=True)) if len({id(slot) for slot in column}) > 1)
+        columns = enumerate(zip(*orders, strict=True))
+        place = next(i for i, column in columns if len({_issues(slot) for slot in column}) > 1)
         entered = [(ranks, order[place].compiles[ranks[0]]) for ranks, order in zip(groups, orders, strict=True)]
         told = tuple(
             RankGroup(ranks=ranks, item=Item(text=f"with collectives{SEPARATOR}{c.frame} as number {place + 1}"),
                       frame_line=c.line)
             for ranks, c in entered
         )  # fmt: skip
+        reason = self.reason(Layer.COLLECTIVES, [group.item for group in told])
         frames = " against ".join(f"{c.frame}{f' ({c.line})' if c.line else ''}" for _, c in entered)
         return Divergence(
             layer=Layer.COLLECTIVES,
-            cls=DivergenceClass.COLLECTIVES,
+            cls=DivergenceClass.DECLARED if reason else DivergenceClass.COLLECTIVES,
             domain=self.name,
             where=_where(orders[-1][place], ""),
             groups=told,
             title=f"programs with collectives come in another order: {frames}",
             cause=Cause.ORDER_FORWARD,
             step=orders[-1][place].step,
-            advice=Cause.ORDER_FORWARD.advice,
+            advice=f"declared: {reason}" if reason else Cause.ORDER_FORWARD.advice,
         )
 
     def caches(self, slots: list[Slot]) -> Iterator[Divergence]:
@@ -366,6 +373,12 @@ def _both_sides(row: Row) -> tuple[str, str]:
 def _order(digest: RankDigest, slots: list[Slot]) -> tuple[int, ...]:
     positions = {slot.compiles[digest.rank].index: number for number, slot in enumerate(slots)}
     return tuple(positions[index] for index in sorted(positions))
+
+
+def _issues(slot: Slot) -> tuple[str, str | None]:
+    """What tells slots apart for whoever waits in them; where its ranks differ, that is a finding of its own."""
+    first = slot.compiles[min(slot.compiles)]
+    return first.frame, first.sha(Layer.COLLECTIVES)
 
 
 def _entered(slots: list[Slot], rank: int) -> list[Slot]:

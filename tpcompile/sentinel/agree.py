@@ -37,9 +37,10 @@ def agree(sentinel: Sentinel, position: Position, compile_: CompileRecord, *, ma
         sentinel.channel.decide(position, OK)
     elif is_last:
         sentinel.problems.raise_difference(position)
-    is_new = mine.collectives not in region.collectives
+    issues = (mine.frame, mine.collectives)
+    is_new = issues not in region.collectives
     needs_others = bool(mine.num_collectives or region.num_collectives)
-    region.collectives.add(mine.collectives)
+    region.collectives.add(issues)
     region.num_collectives = mine.num_collectives
     if is_new or not region.reason_uneven:
         sentinel.follower.ended_compile(position)

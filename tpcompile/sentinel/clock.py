@@ -44,8 +44,8 @@ class Region:
     """(call, index) -> compile id."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Positions whose compile has ended."""
-    collectives: set[str] = field(default_factory=set)
-    """Hashes of the collectives of all compiles."""
+    collectives: set[tuple[str, str]] = field(default_factory=set)
+    """(frame, hash of its collectives) of all compiles."""
     num_collectives: int = 0
     """Of the newest compile."""
     is_reported: bool = False

@@ -168,6 +168,7 @@ class Compiling:
             self._sentinel.channel.announce(found)
 
     def _ends(self, kind: str, compile_id: str) -> None:
+        handled, self._handled = self._handled, None  # it holds all tensors of the frames it passed through
         sentinel = self._sentinel
         if not sentinel.is_active:
             return
@@ -176,7 +177,7 @@ class Compiling:
         if kind != "dynamo" or compile_id not in self._positions:
             return
         error = sys.exception()
-        if error is not None and error is not self._handled:
+        if error is not None and error is not handled:
             self._failed.add(compile_id)
         else:
             self._failed.discard(compile_id)  # an attempt before this one may have raised

@@ -72,6 +72,8 @@ class Ending:
             sentinel.free(alarm.position)
             return
         if sentinel.rank in alarm.gone:  # given up, and back: the others have settled it without this rank
+            if sentinel.policy == "stop" and self.may_exit:
+                self.leave(ExitCode.FAIL)
             sentinel.settled(alarm.position, None, is_red=True)
             return
         sentinel.note("alarm")

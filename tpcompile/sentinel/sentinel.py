@@ -107,6 +107,8 @@ class Sentinel:
         self._settled = threading.Condition()
         self._open: set[Position] = set()
         """Positions at which this rank has compiled."""
+        self._may_wait = True
+        """False when a policy went on after ranks were found out of step."""
         self._free: set[Position] = set()
         """Positions whose code may run."""
 
@@ -202,7 +204,7 @@ class Sentinel:
         """On the compiling thread: until all ranks agree, or have settled that they go on."""
         with self._settled:
             region = self.clock.region(position.region)
-            while self.is_active and position not in self._free and not region.is_reported:
+            while self.is_active and self._may_wait and position not in self._free and not region.is_reported:
                 self._settled.wait(timeout=1.0)  # in slices, so that Ctrl-C is heard
 
     def free(self, position: Position) -> None:
@@ -230,15 +232,16 @@ class Sentinel:
         """The ranks have a verdict, and the policy did not end the process."""
         if is_red and verdict is not None:
             self.findings.append(verdict)
+        if position is not None:
+            region = self.clock.region(position.region)
+            region.is_reported = region.is_reported or is_red
         with self._settled:
-            undecided = self._open - self._free
-        # Nothing of a region that was reported is compared any more, so nobody would say that the rest may run.
-        blocked = {p for p in undecided if position is None or p.region == position.region}
-        done = ({position} if position else set()) | (blocked if is_red else set())
-        for one in done:
-            self.clock.region(one.region).is_reported |= is_red
-        with self._settled:
-            self._free |= done
+            if position is not None:
+                # Of a region that was reported nothing is compared any more: nobody would say that the rest may run.
+                self._free |= {p for p in self._open if p == position or (is_red and p.region == position.region)}
+                self._free.add(position)
+            elif is_red:
+                self._may_wait = False  # the ranks are not in step, and go on: none may wait for what does not come
             self._settled.notify_all()
 
     def _connect(self, prefix: str) -> RankStore:
