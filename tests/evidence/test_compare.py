@@ -482,3 +482,12 @@ def test_a_collective_on_a_view_at_an_offset_that_follows_the_rank_is_the_same_c
     assert only(bound(0, kernels=sends(0)), bound(4, kernels=sends(32))).cls == DivergenceClass.RANK_PARAMETRIC
     found = between(bound(0, kernels=sends(0)), bound(4, kernels=sends(32, "broadcast")))
     assert [d.cls for d in found] == [DivergenceClass.RANK_PARAMETRIC, DivergenceClass.COLLECTIVES]
+
+
+def test_a_padded_matmul_that_moves_the_numbers_of_buffers_moves_no_collective() -> None:
+    def reduces(first: int) -> str:
+        return f"torch.ops._c10d_functional.all_reduce_coalesced.default([buf{first}, buf{first + 1}], 'sum', 'tp')"
+
+    mm = call("torch.ops.aten.mm", "%0")
+    padded = both_ways(PAD, mm, backward="tanh", code=reduces(2))
+    assert only(padded, both_ways(mm, backward="tanh", code=reduces(1))).is_choice
