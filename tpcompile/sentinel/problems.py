@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from tpcompile.evidence.alone import reason_cause
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.checks import ALIVE, MOVING, NO_ERROR, TOGETHER
-from tpcompile.evidence.onerank import reason_cause
 from tpcompile.evidence.reasontext import Reason, nearest_reason, parse_reason
 from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
 from tpcompile.sentinel import adapter, flight, hang
