@@ -65,12 +65,12 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
-    logs.setup(rank=env.rank, log_dir=directory.logs)
     target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
     limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
     with ExitStack() as stack:
+        stack.enter_context(logs.kept(directory.logs, rank=env.rank))
         try:
             group = stack.enter_context(process_group(env, device, prefix=prefix, **limits))
         except TpCompileError as error:
