@@ -47,9 +47,9 @@ class Twin:
     `build(comm)` makes the module, its parameters declared by `shard_specs()`; floating parameters and buffers are cast
     to `dtype`, and weights loaded from `weights` (full tensors) or drawn from the seed. `inputs(dtype)` gives the
     positional arguments as a tuple or NamedTuple, equal on all ranks: torch's generators are seeded from `seed` while
-    it draws, and are as before afterwards. `agree(inputs, weights)` may compare both by name before anything
-    runs. Tensors of the arguments are named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then `forward.FIELD` or
-    `forward.INDEX`.
+    it draws, and are as before afterwards. `agree(inputs, weights)` may compare both by name before anything runs.
+    Tensors of the arguments are named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then
+    `forward.FIELD` or `forward.INDEX`.
 
     `differentiate` names the inputs that get a gradient, by default all floating ones. `sharded` names inputs and
     outputs of which a rank holds a part: a dim for equal parts, or a ShardSpec; others are replicated. Without `train`
