@@ -16,6 +16,7 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, RankRecord, Status, Verdict
+from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.trace import TraceLog, compile_records, read_trace_log
 from tpcompile.evidence.verdict import Rules, conclude, fetch_from
 
@@ -83,7 +84,7 @@ def diagnose(folders: Sequence[Path], *, world_size: int | None = None) -> Verdi
 
     def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
         agreed = [_seen(check) for check in checks.agreed(digests, divergences)]
-        return [_compiled(digests), *agreed, *_about_logs(logs, records)]
+        return [_compiled(digests), *agreed, *split_note(digests), *_about_logs(logs, records)]
 
     rules = Rules(judge, 0.0, preset="trace logs")
     digests = [digest_rank(record) for record in records]

@@ -97,7 +97,7 @@ class Sentinel:
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
         make = connect or self._connect
         self.channel = Channel(lambda: make(prefix), members)
-        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None)
+        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
         self.follower, self.rounds, self.problems = Follower(self), Rounds(self), Problems(self)
         self.ending = Ending(self, allow=allow, kernels=kernels, run_dir=run_dir)
         self.clock = Clock(self.follower.tell_passed)
