@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import linecache
-import os
 import re
 from collections.abc import Iterable
-from importlib import metadata
 
+from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+
+__all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 
 _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
@@ -18,7 +17,6 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
-_LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
 
 
 def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
@@ -63,35 +61,6 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
         group=next((t.removeprefix("group:") for t in texts if t.startswith("group:")), ""),
         line=blamed_line(nodes, index),
     )
-
-
-def is_library(line: UserLine) -> bool:
-    """True for a line of torch or of our own wrappers: nobody can fix their program there."""
-    return is_library_file(line.file) or _is_of_torch(line)
-
-
-def is_library_file(file: str) -> bool:
-    """The same of a file."""
-    return any(part in file for part in _LIBRARY)
-
-
-def _is_of_torch(line: UserLine) -> bool:
-    """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
-    torch = _torch_folder()
-    if not torch or line.file.startswith("/") or not line.code:
-        return False
-    parts = line.file.split("/")
-    files = (os.path.join(torch, *parts[i:]) for i in range(len(parts)))
-    return any(line.code in linecache.getline(file, line.line) for file in files)
-
-
-@functools.cache
-def _torch_folder() -> str:
-    """Where torch is installed, found without importing it; empty where it is not."""
-    try:
-        return str(metadata.distribution("torch").locate_file("torch"))
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
