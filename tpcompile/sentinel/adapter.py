@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.callback as _callback
+import torch._dynamo.config
 import torch.distributed as dist
 from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
@@ -129,6 +130,11 @@ def finish_device_work() -> None:
 def is_of_compiler(error: BaseException) -> bool:
     """True for an exception that a compile raised."""
     return isinstance(error, _exc.TorchDynamoException)
+
+
+def swallows_errors() -> bool:
+    """True when the compiler runs a frame eagerly where it failed, and raises nothing."""
+    return bool(torch._dynamo.config.suppress_errors)
 
 
 def is_torch(filename: str) -> bool:
