@@ -112,6 +112,11 @@ def entered_callable(frame: FrameType | None) -> Any | None:
     return module if module is not None else frame.f_locals.get("fn")
 
 
+def is_compiled_call(function: str, filename: str) -> bool:
+    """True for the frame through which a call of a compiled callable goes, as a recorded stack writes it."""
+    return function == _COMPILE_WRAPPER.co_name and filename == _COMPILE_WRAPPER.co_filename
+
+
 def is_in_dynamo(frame: FrameType | None) -> bool:
     """True when Dynamo is compiling on the thread whose innermost frame this is."""
     while frame is not None:

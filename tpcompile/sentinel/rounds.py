@@ -196,7 +196,7 @@ class Rounds:
         path = here.get("black_box", "")
         stack = last_stack(path, here.get("main_thread", 0))
         line = stack[-1] if stack else None
-        return Lost(rank, "died", self._seen(rank), line, aborted=has_aborted(path), is_final=is_final)
+        return Lost(rank, "died", self._seen(rank), line, stack, aborted=has_aborted(path), is_final=is_final)
 
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)
@@ -217,7 +217,8 @@ def state_of(sentinel: Sentinel) -> RankState:
         in_dynamo=adapter.is_in_dynamo(frame),
         blocked=flight.is_blocked(frame),
         stack=flight.user_stack(frame),
-        issued=flight.recorded(),
+        issued=flight.recorded(begun=clock.calls_begun()),
+        calls=clock.calls(),
         calling=adapter.group_waited_in(frame),
         p2p=flight.point_to_point(frame),
         groups=adapter.group_names(),
