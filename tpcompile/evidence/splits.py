@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.collectives import is_library
+from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
     Check,
