@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from loguru import logger
 from rich.console import Console
 
 from tpcompile.dist.exchange import Exchange
@@ -31,6 +30,7 @@ from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.shutdown import stay_until_gone
+from tpcompile.sentinel.sink import logger
 
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
@@ -97,7 +97,7 @@ class Ending:
             except SystemExit as ending:  # in a thread it would end the thread
                 sentinel.shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
             except Exception as error:
-                logger.opt(exception=error).error("rank {}: the policy of the sentinel failed", sentinel.rank)
+                logger.error("rank {}: the policy of the sentinel failed", sentinel.rank, exception=error)
             sentinel.settled(alarm.position, verdict, is_red=True)
         elif sentinel.policy == "warn":
             if is_judge and verdict is not None:

@@ -11,8 +11,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from loguru import logger
-
 from tpcompile.dist.liveness import process_state
 from tpcompile.dist.signals import SigtermPipe
 from tpcompile.evidence.causes import Cause
@@ -21,6 +19,7 @@ from tpcompile.sentinel.blackbox import has_aborted, last_stack
 from tpcompile.sentinel.clock import WAITING
 from tpcompile.sentinel.hang import Finding, Lost
 from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.waits import waits
 
 if TYPE_CHECKING:

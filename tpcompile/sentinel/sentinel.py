@@ -14,7 +14,6 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 import torch.distributed as dist
-from loguru import logger
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
@@ -35,6 +34,7 @@ from tpcompile.sentinel.messages import Position, RankState
 from tpcompile.sentinel.problems import Problems
 from tpcompile.sentinel.rounds import Rounds, state_of
 from tpcompile.sentinel.shutdown import Shutdown
+from tpcompile.sentinel.sink import logger
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 _NUMBERS: dict[str, itertools.count[int]] = {}
@@ -85,6 +85,7 @@ class Sentinel:
         members = _members(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
+        logger.rank = self.rank
         self.coordinate = members.index(self.rank)
         self.policy: Policy = policy
         self.hang_after_s, self.unresponsive_s, self.skew_limit_s = hang_after_s, unresponsive_s, skew_limit_s
