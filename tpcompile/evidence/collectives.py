@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 
@@ -18,7 +20,15 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
-_LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
+"""Ours that run between the user's line and torch, wherever they are installed."""
+_TORCH = re.compile(
+    r"/(?:site-packages|dist-packages)/torch/"
+    r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
+)
+"""Installed, or built in a checkout."""
+_STANDARD = re.compile(r"/lib(?:64)?/python\d\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 
 
 def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
@@ -66,23 +76,31 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
 
 
 def is_library(line: UserLine) -> bool:
-    """True for a line of torch or of our own wrappers: nobody can fix their program there."""
-    return is_library_file(line.file) or _is_of_torch(line)
+    """True for a line of torch, of Python or of our own wrappers: nobody can fix their program there."""
+    return _is_library(line.file, line.line, line.code)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str, line: int, code: str) -> bool:
+    return is_library_file(file) or _is_of_torch(file, line, code)
+
+
+@functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
     """The same of a file."""
-    return any(part in file for part in _LIBRARY)
+    if any(part in file for part in _OWN):
+        return True
+    return bool(_TORCH.search(file) or _STANDARD.search(file))
 
 
-def _is_of_torch(line: UserLine) -> bool:
+def _is_of_torch(file: str, line: int, code: str) -> bool:
     """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
     torch = _torch_folder()
-    if not torch or line.file.startswith("/") or not line.code:
+    if not torch or file.startswith("/") or not code:
         return False
-    parts = line.file.split("/")
+    parts = file.split("/")
     files = (os.path.join(torch, *parts[i:]) for i in range(len(parts)))
-    return any(line.code in linecache.getline(file, line.line) for file in files)
+    return any(code in linecache.getline(path, line) for path in files)
 
 
 @functools.cache
@@ -94,13 +112,14 @@ def _torch_folder() -> str:
         return ""
 
 
-def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
+def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     """The user's line for a node.
 
-    Torch prints the innermost frame only. When that is library code, the nearest node before it (else after it)
+    Where that is library code and nothing in the log names the caller, the nearest node before it (else after it)
     that came from user code is named instead.
     """
-    order = [index, *range(index - 1, -1, -1), *range(index + 1, len(nodes))]
-    lines = [nodes[i].line for i in order]
-    own = next((line for line in lines if line is not None and not is_library(line)), None)
-    return own or nodes[index].line
+    for at in itertools.chain(range(index, -1, -1), range(index + 1, len(nodes))):
+        line = nodes[at].line
+        if line is not None and not is_library(line):
+            return line
+    return nodes[index].line
