@@ -20,6 +20,7 @@ from tpcompile.evidence.guardtext import parse_guards
 from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.userlines import with_user_lines
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -194,7 +195,9 @@ def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str], *, 
     stack = _stack(compile_, table)
     graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in _graph_events(compile_))
     files = {line.file for line in stack} | {n.line.file for g in graphs for n in g.nodes if n.line}
-    guards = compile_.last("dynamo_cpp_guards_str")
+    guards_event = compile_.last("dynamo_cpp_guards_str")
+    guards = parse_guards(guards_event.payload, roles=roles, files=files) if guards_event else ()
+    graphs = with_user_lines(graphs, guards)
     start = compile_.last("dynamo_start") or compile_.events[0]
     return CompileRecord(
         compile_id=compile_.compile_id,
@@ -205,7 +208,7 @@ def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str], *, 
         stack=stack,
         inputs=_inputs(compile_),
         graphs=graphs,
-        guards=parse_guards(guards.payload, roles=roles, files=files) if guards else (),
+        guards=guards,
         collectives=collectives_of(graphs),
         kernels=_kernels(compile_, roles),
         breaks=_breaks(compile_),
