@@ -260,20 +260,6 @@ def test_without_a_process_group_there_are_no_roles() -> None:
     assert compat.group_roles() == {}
 
 
-def test_the_counting_backend_counts_regions_and_computes_the_same() -> None:
-    def three_regions(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        torch._dynamo.graph_break()
-        z = y + 1
-        torch._dynamo.graph_break()
-        return z * 3
-
-    backend, entered = compat.counting_backend("eager")
-    compiled = torch.compile(three_regions, backend=backend)
-    results = [compiled(torch.ones(2)) for _ in range(2)]
-    assert entered == [6] and torch.equal(results[0], three_regions(torch.ones(2)))
-
-
 def test_a_users_triton_kernel_has_its_module_and_name() -> None:
     triton = pytest.importorskip("triton")
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
