@@ -234,7 +234,7 @@ def _play(program: Path) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads, as the end of Python does
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
