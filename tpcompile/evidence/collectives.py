@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
@@ -63,13 +64,14 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
     )
 
 
-def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
+def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     """The user's line for a node.
 
-    Torch prints the innermost frame only. When that is library code, the nearest node before it (else after it)
+    Where that is library code and nothing in the log names the caller, the nearest node before it (else after it)
     that came from user code is named instead.
     """
-    order = [index, *range(index - 1, -1, -1), *range(index + 1, len(nodes))]
-    lines = [nodes[i].line for i in order]
-    own = next((line for line in lines if line is not None and not is_library(line)), None)
-    return own or nodes[index].line
+    for at in itertools.chain(range(index, -1, -1), range(index + 1, len(nodes))):
+        line = nodes[at].line
+        if line is not None and not is_library(line):
+            return line
+    return nodes[index].line

@@ -26,6 +26,7 @@ from tpcompile.evidence.records import (
     UserLine,
     value_item,
 )
+from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 
 
@@ -39,6 +40,8 @@ def digest_rank(record: RankRecord) -> RankDigest:
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
         counters=record.counters,
         is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
+        splits=splits_of(record),
+        regions_counted=sum(count.calls for count in record.regions),
         breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
         recompile_reasons=tuple(
             (c.phase, nearest_reason(c.recompile_reasons)) for c in record.compiles if c.recompile_reasons

@@ -9,22 +9,38 @@ import re
 import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from tpcompile.evidence.records import UserLine
 
-_TORCH = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
-_STANDARD = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
+"""Ours that run between the user's line and torch, wherever they are installed."""
+_TORCH = re.compile(
+    r"/(?:site-packages|dist-packages)/torch/"
+    r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
+)
+"""Installed, or built in a checkout."""
+_STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
 """Where the standard library is, on any machine: logs come from others."""
 
 
 def is_library(line: UserLine) -> bool:
     """True for a line of torch, of our own wrappers or of the standard library."""
-    return is_library_file(line.file) or _is_cut_library(line)
+    return _is_library(line.file, line.line, line.code)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str, line: int, code: str) -> bool:
+    return is_library_file(file) or _is_cut_library(file, line, code)
+
+
+@functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
     """The same of a file with its whole path."""
-    return any(part in file for part in _TORCH) or bool(_STANDARD.search(file))
+    if any(part in file for part in _OWN):
+        return True
+    return bool(_TORCH.search(file) or _STANDARD.search(file))
 
 
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
@@ -33,14 +49,14 @@ def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     return own[-1] if own else None
 
 
-def _is_cut_library(line: UserLine) -> bool:
+def _is_cut_library(file: str, line: int, code: str) -> bool:
     """Torch cuts the front of long paths: the line is a library's when that code stands there in the library's file."""
-    if line.file.startswith("/") or not line.code:
+    if file.startswith("/") or not code:
         return False
-    parts = line.file.split("/")
+    parts = file.split("/")
     ends = [parts[start:] for start in range(len(parts))]
     files = [os.path.join(folder, *end) for folder in _library_folders() for end in ends]
-    return any(line.code in linecache.getline(file, line.line) for file in files)
+    return any(code in linecache.getline(path, line) for path in files)
 
 
 @functools.cache

@@ -19,9 +19,11 @@ from tpcompile.evidence.records.compile import (
     RankRead,
     RankRecord,
     Recompile,
+    RegionCount,
+    SkippedFrame,
     TaintKind,
 )
-from tpcompile.evidence.records.digest import CompileDigest, LayerDigest, RankDigest
+from tpcompile.evidence.records.digest import CompileDigest, LayerDigest, RankDigest, SplitCall
 from tpcompile.evidence.records.findings import Divergence, DivergenceClass, Grade, RankGroup, RecompileCause, Taint
 from tpcompile.evidence.records.verdict import Check, CheckId, Verdict
 
@@ -54,6 +56,9 @@ __all__ = [
     "RankRecord",
     "Recompile",
     "RecompileCause",
+    "RegionCount",
+    "SkippedFrame",
+    "SplitCall",
     "Status",
     "Taint",
     "TaintKind",

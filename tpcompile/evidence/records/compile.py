@@ -197,6 +197,32 @@ class PhaseCounters(Frozen):
     recompiles: int = 0
 
 
+class RegionCount(Frozen):
+    """How many compiled regions the calls of one compiled callable entered, counted at run time."""
+
+    phase: str
+    target: UserLine
+    """First line of the function or `forward` that the user compiled."""
+    calls: int
+    """Calls that entered a region; one that ran eager from end to end is not seen."""
+    entered: int
+    """Regions entered over all calls."""
+    most: int
+    """Regions entered in one call, at most; 1 where the whole call is one graph."""
+    runs_at: UserLine | None = None
+    """Where code around the regions, which runs in Python, enters one of them; None where there is no such code."""
+
+
+class SkippedFrame(Frozen):
+    """A code object that Dynamo leaves to Python for the life of the process, since a compile of it failed."""
+
+    line: UserLine
+    """Its first line."""
+    reason: str
+    broke_at: UserLine | None = None
+    """The user's line at which that compile broke off."""
+
+
 class RankRecord(Frozen):
     """All evidence of one rank."""
 
@@ -212,6 +238,10 @@ class RankRecord(Frozen):
     """Process-group name -> role."""
     compiles: tuple[CompileRecord, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()
+    regions: tuple[RegionCount, ...] = ()
+    """Regions entered per call, where they were counted."""
+    skipped: tuple[SkippedFrame, ...] = ()
+    """Frames that failed to compile at any time in this process, also before the capture began."""
     places: dict[str, int] = {}
     """Numbers that tell this rank from others besides its rank and coordinate: `local rank`, `device index`."""
     is_cut: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
-from tpcompile.evidence.records.compile import GraphBreak, Normalised, PhaseCounters, RankRead, Recompile
+from tpcompile.evidence.records.compile import GraphBreak, Normalised, PhaseCounters, RankRead, Recompile, SkippedFrame
 
 
 class LayerDigest(Frozen):
@@ -49,6 +49,22 @@ class CompileDigest(Frozen):
         return sum(d.num_items for d in self.layers if d.layer == layer)
 
 
+class SplitCall(Frozen):
+    """A compiled callable whose calls enter more than one compiled region."""
+
+    phase: str
+    runs_at: UserLine
+    """Where the code around the regions, which runs in Python, enters one of them."""
+    name: str = ""
+    """Of that code, `Stack.forward` where it is known to be what the user compiled."""
+    regions_per_call: int = 0
+    """At most; 0 when they were not counted, as in a trace file."""
+    pieces: tuple[UserLine, ...] = ()
+    """First lines of the frames that were compiled on their own inside of it, where their compiles were seen."""
+    skipped: SkippedFrame | None = None
+    """Why it runs in Python, where torch still knows."""
+
+
 class RankDigest(Frozen):
     """What travels between ranks: a few kilobytes, hashes and counters only."""
 
@@ -61,6 +77,10 @@ class RankDigest(Frozen):
     counters: tuple[PhaseCounters, ...] = ()
     is_cut: bool = False
     """True when this rank's log ends inside a compile: compiles it lacks were not observed."""
+    splits: tuple[SplitCall, ...] = ()
+    """Compiled callables that do not run as one region."""
+    regions_counted: int = 0
+    """Calls of compiled callables over which regions were counted; 0 when nobody counted."""
     breaks: tuple[tuple[str, GraphBreak], ...] = ()
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()
