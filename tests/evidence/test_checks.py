@@ -13,6 +13,7 @@ from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import Check, PhaseCounters, RankRecord, RegionCount, Status, UserLine, value_item
 from tpcompile.evidence.splits import ONE_REGION
 
+OVERWRITES = "reduces that overwrite what is read later"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
 GOOD = {"error": 1e-7, "single": 1e-7, "ratio": 1.0}
 BAD = {"error": 5e-2, "single": 1e-7, "ratio": 5e5}
@@ -115,14 +116,14 @@ def test_a_recompile_in_a_steady_call_blames_the_rank_and_says_why() -> None:
     steady = counters("C/steady", calls=CONFIG.gate.steady_calls, frames=1, graphs=1)
     again = [*healthy(1).compiles, compiled(phase="C/steady", compile_id="0/1", recompile_reasons=("0/0: k == 2",))]
     check = judge("C", healthy(0), healthy(1, counters=phases(C_steady=steady), compiles=again))[
-        "no recompile in steady calls"
+        "recompiles in steady calls"
     ]
     assert (check.status, check.ranks) == (Status.FAIL, (1,)) and any("k == 2" in d for d in check.details)
 
 
 def test_steady_calls_that_never_ran_prove_nothing() -> None:
     other = healthy(1, counters=phases(C_steady=counters("C/steady", calls=3, frames=0, graphs=0)))
-    assert failed("C", healthy(0), other) == {"no recompile in steady calls": (1,)}
+    assert failed("C", healthy(0), other) == {"recompiles in steady calls": (1,)}
 
 
 LENGTH = "one recompile at most when the length changes"
@@ -150,7 +151,7 @@ def test_a_rank_that_never_called_the_other_length_is_blamed() -> None:
 
 def test_a_break_after_the_change_of_length_has_its_own_check() -> None:
     other = healthy(1, counters=phases(C_resized=counters("C/resized", breaks=1)))
-    assert failed("C", healthy(0), other) == {"no graph breaks after the change": (1,)}
+    assert failed("C", healthy(0), other) == {"graph breaks after the change": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_gradients_are_judged_only_when_the_run_trains() -> None:
 
 def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
     item = value_item("my::norm", "in the dynamo graph", line=line(7))
-    check = judge("C", healthy(0), healthy(1, undeclared_ops=(item,)))["no undeclared custom op or Triton kernel"]
+    check = judge("C", healthy(0), healthy(1, undeclared_ops=(item,)))["undeclared custom ops and Triton kernels"]
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:7 in forward")
     assert check.observed == "my::norm"
 
@@ -262,7 +263,7 @@ def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
 def test_a_reduce_that_overwrites_what_is_read_later_is_named_with_its_line() -> None:
     code = "a = reinterpret_tensor(b, (3, 1), (2, 1), 0)  # alias\n_c10d_functional.all_reduce_.default(b)\nkernel(a)"
     wrapper = kernel(code).model_copy(update={"kind": "call"})
-    name, compiled_ = "no reduce overwrites what is read later", healthy(1).compiles
+    name, compiled_ = OVERWRITES, healthy(1).compiles
     bad = [c.model_copy(update={"kernels": (*c.kernels, wrapper)}) for c in compiled_ if c.phase == "C/first"]
     check = judge("C", healthy(0), healthy(1, compiles=bad))[name]
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:5 in forward")
@@ -271,7 +272,7 @@ def test_a_reduce_that_overwrites_what_is_read_later_is_named_with_its_line() ->
 
 def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites() -> None:
     unseen = [c.model_copy(update={"kernels": ()}) for c in healthy(0).compiles]
-    found = judge("C", *(healthy(rank, compiles=unseen) for rank in (0, 1)))["no reduce overwrites what is read later"]
+    found = judge("C", *(healthy(rank, compiles=unseen) for rank in (0, 1)))[OVERWRITES]
     assert (found.status, found.observed) == (Status.SKIPPED, "not observed")
 
 
@@ -310,7 +311,7 @@ def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happene
     never = healthy(1, compiles=[compiled(breaks=(broken(),))], counters=(counters(),), facts={})
     ended = {c.name: c.status for c in checks.ended_early(list(judge("C", healthy(0), never).values()))}
     assert ended[checks.UNBROKEN] == ended[f"graph {checks.AGREE}"] == Status.FAIL
-    assert ended["no recompile in steady calls"] == ended["forward right"] == Status.SKIPPED
+    assert ended["recompiles in steady calls"] == ended["forward right"] == Status.SKIPPED
 
 
 def test_timings_are_those_of_the_slowest_rank() -> None:

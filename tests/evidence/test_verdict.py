@@ -56,15 +56,15 @@ def test_modes_are_judged_in_the_order_they_ran() -> None:
 def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
     found = verdict(plain(0), odd(1))
     assert (found.status, found.exit_code) == (Status.FAIL, ExitCode.FAIL)
-    assert found.summary.startswith("rank 0 against 1: mul(%0, 2) / mul(%0, 9)")
-    assert "(/app/model.py:12 in forward)" in found.summary
+    assert "mul(%0, 2) / mul(%0, 9) (ranks 0-1 differ) at /app/model.py:12" in found.summary
+    assert "at /app/model.py:12 in forward" in found.summary
     assert found.domains == {"tp": ((0,), (1,))}
 
 
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(**{"C_error/forward": GOOD | {"ratio": 99.0}}))
     found = verdict(healthy(0), wrong)
-    assert found.exit_code == ExitCode.FAIL and found.summary.startswith("rank 1: forward right: worst 99.00x")
+    assert found.exit_code == ExitCode.FAIL and found.summary.startswith("worst 99.00x: forward on rank 1")
 
 
 def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
@@ -74,7 +74,7 @@ def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
 
 def test_what_ended_the_run_explains_the_divergence() -> None:
     found = verdict(plain(0), odd(1), problems=[problem(checks.NO_ERROR)])
-    assert found.summary == "rank 1: no rank raised: it went wrong"
+    assert found.summary == "it went wrong, expected - (rank 1)"
 
 
 def test_an_absent_rank_is_a_finding_with_its_number_and_its_last_word() -> None:

@@ -52,7 +52,7 @@ def test_an_environment_that_differs_does_not_end_a_job_whose_programs_agree() -
 
 
 def test_a_problem_ends_the_job_whatever_the_kernels_are() -> None:
-    assert is_grave(verdict(CHOSEN, problem="no rank is stuck"), kernels="warn")
+    assert is_grave(verdict(CHOSEN, problem="ranks make progress"), kernels="warn")
 
 
 def test_a_padded_matmul_ends_no_job_although_the_code_made_from_it_differs_too() -> None:

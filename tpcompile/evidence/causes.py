@@ -11,7 +11,7 @@ class Cause(StrEnum):
     # What one rank traced.
     RANK_BRANCH = "rank-dependent branch"
     RANK_CONSTANT = "rank-dependent constant folded without a guard"
-    GRAPH_BREAK = "graph break on one rank"
+    GRAPH_BREAK = "graph break"
     COMPILE_DISABLED = "one rank runs the region without compiling"
     COMPILE_FAILED = "compile failed on one rank"
     EXTRA_COMPILE = "code that only one rank calls was compiled there"
@@ -91,8 +91,8 @@ ADVICE: dict[Cause, str] = {
         "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered buffer."
     ),
     Cause.GRAPH_BREAK: (
-        "One rank breaks its graph here: remove the break (print, logging, `.item()`) or do it on all ranks. "
-        "`fullgraph=True` turns the next one into an error."
+        "Remove what breaks the graph here (print, logging, `.item()`), or move it out of the region. `fullgraph=True` "
+        "turns the next one into an error."
     ),
     Cause.COMPILE_DISABLED: (
         "One part of the ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "

@@ -8,19 +8,19 @@ from typing import Any
 from tpcompile.config import RunConfig
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
+from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
 from tpcompile.evidence.splits import region_check
 
 COMPILED = "something was compiled"
 TIMED_OUT = "finished in time"
-ALIVE = "every rank stayed alive"
-AGREED = "collectives agreed before they ran"
-NO_ERROR = "no rank raised"
+ALIVE = "ranks alive"
+AGREED = "same collectives before they run"
+NO_ERROR = "exceptions"
 ARRIVED = "every rank arrived"
 REPORTED = "every rank reported"
-UNBROKEN = "no graph breaks"
+UNBROKEN = "graph breaks"
 TOGETHER = "every rank compiles together"
-MOVING = "no rank is stuck"
+MOVING = "ranks make progress"
 LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR, ARRIVED, TOGETHER, MOVING})
 """Checks that only the live run can make; a replay keeps their outcome."""
 CAUSES = LIVE_ONLY - {TOGETHER} | {REPORTED, UNBROKEN, COMPILED}
@@ -156,10 +156,11 @@ def _no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest], 
     bad = [rank for rank, text in evidence.items() if text]
     events = [b for d in digests for p, b in d.breaks if p == phase]
     first = next((b for b in events if b.line), events[0] if events else None)
-    return _check(
+    found = _check(
         mode, name, bad, "0 breaks on every rank", evidence[bad[0]] if bad else "0",
         details=[f"{b.line}: {b.reason}" for b in dict.fromkeys(events)], line=first.line if first else None,
     )  # fmt: skip
+    return found.model_copy(update={"cause": Cause.GRAPH_BREAK}) if bad else found
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
@@ -181,7 +182,7 @@ def _steady(config: RunConfig, digests: Sequence[RankDigest]) -> Check:
     calls = {d.rank: _counters(d, phase).calls for d in digests}
     bad = [r for r in frames if frames[r] or calls[r] != config.gate.steady_calls]
     return _check(
-        "C", "no recompile in steady calls", bad, f"0 compiles in {config.gate.steady_calls} calls",
+        "C", "recompiles in steady calls", bad, f"0 compiles in {config.gate.steady_calls} calls",
         f"{_values(frames, 'compile')} in {_values(calls, 'call')}",
         details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase],
     )  # fmt: skip
@@ -200,7 +201,7 @@ def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
             f"{_values(graphs, 'compile')}{'; never called on rank ' + ranks_text(never) if never else ''}",
             details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase and bad],
         ),
-        _no_breaks("C", "no graph breaks after the change", phase, digests),
+        _no_breaks("C", "graph breaks after the change", phase, digests),
     ]  # fmt: skip
 
 
@@ -228,7 +229,14 @@ def _agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[D
                 details=[d.title for d in (*red[1:], *noted)],
                 line=first.line if first else None,
                 ranks=blamed.groups[-1].ranks if blamed else (),
-            ).model_copy(update={"cause": blamed.cause if blamed else Cause.UNKNOWN})
+            ).model_copy(
+                update={
+                    "id": CheckId.LAYER,
+                    "layer": layer,
+                    "cause": blamed.cause if blamed else Cause.UNKNOWN,
+                    "is_consequence": bool(cause and not first),
+                }
+            )
         )  # fmt: skip
     return found
 
@@ -294,7 +302,7 @@ def _tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
     found = {item.about: item for d in digests for item in d.undeclared_ops}
     first = next(iter(found.values()), None)
     return _check(
-        mode, "no undeclared custom op or Triton kernel", [d.rank for d in digests if d.undeclared_ops],
+        mode, "undeclared custom ops and Triton kernels", [d.rank for d in digests if d.undeclared_ops],
         "only ops declared TP-aware",
         ", ".join(found) if found else "none",
         details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
@@ -307,7 +315,7 @@ def _kept(mode: str, digests: Sequence[RankDigest]) -> Check:
     first = next(iter(found.values()), None)
     is_seen = any(layer.layer == Layer.KERNELS for d in digests for c in d.compiles for layer in c.layers)
     return _check(
-        mode, "no reduce overwrites what is read later", [d.rank for d in digests if d.overwritten],
+        mode, "reduces that overwrite what is read later", [d.rank for d in digests if d.overwritten],
         "reduced buffers share no memory with live tensors",
         f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards"
         if found else "none does" if is_seen else "not observed",

@@ -34,11 +34,13 @@ class Directness(IntEnum):
     """Collectives that do not match."""
     VALUE = 6
     """A Python value that is guarded on both sides."""
-    PROGRAM = 7
-    """Another node of the program."""
-    ONE_SIDED = 8
+    RESULT = 7
+    """A tensor in the program has other metadata: what it was made from says why."""
+    PROGRAM = 8
+    """A different node of the program."""
+    ONE_SIDED = 9
     """Something that only one side has."""
-    LOWERED = 9
+    LOWERED = 10
 
 
 class Compile(Protocol):

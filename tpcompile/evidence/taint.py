@@ -30,7 +30,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.rows import rows_of
 
-UNTAINTED = "no rank-dependent guard or constant"
+UNTAINTED = "rank-dependent guards and constants"
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -123,6 +123,8 @@ class _Tainted:
         is_same_program = len(self.groups(slot, Layer.GRAPH)) == 1
         for row in self.rows(slot, Layer.GUARDS, groups):
             items = [item for item in row if item is not None]
+            if not _is_of_python(items[0]):
+                continue  # tensors and the state of the process have findings of their own
             if len(items) < len(row) and not is_same_program:
                 continue  # another program has other guards: a consequence, not a cause
             variable = items[0].notes.get("variable", "")
@@ -230,6 +232,11 @@ class _Tainted:
         names = [name for name, kind in _PLACES.items() if kind == suspect.kind]
         known = self.places.get(names[0], {}).get(rank) if names else None
         return suspect.value or ("" if known is None else str(known))
+
+
+def _is_of_python(guard: Item) -> bool:
+    """True for a guard on a Python value."""
+    return guard.kind == ItemKind.GUARD and "keys" not in guard.notes
 
 
 def _by_rank(groups: Groups, values: Sequence[str]) -> dict[int, str]:

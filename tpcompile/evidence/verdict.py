@@ -8,21 +8,20 @@ from typing import Literal
 
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, ExitCode
-from tpcompile.evidence import checks
+from tpcompile.evidence import checks, lead
 from tpcompile.evidence.compare import Allowed, Fetch, compare, equal_groups
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.incidental import hidden_check
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.recompiles import recompile_causes
 from tpcompile.evidence.records import (
     Check,
     Divergence,
     Item,
     Layer,
+    Lead,
     RankDigest,
     RankRecord,
     Status,
-    UserLine,
     Verdict,
 )
 from tpcompile.evidence.rundir import RunDir
@@ -101,13 +100,15 @@ def conclude(
     tainted = [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in _taint_modes(rules)]
     found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged), *tainted]
     found += hidden_check("C" if "C" in rules.modes else (*rules.modes, "")[0], digests)
+    first = _lead(found, divergences)
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
         exit_code=_exit_code(found, divergences),
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
-        summary=_summary(rules, digests, found, divergences),
+        summary=lead.summary(first) if first else _passed(rules, digests, found),
+        lead=first,
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
@@ -189,24 +190,20 @@ def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> Exi
     return ExitCode.NOTHING_COMPILED if checks.COMPILED in failed else ExitCode.FAIL
 
 
-def _summary(
-    rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check], divergences: Sequence[Divergence]
-) -> str:
-    red = next((d for d in divergences if d.is_red), None)
+def _lead(found: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
+    """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
+    red = [d for d in divergences if d.is_red]
     failed = [c for c in found if c.status == Status.FAIL]
-    if not red and not failed:
-        passed = sum(c.status == Status.PASS for c in found)
-        ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
-        where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
-        return f"{ranks}{where}; {passed} checks passed"
-    # What ended the run, and a break, explain a divergence; a divergence explains every other failure.
-    cause = next((c for c in failed if c.name in checks.CAUSES), None)
-    if red and cause is None:
-        return f"rank {' against '.join(ranks_text(g.ranks) for g in red.groups)}: {red.title}" + _at(red.line)
-    first = cause or failed[0]
-    who = f"rank {ranks_text(first.ranks)}: " if first.ranks else ""
-    return f"{who}{first.name}: {first.observed}{_at(first.line)}"
+    causes = [c for c in failed if c.name in checks.CAUSES]
+    if causes:
+        return lead.of_check(causes[0])
+    if red:
+        return lead.of_divergence(red[0])
+    return lead.of_check(failed[0]) if failed else None
 
 
-def _at(line: UserLine | None) -> str:
-    return f" ({line})" if line else ""
+def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
+    passed = sum(c.status == Status.PASS for c in found)
+    ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
+    where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
+    return f"{ranks}{where}; {passed} checks passed"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tpcompile.errors import ExitCode
+from tpcompile.evidence import lead
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.checks import REPORTED
-from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.evidence.records import Check, Divergence, Lead, Status, Verdict
 from tpcompile.parity.differences import odd_ranks
 from tpcompile.parity.facts import SHARDS
 
@@ -62,18 +63,19 @@ def conclude(
     """Checks and divergences -> the verdict; the first red thing is its summary."""
     failed = [check for check in checks if check.status == Status.FAIL]
     red = [d for d in divergences if d.is_red]
-    if not failed and not red:
-        summary = f"{world_size} ranks agree; {sum(c.status == Status.PASS for c in checks)} checks passed"
-    elif failed and (failed[0].name == REPORTED or not red):
-        summary = failed[0].observed
-    else:
-        summary = red[0].title
+    first: Lead | None = None
+    if failed and (failed[0].name == REPORTED or not red):
+        first = lead.of_check(failed[0])
+    elif red:
+        first = lead.of_divergence(red[0])
+    passed = sum(c.status == Status.PASS for c in checks)
     return Verdict(
         status=Status.FAIL if failed or red else Status.PASS,
         exit_code=ExitCode.FAIL if failed or red else ExitCode.PASS,
         world_size=world_size,
         preset=title,
-        summary=summary,
+        summary=lead.summary(first) if first else f"{world_size} ranks agree; {passed} checks passed",
+        lead=first,
         checks=tuple(checks),
         divergences=tuple(divergences),
         domains=domains,

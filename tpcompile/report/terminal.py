@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich import box
@@ -12,7 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.records import Check, Divergence, Status, UserLine, Verdict
+from tpcompile.evidence.lead import cause_text, who_text
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, UserLine, Verdict
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     accepted,
@@ -38,13 +40,19 @@ _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", S
 def render(verdict: Verdict, console: Console, *, run: Path | None = None, command: str = "gate") -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
     _line(console, f"tpcompile {command}: {headline(verdict)}", "bold")
+    if verdict.lead is not None:
+        console.print(_lead(verdict.lead))
     for mode in modes(verdict):
         console.print()
-        console.print(_table(mode, [c for c in verdict.checks if c.mode == mode]))
+        mine = [check for check in verdict.checks if check.mode == mode]
+        console.print(_table(mode, [check for check in mine if _is_told(check)]))
+        for line in _folded(mine):
+            _line(console, line, "dim")
     console.print()
     _facts(verdict, console)
     for check in failed(verdict):
-        if check.details or check.line:
+        has_more = check.details or check.line
+        if has_more and check.id != CheckId.LAYER:  # a layer's difference has a panel
             console.print(_failure(check))
     divergences = red(verdict)
     for number, divergence in enumerate(divergences, start=1):
@@ -55,6 +63,8 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None, comma
     _accepted(verdict, console)
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     _line(console, f"{outcome(verdict)}: {plain(verdict.summary)}", style)
+    if verdict.lead is not None and verdict.lead.do_first:
+        _line(console, f"do first: {plain(verdict.lead.do_first)}", style)
     if run is not None:
         replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
         console.print(Text(replay, style="dim"), soft_wrap=True)
@@ -62,6 +72,33 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None, comma
 
 def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style, overflow="fold"))
+
+
+def _lead(lead: Lead) -> Group:
+    """Cause, ranks, the user's line and what to do first, on the first screen."""
+    parts: list[RenderableType] = [Text(plain(cause_text(lead)), style="bold red", overflow="fold")]
+    who = who_text(lead)
+    if who:
+        parts.append(_indented(Text(who, style="bold")))
+    parts += _source(lead.line)
+    if lead.do_first:
+        parts.append(_indented(Text(f"do first: {plain(lead.do_first)}", overflow="fold")))
+    return Group(*parts)
+
+
+def _is_told(check: Check) -> bool:
+    """True for a check with a row of its own: it passed or failed by itself."""
+    return check.status in (Status.PASS, Status.FAIL) and not check.is_consequence
+
+
+def _folded(checks: list[Check]) -> Iterator[str]:
+    """Consequences, skipped and informative checks, a line for each kind."""
+    consequences = [check.name for check in checks if check.is_consequence]
+    skipped = [check.name for check in checks if check.status == Status.SKIPPED]
+    noted = [f"{check.name}: {check.observed}" for check in checks if check.status == Status.INFO]
+    for title, names in (("follows from it", consequences), ("not judged", skipped), ("noted", noted)):
+        if names:
+            yield f"{title}: {plain('; '.join(names))}"
 
 
 def _table(mode: str, checks: list[Check]) -> Table:

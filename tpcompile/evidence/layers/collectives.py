@@ -63,7 +63,10 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
         row = next(column for column in zip(*items, strict=True) if len({item.key for item in column}) > 1)
     if cause == Cause.EXTRA_COLLECTIVE:
         row = next((extra for extra in rows if None in extra), row)
-    return Explanation(cause, Directness.COLLECTIVE, row, hangs=True)
+    # Sizes and dtypes follow from what goes in; the rest is the program's own.
+    is_result = cause == Cause.COLLECTIVE_SIZES
+    directness = Directness.RESULT if is_result else Directness.COLLECTIVE
+    return Explanation(cause, directness, row, hangs=True)
 
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:

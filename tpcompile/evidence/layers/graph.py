@@ -11,6 +11,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.rows import rows_of
 
@@ -87,8 +88,9 @@ def _explain(difference: Difference) -> Explanation:
     program = _program(difference)
     if collectives is None:
         return program
-    is_fed = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER)
-    return program if is_fed else collectives
+    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER)
+    is_same = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
+    return program if says_more or is_same else collectives
 
 
 def _ended(difference: Difference) -> Explanation | None:
@@ -116,17 +118,34 @@ def _program(difference: Difference) -> Explanation:
     cause = _cause(row)
     if cause == Cause.RANK_BRANCH and _is_dropped(difference):
         return _unused(difference, row)
-    if cause == Cause.RANK_BRANCH and _set_behind(difference, row):
+    if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) and _set_behind(difference, row):
         columns = zip(*difference.items, strict=True)
         first = next(column for column in columns if len({_op(item) for item in column}) > 1)
         return Explanation(Cause.SET_ORDER, Directness.ARRANGED, first)
+    if len(set(difference.compile.is_symbolic())) > 1:
+        return _symbolic(difference)
     is_collective = any(item is not None and "collective" in item.notes for item in row)
-    directness = Directness.COLLECTIVE if cause in _OF_COLLECTIVES else Directness.PROGRAM
-    hangs = is_collective and cause in _OF_COLLECTIVES
-    return Explanation(cause, directness, row, hangs=hangs)
+    hangs = is_collective and _DIRECTNESS.get(cause) == Directness.COLLECTIVE
+    return Explanation(cause, _DIRECTNESS.get(cause, Directness.PROGRAM), row, hangs=hangs)
 
 
-_OF_COLLECTIVES = frozenset({Cause.GROUP, Cause.REDUCE_OP, Cause.COLLECTIVE_SIZES})
+def _symbolic(difference: Difference) -> Explanation:
+    """A size that is a symbol on some ranks only: everything made from it differs, so no node says more."""
+    pairs = zip(difference.groups, difference.compile.is_symbolic(), strict=True)
+    ranks = [rank for group, is_symbolic in pairs if is_symbolic for rank in group]
+    says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
+    nothing = tuple(None for _ in difference.groups)
+    return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
+
+
+_DIRECTNESS = {
+    Cause.GROUP: Directness.COLLECTIVE,
+    Cause.REDUCE_OP: Directness.COLLECTIVE,
+    Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
+    Cause.AUTOMATIC_DYNAMIC: Directness.FED,
+    **dict.fromkeys(_METADATA.values(), Directness.RESULT),
+}
+"""How directly a node that differs names what happened; a node by default is just the program."""
 
 
 def _shown(difference: Difference) -> Row:
@@ -201,8 +220,8 @@ def _set_behind(difference: Difference, row: Row) -> bool:
     return any(_is_in(line.file, line.function, functions) for line in sets)
 
 
-def _op(item: Item) -> tuple[str, str]:
-    return item.fields["op"], item.fields["target"]
+def _op(item: Item) -> tuple[str, str, str]:
+    return item.fields["op"], item.fields["target"], item.notes["constants"]
 
 
 def _is_in(file: str, function: str, functions: set[tuple[str, str]]) -> bool:

@@ -25,7 +25,7 @@ from tpcompile.evidence.records.compile import (
 )
 from tpcompile.evidence.records.digest import CompileDigest, LayerDigest, RankDigest, SplitCall
 from tpcompile.evidence.records.findings import Divergence, DivergenceClass, Grade, RankGroup, RecompileCause, Taint
-from tpcompile.evidence.records.verdict import Check, CheckId, Verdict
+from tpcompile.evidence.records.verdict import Check, CheckId, Lead, Verdict
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -47,6 +47,7 @@ __all__ = [
     "Kernel",
     "Layer",
     "LayerDigest",
+    "Lead",
     "Node",
     "Normalised",
     "PhaseCounters",

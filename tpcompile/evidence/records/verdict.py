@@ -46,6 +46,21 @@ class Check(Frozen):
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
     """What made it fail, where that is known."""
+    is_consequence: bool = False
+    """True when another finding explains it."""
+
+
+class Lead(Frozen):
+    """What a reader needs first of a red verdict: cause, ranks, line, what to do."""
+
+    cause: Cause = Cause.UNKNOWN
+    says: str
+    """The difference, or what was observed."""
+    ranks: tuple[int, ...] = ()
+    is_rank_known: bool = True
+    """False where the ranks differ and nothing says which of them are wrong."""
+    line: UserLine | None = None
+    do_first: str = ""
 
 
 class Verdict(Frozen):
@@ -59,6 +74,8 @@ class Verdict(Frozen):
     modes: tuple[str, ...] = ()
     summary: str
     """One line for a human: what was proved, or what is wrong and where."""
+    lead: Lead | None = None
+    """The finding that explains the others; None for a green verdict."""
     checks: tuple[Check, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     timings_ms: dict[str, float] = {}

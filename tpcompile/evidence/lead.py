@@ -1,0 +1,59 @@
+"""A finding or a failed check -> what a reader needs first, and the same in one line."""
+
+from __future__ import annotations
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Check, Divergence, Lead
+
+
+def of_divergence(divergence: Divergence) -> Lead:
+    """Cause, difference, ranks, line and advice of a finding."""
+    culprits = divergence.culprits
+    everybody = tuple(rank for group in divergence.groups for rank in group.ranks)
+    return Lead(
+        cause=divergence.cause,
+        says=divergence.title,
+        ranks=culprits or tuple(sorted(everybody)),
+        is_rank_known=bool(culprits),
+        line=divergence.line,
+        do_first=_first_sentence(divergence.advice),
+    )
+
+
+def of_check(check: Check) -> Lead:
+    """The same of a failed check. Its name is left out, it would read as its opposite."""
+    is_named = check.cause != Cause.UNKNOWN
+    return Lead(
+        cause=check.cause,
+        says=check.observed if is_named else f"{check.observed}, expected {check.expected}",
+        ranks=check.ranks,
+        line=check.line,
+        do_first=_first_sentence(check.cause.advice) if is_named else "",
+    )
+
+
+def cause_text(lead: Lead) -> str:
+    """`autocast differs: autocast cpu: off / on`."""
+    return lead.says if lead.cause == Cause.UNKNOWN else f"{lead.cause.value}: {lead.says}"
+
+
+def who_text(lead: Lead) -> str:
+    """`rank 1`, or `ranks 0-1 differ` where nothing says which is wrong; empty for none."""
+    if not lead.ranks:
+        return ""
+    name = "rank" if len(lead.ranks) == 1 else "ranks"
+    return f"{name} {ranks_text(lead.ranks)}" + ("" if lead.is_rank_known else " differ")
+
+
+def summary(lead: Lead) -> str:
+    """Cause, ranks and line in one line."""
+    who = who_text(lead)
+    ranks = f" ({who})" if who else ""
+    at = f" at {lead.line}" if lead.line else ""
+    return f"{cause_text(lead)}{ranks}{at}"
+
+
+def _first_sentence(advice: str) -> str:
+    sentence, mark, _ = advice.partition(". ")
+    return f"{sentence}." if mark else sentence
