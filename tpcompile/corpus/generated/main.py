@@ -16,17 +16,27 @@ from tpcompile.corpus.generated.plan import HELD_OUT, Case, fault_case, healthy_
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
 _PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch._dynamo.convert_frame",
+    "setuptools",
+    "sympy.combinatorics",
+    "sympy.physics",
     "torch._dynamo.backends.common",
-    "torch._inductor.compile_fx",
+    "torch._dynamo.convert_frame",
     "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.distributed._functional_collectives",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
-    "torch.distributed._functional_collectives",
+    "torch.export._trace",
     "tpcompile.corpus.generated.frame",
+    "tpcompile.testing.forms",
+)
+_TRANSFORMERS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+    "transformers.models.qwen3.modeling_qwen3",
 )
 
 
@@ -88,6 +98,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     needed = {program.needs for program in PROGRAMS.values() if program.needs}
     missing = set(preload([*_PRELOADED, *sorted(needed)])) & needed
+    preload(_TRANSFORMERS)
     without = [program.name for program in PROGRAMS.values() if program.needs in missing and program.needs]
     if without:
         print(f"left out, {', '.join(sorted(missing))} is missing: {', '.join(without)}", flush=True)
