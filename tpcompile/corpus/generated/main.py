@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import sys
@@ -16,17 +17,27 @@ from tpcompile.corpus.generated.plan import HELD_OUT, Case, fault_case, healthy_
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
 _PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch._dynamo.convert_frame",
+    "setuptools",
+    "sympy.combinatorics",
+    "sympy.physics",
     "torch._dynamo.backends.common",
-    "torch._inductor.compile_fx",
+    "torch._dynamo.convert_frame",
     "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.distributed._functional_collectives",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
-    "torch.distributed._functional_collectives",
+    "torch.export._trace",
     "tpcompile.corpus.generated.frame",
+    "tpcompile.testing.forms",
+)
+_TRANSFORMERS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+    "transformers.models.qwen3.modeling_qwen3",
 )
 
 
@@ -86,16 +97,22 @@ def _sweep(args: argparse.Namespace) -> int:
     from tpcompile.corpus.generated.sweep import Row, Settings, sweep
     from tpcompile.corpus.generated.table import line_of, results, tables
 
-    needed = {program.needs for program in PROGRAMS.values() if program.needs}
-    missing = set(preload([*_PRELOADED, *sorted(needed)])) & needed
-    without = [program.name for program in PROGRAMS.values() if program.needs in missing and program.needs]
-    if without:
-        print(f"left out, {', '.join(sorted(missing))} is missing: {', '.join(without)}", flush=True)
+    without = _missing()
     if args.nccl:
         without += _too_large()
 
+    cases = _cases(args, without)
+    is_transformers_needed = any(case.program.needs for case in cases)
+    preload([*_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
+    command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
+    seen: list[Row] = []
+
     def report(row: Row) -> None:
+        """Print the row and write what there is: a sweep that is stopped has results."""
         print(line_of(row), flush=True)
+        seen.append(row)
+        if args.json:
+            args.json.write_text(json.dumps(results(seen, command=command), indent=1, sort_keys=True) + "\n")
 
     with tempfile.TemporaryDirectory(prefix="generated-") as temporary:
         settings = Settings(
@@ -106,12 +123,17 @@ def _sweep(args: argparse.Namespace) -> int:
             keep=args.keep is not None,
             is_nccl=args.nccl,
         )
-        rows = sweep(_cases(args, without), settings, report=report)
+        rows = sweep(cases, settings, report=report)
     print(tables(rows))
-    if args.json:
-        command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
-        args.json.write_text(json.dumps(results(rows, command=command), indent=1, sort_keys=True) + "\n")
     return 0 if all(row.judged.outcome.is_right for row in rows) else 1
+
+
+def _missing() -> list[str]:
+    """Programs that need a package that is not here."""
+    missing = [p.name for p in PROGRAMS.values() if p.needs and importlib.util.find_spec(p.needs) is None]
+    if missing:
+        print(f"left out, a package is missing: {', '.join(missing)}", flush=True)
+    return missing
 
 
 def _too_large() -> list[str]:

@@ -39,6 +39,7 @@ _IMPORTS = Insert(
     """,
 )
 _ACTS = Insert("loop", "if job.rank == $rank and step == $step:\n    job.acts()")
+_ACTS_AT_START = Insert("start", "if job.rank == $rank:\n    job.acts()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +143,7 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
     main = spots[0]
     names = {**main.names, "rank": str(rank), "step": str(step)}
     edits: list[tuple[Edit, Spot]] = [(_IMPORTS, template.places("file")[0])]
-    acts = template.places("loop")[0]
-    edits.append((_ACTS, acts))
+    edits.append(_acts(template, operator, form))
     edits += zip(form, spots, strict=True)
     source = mutated(template, edits, names)
     truth = _truth(program, operator, source, rank=rank, world_size=world_size)
@@ -158,6 +158,15 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
         source=source,
         truth=truth,
     )
+
+
+def _acts(template: Template, operator: Operator, form: Sequence[Edit]) -> tuple[Edit, Spot]:
+    """Where the time of the fault is written: before the warm-up, if there is one and the fault acts in it."""
+    starts = template.places("start")
+    acts_in_warm_up = operator.start == Start.FIRST_CALL and form[0].at != "loop"
+    if starts and acts_in_warm_up:
+        return _ACTS_AT_START, starts[0]
+    return _ACTS, template.places("loop")[0]
 
 
 def _spots(draw: random.Random, template: Template, form: Sequence[Edit]) -> list[Spot]:

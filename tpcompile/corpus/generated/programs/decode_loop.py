@@ -45,6 +45,7 @@ def main() -> None:
     # place: built model=model
     compiled = torch.compile(model, backend=job.backend, dynamic=False)  # site: decode_compile
     with job.watching(), torch.no_grad():
+        # place: start
         prompt = torch.randint(40, (2, 4), device=job.device)
         ids = compiled(prompt, torch.arange(4, device=job.device))[:, -1:].argmax(-1)
         for step in range(job.num_steps):

@@ -56,7 +56,7 @@ def main() -> None:
             # place: loop x=x model=model
             loss = compiled(x).square().mean()  # site: call
             # place: called model=model again=compiled(x).mean() loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             # place: trained model=model
             optimizer.step()
             optimizer.zero_grad()

@@ -43,7 +43,7 @@ def main() -> None:
             # place: loop x=x model=model
             loss = model(x).square().mean()  # site: call
             # place: called model=model again=model(x).mean() loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

@@ -57,7 +57,7 @@ def main() -> None:
             # place: loop x=ids model=model
             loss = compiled(ids)  # site: call
             # place: called model=model again=compiled(ids) loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

@@ -51,7 +51,7 @@ def main() -> None:
                 # place: loop x=x model=model
                 loss = compiled(model, x, target)  # site: call
                 # place: called model=model again=compiled(model,x,target) loss=loss
-                (loss / MICRO_BATCHES).backward()
+                (loss / MICRO_BATCHES).backward()  # site: backward
             dist.all_reduce(model.scale.grad, group=job.group)
             optimizer.step()
             optimizer.zero_grad()

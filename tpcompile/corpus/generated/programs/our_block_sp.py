@@ -52,7 +52,7 @@ def main() -> None:
             # place: loop x=x model=model
             loss = compiled(x, cos, sin)  # site: call
             # place: called model=model again=compiled(x,cos,sin) loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

@@ -56,7 +56,7 @@ def main() -> None:
             # place: loop x=shard model=model
             loss = compiled(shard).square().mean()  # site: call
             # place: called model=model again=compiled(shard).mean() loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

@@ -50,6 +50,7 @@ def main() -> None:
     # place: built model=model
     server = Server(model, job.backend)
     with job.watching(), torch.inference_mode():
+        # place: start
         for size in SIZES:
             server.answer(torch.zeros(size, 6, dtype=torch.long, device=job.device))
         for step in range(job.num_steps):

@@ -68,7 +68,7 @@ def main() -> None:
             # place: loop x=x model=model
             loss = compiled(x)  # site: call
             # place: called model=model again=compiled(x) loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             clip(model, job.group)
             optimizer.step()
             optimizer.zero_grad()
