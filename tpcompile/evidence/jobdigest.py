@@ -14,9 +14,9 @@ from tpcompile.evidence.domains import Domain, Domains, roles_of
 from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 
-SMALL_BYTES = 8_000_000
+SMALL_BYTES = 1_000_000
 """Text of a job that is parsed whole."""
-BUDGET_BYTES = 16_000_000
+BUDGET_BYTES = 2_000_000
 """Differing text that is parsed first; the rest only when that explains nothing."""
 
 Frame = tuple[str, str, int]
