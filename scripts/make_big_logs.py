@@ -94,8 +94,9 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     logs = [records(next(args.job.glob(NAME.format(rank, "*")))) for rank in (0, 1)]
-    size = len(next(copies(logs[0], logs[0], None, 0))) * (1 + args.filler)
-    num_copies = max(1, args.mb * 500_000 // size)
+    faulty = logs if args.faulty is None else [logs[0], logs[0]]
+    size = sum(len(next(copies(log, logs[0], None, 0))) for log in faulty) * (1 + args.filler)
+    num_copies = max(1, args.mb * 1_000_000 // size)
     for rank, log in enumerate(logs):
         texts = copies(log, logs[0], args.faulty, rank)
         write(args.out / NAME.format(rank, "big"), texts, num_copies, args.filler)
