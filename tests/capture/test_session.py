@@ -39,7 +39,7 @@ def trace_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def language(trace_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RankRecord]:
     """The DTensor model under cold, warm and split caches."""
-    return run_on_ranks(programs.cold_warm_split, str(tmp_path_factory.mktemp("caches")), timeout_s=300)
+    return run_on_ranks(programs.cold_warm_split, str(tmp_path_factory.mktemp("caches")), timeout_s=280)
 
 
 @pytest.fixture(scope="module")

@@ -338,7 +338,7 @@ class Ranks:
             codes: list[int] = []
             step = self.compiled()
             with self.sentinel(policy=policy) as sentinel:
-                sentinel.ending.leave = codes.append  # type: ignore[method-assign]
+                sentinel.shutdown.leave = codes.append  # type: ignore[method-assign]
                 step(torch.ones(3, 2).t()[0] if self.rank == 0 else torch.ones(3))
                 dist.barrier()
                 found[name] = (codes, len(sentinel.findings), sentinel.is_active)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sentinel import scenarios
+from tpcompile.dist.signals import SigtermPipe
 from tpcompile.sentinel import rounds
 from tpcompile.testing.ranks import run_on_ranks
 
@@ -20,11 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture
-def signals() -> Iterator[rounds._Signals]:
+def signals() -> Iterator[SigtermPipe]:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait, daemon=True)
     thread.start()
-    installed = rounds._Signals()
+    installed = SigtermPipe()
     installed.install(thread)
     yield installed
     installed.restore()
@@ -32,7 +33,7 @@ def signals() -> Iterator[rounds._Signals]:
     thread.join()
 
 
-def terminated_child(signals: rounds._Signals, *, forgets: bool) -> int:
+def terminated_child(signals: SigtermPipe, *, forgets: bool) -> int:
     """Process id of a forked child that was sent a SIGTERM."""
     ready, told = os.pipe()
     child = os.fork()
@@ -47,7 +48,7 @@ def terminated_child(signals: rounds._Signals, *, forgets: bool) -> int:
     return child
 
 
-def test_the_end_of_a_child_is_not_taken_for_ones_own(signals: rounds._Signals) -> None:
+def test_the_end_of_a_child_is_not_taken_for_ones_own(signals: SigtermPipe) -> None:
     status = os.waitpid(terminated_child(signals, forgets=True), 0)[1]
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
     assert not signals.terminated(timeout_s=0.3)
@@ -55,7 +56,7 @@ def test_the_end_of_a_child_is_not_taken_for_ones_own(signals: rounds._Signals) 
     assert signals.terminated(timeout_s=5)
 
 
-def test_without_that_the_end_of_a_child_would_be_ones_own(signals: rounds._Signals) -> None:
+def test_without_that_the_end_of_a_child_would_be_ones_own(signals: SigtermPipe) -> None:
     child = terminated_child(signals, forgets=False)
     assert signals.terminated(timeout_s=5)
     os.kill(child, signal.SIGKILL)
@@ -77,7 +78,8 @@ def test_a_terminated_rank_ends_although_the_store_is_gone() -> None:
     channel = SimpleNamespace(members=(0, 1), process_of=gone)
     for is_active in (True, False):
         sentinel: Any = SimpleNamespace(
-            channel=channel, left={}, is_active=is_active, ending=SimpleNamespace(leave=codes.append),
+            channel=channel, left={}, is_active=is_active,
+            shutdown=SimpleNamespace(terminated=codes.append, exit_code=None),
             problems=SimpleNamespace(of_lost=None),
         )  # fmt: skip
         rounds.Rounds(sentinel)._terminated()

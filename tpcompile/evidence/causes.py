@@ -53,6 +53,9 @@ class Cause(StrEnum):
     COMPILE_SKEW = "ranks compile at different times"
     COMPILE_ORDER = "ranks compiled in another order"
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
+    # What ran, not what was compiled.
+    CALL_COUNT = "one rank made more or fewer calls"
+    CACHED_VARIANT = "one rank ran another of the compiled variants"
     UNKNOWN = "unknown"
 
     @property
@@ -215,6 +218,16 @@ ADVICE: dict[Cause, str] = {
     Cause.RANK_PARAMETRIC: (
         "Equal programs whose lowering addresses this rank's shard (a bound, an offset, an index that is affine in the "
         "mesh coordinate). Expected for DTensor; nothing to do."
+    ),
+    Cause.CALL_COUNT: (
+        "All ranks compiled the same, and one called it more or less often. Look at what decides whether this call is "
+        "made (a batch that is skipped, an early break, a loss that is not finite) and decide it alike on all ranks: "
+        "all-reduce the flag, or let every rank make the call."
+    ),
+    Cause.CACHED_VARIANT: (
+        "The same call took another of the variants that all ranks have compiled: an argument, a flag or a size is not "
+        "the same on all ranks. Nothing compiles then and nothing hangs, the numbers are wrong. Make that value equal "
+        "on all ranks before the call."
     ),
     Cause.UNKNOWN: (
         "The ranks traced different programs. A value that depends on the rank reached the compiled region: keep it in "

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import linecache
-import os
 import re
 from collections.abc import Iterable, Sequence
-from importlib import metadata
-from pathlib import Path
 
+from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+
+__all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 
 _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
@@ -20,15 +18,6 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
-_PACKAGE = Path(__file__).resolve().parents[1]
-_OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
-"""Ours that run between the user's line and torch, wherever they are installed."""
-_TORCH = re.compile(
-    r"/(?:site-packages|dist-packages)/torch/"
-    r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
-)
-"""Installed, or built in a checkout."""
-_STANDARD = re.compile(r"/lib(?:64)?/python\d\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 
 
 def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
@@ -73,43 +62,6 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
         group=next((t.removeprefix("group:") for t in texts if t.startswith("group:")), ""),
         line=blamed_line(nodes, index),
     )
-
-
-def is_library(line: UserLine) -> bool:
-    """True for a line of torch, of Python or of our own wrappers: nobody can fix their program there."""
-    return _is_library(line.file, line.line, line.code)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(file: str, line: int, code: str) -> bool:
-    return is_library_file(file) or _is_of_torch(file, line, code)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_library_file(file: str) -> bool:
-    """The same of a file."""
-    if any(part in file for part in _OWN):
-        return True
-    return bool(_TORCH.search(file) or _STANDARD.search(file))
-
-
-def _is_of_torch(file: str, line: int, code: str) -> bool:
-    """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
-    torch = _torch_folder()
-    if not torch or file.startswith("/") or not code:
-        return False
-    parts = file.split("/")
-    files = (os.path.join(torch, *parts[i:]) for i in range(len(parts)))
-    return any(code in linecache.getline(path, line) for path in files)
-
-
-@functools.cache
-def _torch_folder() -> str:
-    """Where torch is installed, found without importing it; empty where it is not."""
-    try:
-        return str(metadata.distribution("torch").locate_file("torch"))
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:

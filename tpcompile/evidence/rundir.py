@@ -41,6 +41,7 @@ class RunDir:
     junit.xml             the same for CI
     rank_N/record.json    all evidence of rank N
     rank_N/status.json    what rank N was last doing
+    rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
     trace/ logs/          TORCH_TRACE files when asked for, and log lines per rank
     """
 

@@ -34,6 +34,7 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
+from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
@@ -133,7 +134,7 @@ class _Diagnosis:
 
     def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
         agreed = [self.seen(check) for check in checks.agreed(digests, divergences)]
-        return [self.compiled(), *agreed, *self.failures(), *self.notes()]
+        return [self.compiled(), *agreed, *split_note(digests), *self.failures(), *self.notes()]
 
     # What the source knows besides the digests.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.callback as _callback
+import torch._dynamo.config
 import torch.distributed as dist
 from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
@@ -111,6 +112,11 @@ def entered_callable(frame: FrameType | None) -> Any | None:
     return module if module is not None else frame.f_locals.get("fn")
 
 
+def is_compiled_call(function: str, filename: str) -> bool:
+    """True for the frame through which a call of a compiled callable goes, as a recorded stack writes it."""
+    return function == _COMPILE_WRAPPER.co_name and filename == _COMPILE_WRAPPER.co_filename
+
+
 def is_in_dynamo(frame: FrameType | None) -> bool:
     """True when Dynamo is compiling on the thread whose innermost frame this is."""
     while frame is not None:
@@ -129,6 +135,11 @@ def finish_device_work() -> None:
 def is_of_compiler(error: BaseException) -> bool:
     """True for an exception that a compile raised."""
     return isinstance(error, _exc.TorchDynamoException)
+
+
+def swallows_errors() -> bool:
+    """True when the compiler runs a frame eagerly where it failed, and raises nothing."""
+    return bool(torch._dynamo.config.suppress_errors)
 
 
 def is_torch(filename: str) -> bool:

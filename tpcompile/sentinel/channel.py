@@ -8,6 +8,9 @@
     differs/<position>      set when some rank's post is not the first one's
     decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
     state/<ask>/<rank>      answer to an `ask` event
+    raised                  the first rank that an exception ends
+    closed/<rank>           set when a rank that raised has nothing more to say
+    run_dir                 where reports go
 
 No key is written while nothing compiles. A position is (region, call, index), see `clock`.
 """
@@ -107,6 +110,27 @@ class Channel:
     def claim(self, name: str) -> bool:
         """True for the first rank that claims `name`."""
         return self._count(1).count(f"claim/{name}") == 1
+
+    def raises_first(self) -> bool:
+        """Say that an exception ends this rank; True for the first rank that says so."""
+        return bool(self._count(1).put_first("raised", self.rank) == self.rank)
+
+    def first_raised(self) -> int | None:
+        """The first rank that an exception ends, None while there is none."""
+        found: int | None = self._count(1).peek("raised")
+        return found
+
+    def say_closed(self) -> None:
+        """Say that this rank has nothing more to say: its peers may end."""
+        self._count(1).put(f"closed/{self.rank}", True)
+
+    def has_closed(self, rank: int) -> bool:
+        """True when a rank that raised has nothing more to say."""
+        return bool(self._count(1).peek(f"closed/{rank}"))
+
+    def run_dir(self, wanted: str) -> str:
+        """Where all ranks write their reports: `wanted` of the first rank that asks."""
+        return str(self._count(1).put_first("run_dir", wanted))
 
     def answer(self, ask: str, state: RankState) -> None:
         """Answer an `ask` event."""

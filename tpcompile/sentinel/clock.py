@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ TRIGGERS = {
 COMPILES = frozenset(TRIGGERS.values())
 _END = 1 << 30
 """Index of a call that has ended: past every frame it could have entered."""
+_KEPT_CALLS = 1024
+_TRIES = 5
 Passed = Callable[[Announcement], None]
 
 
@@ -78,6 +81,8 @@ class Clock:
         """The guard that failed last."""
         self.ticks = 0
         """Grows with every event: what a timer looks at to see progress."""
+        self.begun: deque[tuple[int, Region, int]] = deque(maxlen=_KEPT_CALLS)
+        """(Unix time in ns, region, call) of the last calls: what the flight recorder's times are compared with."""
         self.pending: dict[str, list[Announcement]] = {}
         """Region -> compiles of other ranks that this rank has neither made nor passed."""
         self._lock = threading.Lock()
@@ -95,6 +100,7 @@ class Clock:
             self._leave_lookup(region)
         region.index = 0  # first: the listener may look in between, and must not see a later frame than this rank is at
         region.call += 1
+        self.begun.append((time.time_ns(), region, region.call))
         self.current = region
         self.ticks += 1
         if self.pending:
@@ -107,6 +113,7 @@ class Clock:
             self._leave_lookup(region)
         region.index = 0
         region.call += 1
+        self.begun.append((time.time_ns(), region, region.call))
         region.index = 1
         self.current = region
         self.ticks += 1
@@ -152,6 +159,19 @@ class Clock:
         self.activity, self.compile_id = activity, compile_id
         self.since = time.monotonic()
         self.ticks += 1
+
+    def calls(self) -> dict[str, int]:
+        """Region -> its calls so far; on any thread."""
+        return {name: region.call for name, region in list(self.regions.items())}
+
+    def calls_begun(self) -> list[tuple[int, str, int]]:
+        """(Unix time in ns, region, call) of the last calls; on any thread."""
+        for _ in range(_TRIES):
+            try:
+                return [(at_ns, region.name, call) for at_ns, region, call in self.begun]
+            except RuntimeError:  # a call began meanwhile
+                continue
+        return []
 
     def announce(self, found: Announcement) -> None:
         """Another rank compiles; called on the listener's thread."""

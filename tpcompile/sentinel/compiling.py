@@ -179,9 +179,16 @@ class Compiling:
         error = sys.exception()
         if error is not None and error is not handled:
             self._failed.add(compile_id)
+            if not adapter.swallows_errors():
+                sentinel.safely(self._say_raising)
         else:
             self._failed.discard(compile_id)  # an attempt before this one may have raised
             self._agree(compile_id, may_wait=True)
+
+    def _say_raising(self) -> None:
+        """The error of a compile is on its way to the end of the program: nobody ends before its traceback is out."""
+        self._sentinel.shutdown.is_raising = True
+        self._sentinel.channel.raises_first()
 
     def _has_logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs the end of a compile, also of one that failed or that the recompile limit did not let begin."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from loguru import logger
 from rich.console import Console
 
 from tpcompile.dist.exchange import Exchange
@@ -32,6 +29,8 @@ from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.messages import Position
+from tpcompile.sentinel.shutdown import stay_until_gone
+from tpcompile.sentinel.sink import logger
 
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
@@ -62,18 +61,18 @@ class Ending:
         self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
         self._kernels: Kernels = kernels
         self._run_dir = run_dir
-        self.may_exit = True
-        """False while an exception is on its way out of the program, which ends it anyway."""
 
     def settle(self, alarm: Alarm) -> None:
         """Agree on a verdict, then stop, warn or go on."""
         sentinel = self._sentinel
+        if sentinel.shutdown.exit_code is not None:
+            return
         if alarm.position is not None and sentinel.clock.region(alarm.position.region).is_reported:
             sentinel.free(alarm.position)
             return
         if sentinel.rank in alarm.gone:  # given up, and back: the others have settled it without this rank
-            if sentinel.policy == "stop" and self.may_exit:
-                self.leave(ExitCode.FAIL)
+            if sentinel.policy == "stop":
+                sentinel.shutdown.leave(ExitCode.FAIL)
             sentinel.settled(alarm.position, None, is_red=True)
             return
         sentinel.note("alarm")
@@ -96,9 +95,9 @@ class Ending:
                 if verdict is not None:
                     sentinel.policy(verdict)
             except SystemExit as ending:  # in a thread it would end the thread
-                self.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+                sentinel.shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
             except Exception as error:
-                logger.opt(exception=error).error("rank {}: the policy of the sentinel failed", sentinel.rank)
+                logger.error("rank {}: the policy of the sentinel failed", sentinel.rank, exception=error)
             sentinel.settled(alarm.position, verdict, is_red=True)
         elif sentinel.policy == "warn":
             if is_judge and verdict is not None:
@@ -135,7 +134,7 @@ class Ending:
         sentinel = self._sentinel
         store = sentinel.channel.store(f"alarm/{alarm.key}")
         try:
-            directory = RunDir.create(store.put_first("run_dir", str(self._run_dir or _default_dir())))
+            directory = self.directory()
             directory.write_record(record)
             directory.write_text(f"rank_{record.rank}/timeline.json", json.dumps(sentinel.timeline, indent=1))
             if is_judge and verdict is not None and directory.write_verdict(verdict):
@@ -152,17 +151,31 @@ class Ending:
             store.wait("published", timeout_s=_PUBLISH_S)
         for rank in alarm.gone:
             forget((sentinel.channel.process_of(rank) or {}).get("black_box", ""))
-        if self.may_exit:
-            self.leave(verdict.exit_code if verdict is not None else ExitCode.FAIL)
+        sentinel.shutdown.exit_code = verdict.exit_code if verdict is not None else ExitCode.FAIL
+        self.let_the_first_go()
+        sentinel.shutdown.leave(sentinel.shutdown.exit_code)
         sentinel.settled(alarm.position, verdict, is_red=True)
 
-    def leave(self, code: int) -> None:
-        """End the process: its main thread may sit in a collective that never ends."""
-        self._sentinel.black_box.close()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+    def directory(self) -> RunDir:
+        """Where all ranks write their reports. Raises PreflightError when it cannot be written."""
+        return RunDir.create(self._sentinel.channel.run_dir(str(self._run_dir or _default_dir())))
+
+    def keep_traceback(self, text: str) -> None:
+        """Write it down before anything else may go wrong."""
+        try:
+            self.directory().write_text(f"rank_{self._sentinel.rank}/traceback.txt", text)
+        except TpCompileError as error:
+            logger.error("the traceback of rank {} is not kept: {}", self._sentinel.rank, error)
+
+    def let_the_first_go(self) -> None:
+        """Stay until the first rank that an exception ends has ended, for torchrun blames who ends first."""
+        channel = self._sentinel.channel
+        first = channel.first_raised()
+        if first is None or first == self._sentinel.rank:
+            return
+        process = channel.process_of(first)
+        if process is not None:
+            stay_until_gone(lambda: process_state(process["pid"], process["host"]), lambda: channel.has_closed(first))
 
     def _present(self, alarm: Alarm) -> Sequence[int]:
         absent = {*self._sentinel.left, *alarm.gone}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import linecache
 import os
 import re
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +20,12 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel.messages import Issued, PointToPoint
 
-_KEPT_PER_GROUP = 60
+_KEPT_PER_GROUP = 120
+_PACKAGE = str(Path(__file__).parents[1])
+_OWN = tuple(f"{_PACKAGE}/{part}/" for part in ("sentinel", "capture", "dist", "parity", "gate", "testing"))
+"""What of tpcompile is nobody's program; `nn` and the corpus are."""
+Begun = tuple[int, str, int]
+"""(Unix time in ns, region, call)."""
 _PEER = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
 _OP = re.compile(r"(?:\w+:)?(?P<op>\w+)")
 _GENERATED_FILE = re.compile(r"torchinductor|^<|eval_with_key|in wrapped|codegen\(")
@@ -25,23 +34,21 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", "monitored_barrier", "redispatch"})
 
 
-def issued_collectives(dump: Mapping[str, Any], *, now_ns: int) -> tuple[Issued, ...]:
-    """The flight recorder's dump -> the last collectives of every group, oldest first."""
-    by_group: dict[str, list[Issued]] = {}
-    in_flight: set[str] = set()
+def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
+    """The flight recorder's dump -> the last collectives of every group, oldest first.
+
+    `begun` are the calls of compiled regions; a collective issued in one carries its number.
+    """
+    by_group: dict[str, deque[Mapping[str, Any]]] = {}
     for entry in dump.get("entries", ()):
         if not entry.get("is_p2p"):
-            found = _issued(entry, now_ns)
-            if not found.is_done and found.group not in in_flight:
-                in_flight.add(found.group)
-                found = found.model_copy(update={"stack": _users(entry.get("frames", []))})
-            by_group.setdefault(found.group, []).append(found)
-    return tuple(found for group in by_group.values() for found in group[-_KEPT_PER_GROUP:])
+            by_group.setdefault(_group(entry), deque(maxlen=_KEPT_PER_GROUP)).append(entry)
+    return tuple(_issued(entry, now_ns, begun) for group in by_group.values() for entry in group)
 
 
-def recorded(*, now_ns: int | None = None) -> tuple[Issued, ...]:
+def recorded(*, now_ns: int | None = None, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     """What this process issued, empty when no flight recorder runs (TORCH_FR_BUFFER_SIZE=0)."""
-    return issued_collectives(adapter.recorded_collectives(), now_ns=now_ns or time.time_ns())
+    return issued_collectives(adapter.recorded_collectives(), now_ns=now_ns or time.time_ns(), begun=begun)
 
 
 def point_to_point(frame: FrameType | None) -> PointToPoint | None:
@@ -71,9 +78,14 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def _issued(entry: Mapping[str, Any], now_ns: int) -> Issued:
+def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Issued:
     name = str(entry.get("profiling_name", ""))
     match = _OP.match(name)
+    frames = entry.get("frames", [])
+    stack = _users(frames)
+    created_ns = int(entry.get("time_created_ns", now_ns))
+    call_line = _call_line(frames)
+    region, call = _last_begun(begun, created_ns) if call_line else ("", 0)
     return Issued(
         group=_group(entry),
         seq=int(entry.get("collective_seq_id", 0)),
@@ -81,9 +93,25 @@ def _issued(entry: Mapping[str, Any], now_ns: int) -> Issued:
         sizes=_text(entry.get("input_sizes", [])),
         dtypes=",".join(entry.get("input_dtypes", [])),
         is_done=_is_done(entry),
-        age_s=max(0.0, (now_ns - int(entry.get("time_created_ns", now_ns))) / 1e9),
-        line=_innermost(entry.get("frames", [])),
+        age_s=max(0.0, (now_ns - created_ns) / 1e9),
+        line=stack[0] if stack else None,
+        stack=stack,
+        call_line=call_line,
+        region=region,
+        call=call,
     )
+
+
+def _call_line(frames: Sequence[Mapping[str, Any]]) -> UserLine | None:
+    """The user's line that called the compiled code in which the innermost of `frames` runs."""
+    depths = [depth for depth, frame in enumerate(frames) if adapter.is_compiled_call(frame["name"], frame["filename"])]
+    return _innermost(frames[depths[-1] + 1 :]) if depths else None
+
+
+def _last_begun(begun: Sequence[Begun], at_ns: int) -> tuple[str, int]:
+    """(region, call) of the last call that began before that time."""
+    index = bisect.bisect(begun, at_ns, key=lambda one: one[0])
+    return begun[index - 1][1:] if index else ("", 0)
 
 
 def _text(sizes: Iterable[Iterable[int]]) -> str:
@@ -101,16 +129,17 @@ def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
     return tuple(line for line in lines if line is not None)
 
 
+@functools.lru_cache(maxsize=4096)
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     """The line, None when torch, tpcompile or generated code owns it."""
     if adapter.is_torch(filename) or _is_generated(filename) or _GENERATED_FUNCTION.search(function):
         return None
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return None
-    line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
-    if is_library(line) or "/tpcompile/sentinel/" in filename:
+    if filename.startswith(_OWN):
         return None
-    return line
+    line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
+    return None if is_library(line) else line
 
 
 def _is_generated(filename: str) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger
-
 from tpcompile.sentinel.agree import GO, OK, PASSED
 from tpcompile.sentinel.ending import Alarm
 from tpcompile.sentinel.messages import Announcement, Event, Position, RankState
 from tpcompile.sentinel.rounds import state_of
+from tpcompile.sentinel.sink import logger
 
 if TYPE_CHECKING:
     from tpcompile.sentinel.sentinel import Sentinel
@@ -57,7 +56,7 @@ class Follower:
         except RuntimeError as error:
             sentinel.degrade(f"the job's store is gone: {error}")
         except Exception as error:  # a thread that dies silently would leave the others waiting for answers
-            logger.opt(exception=error).error("rank {}: the sentinel failed", sentinel.rank)
+            logger.error("rank {}: the sentinel failed", sentinel.rank, exception=error)
             sentinel.degrade(f"{type(error).__name__}: {error}")
         finally:
             sentinel.channel.close_client()

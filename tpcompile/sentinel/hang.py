@@ -15,6 +15,7 @@ from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel.clock import COMPILES, COMPILING
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
 from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 
@@ -47,6 +48,8 @@ class Lost:
     seen: str = ""
     line: UserLine | None = None
     """Where its main thread was, when it left a black box."""
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames there, outermost first."""
     aborted: bool = False
     """It ended itself (SIGABRT), as collectives that do not fit make a process do; a crash elsewhere does not."""
     is_final: bool = False
@@ -105,26 +108,44 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
     newest = {rank: issued for rank, s in sorted(states.items()) if (issued := stuck_in(s) or _last(s)) is not None}
     if not newest:
         return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
-    new = [rank for rank, issued in newest.items() if not _is_known(issued, states[rank])]
-    here = [rank for rank, issued in newest.items() if _same(gone.line, issued.line)]
-    past = [rank for rank in newest if any(_same(gone.line, i.line) for i in states[rank].issued)]
-    if here or (past and not new):
-        what = newest[here[0]].op if here else "collective"
-        text = f"{how}; the others issued {what} there, too: shapes, dtypes or split sizes differ"
+    here = [rank for rank, issued in newest.items() if _met(gone, issued)]
+    if here:
+        text = f"{how}; the others issued {newest[here[0]].op} there, too: shapes, dtypes or split sizes differ"
         return Finding(Cause.COLLECTIVE_SIZES, text, (gone.rank,), gone.line)
-    if past and new:  # the dead rank did what everybody does, and somebody met it with another collective
-        text = f"{how}; rank {ranks_text(new)} was in {newest[new[0]]}"
-        return Finding(Cause.STUCK_COLLECTIVE, text, tuple(new), newest[new[0]].line)
-    return Finding(Cause.STUCK_COLLECTIVE, how, (gone.rank,), gone.line)
+    strangers = [rank for rank, issued in newest.items() if _is_strange(issued, states[rank])]
+    if strangers:  # the dead rank did what everybody does, and a rank met it with another collective
+        issued = newest[strangers[0]]
+        text = f"{how}; rank {ranks_text(strangers)} was in {issued}"
+        return Finding(Cause.STUCK_COLLECTIVE, text, tuple(strangers), issued.line)
+    met = next(iter(newest.values()))
+    was_there = any(_met(gone, issued) for state in states.values() for issued in state.issued)
+    if was_there and met.call_line is not None:  # it left a call out: the others are in it
+        text = f"{how}; the others were in {met} in call {met.call} of {met.region}"
+        return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
+    return Finding(Cause.STUCK_COLLECTIVE, f"{how}; the others were in {met}", (gone.rank,), gone.line)
+
+
+def _met(gone: Lost, issued: Issued) -> bool:
+    """True when the dead rank stood where this collective was issued."""
+    stack = tuple((frame.file, frame.line) for frame in gone.stack)
+    place = issued.place
+    if not stack or not place:
+        return _same(gone.line, issued.line)
+    common = min(len(stack), len(place))
+    return stack[:common] == place[:common]
+
+
+def _is_strange(issued: Issued, state: RankState) -> bool:
+    """True when the rank used to issue something else there, or nothing from that line."""
+    history = [key_of(one) for one in state.issued if one.group == issued.group and one.seq < issued.seq]
+    expected = followers(history, history)
+    if expected:
+        return key_of(issued) not in expected
+    return bool(history) and key_of(issued) not in history
 
 
 def _where(gone: Lost) -> str:
     return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
-
-
-def _is_known(issued: Issued, state: RankState) -> bool:
-    """True when the rank issued something from that line before."""
-    return any(_same(issued.line, other.line) for other in state.issued if other is not issued)
 
 
 def _same(a: UserLine | None, b: UserLine | None) -> bool:
@@ -144,8 +165,9 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     if not gone:
         return None
     others = {state.rank: state for state in gone}
-    if (parted := _parted({**others, here.rank: here})) is not None:
-        return parted
+    explained = _explained({**others, here.rank: here}, here, gone[0])
+    if explained is not None:
+        return explained
     who = "; ".join(f"rank {state.rank} has left: {state.ended}" for state in gone)
     last = stuck_in(here) or _last(here)
     what = f", and rank {here.rank} is in {last}" if last else ""
@@ -160,25 +182,23 @@ def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
         for have in _numbers(states, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
             if len(alike) > 1:
-                return _differ(alike, have)
+                return _parted(_only(states, group)) or _differ(alike, have)
     return None
+
+
+def _only(states: Mapping[int, RankState], group: str) -> dict[int, RankState]:
+    """The states, with the collectives of one group."""
+    found = {}
+    for rank, state in states.items():
+        kept = tuple(issued for issued in state.issued if issued.group == group)
+        found[rank] = state.model_copy(update={"issued": kept})
+    return found
 
 
 def _parted(states: Mapping[int, RankState]) -> Finding | None:
-    """Where ranks that wait in vain came apart: the first number under which they came from lines of their own.
-
-    Branches may call one collective from two lines, at every step; a pair of lines that was met once says more.
-    """
-    found: list[tuple[tuple[str, ...], list[list[int]], Mapping[int, Issued]]] = []
-    for group in sorted({i.group for s in states.values() for i in s.issued}):
-        for numbered in _numbers(states, group):
-            lines = {rank: f"{i.op} {i.line.file}:{i.line.line}" if i.line else i.op for rank, i in numbered.items()}
-            if len(set(lines.values())) > 1:
-                found.append((tuple(lines[rank] for rank in sorted(lines)), _alike(lines), numbered))
-    once = [one for one in found if sum(one[0] == other[0] for other in found) == 1]
-    for _, alike, have in (once or found)[:1]:
-        return _differ(alike, have)
-    return None
+    """Where ranks that wait in vain came apart."""
+    found = parting(states)
+    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
 
 def _numbers(states: Mapping[int, RankState], group: str) -> Iterator[dict[int, Issued]]:
@@ -208,15 +228,20 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
     """A rank waits for one that has left."""
     for waiting, target, what in waits_for(states, before):
         if states[target].ended:
-            if states[waiting].waits_at is None and (parted := _parted(states)) is not None:
-                return parted
-            return Finding(
-                Cause.STUCK_COLLECTIVE,
-                f"rank {waiting} waits {what}, and rank {target} has left: {states[target].ended}",
-                (target,),
-                stuck_line(states[waiting]),
-            )
+            here = states[waiting]
+            explained = _explained(states, here, states[target]) if here.waits_at is None else None
+            left = f"rank {waiting} waits {what}, and rank {target} has left: {states[target].ended}"
+            return explained or Finding(Cause.STUCK_COLLECTIVE, left, (target,), stuck_line(here))
     return None
+
+
+def _explained(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Finding | None:
+    """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
+    parted = _parted(states)
+    if parted is not None:
+        return parted
+    found = fewer_calls(states, waiting, absent)
+    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
 
 def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:

@@ -65,7 +65,18 @@ class Issued(Frozen):
     age_s: float = 0.0
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
-    """The user's frames, innermost first, of the oldest one in flight of each group."""
+    """The user's frames, innermost first."""
+    call_line: UserLine | None = None
+    """The user's call of the compiled code that issued it; None outside of compiled code."""
+    region: str = ""
+    """Region of that call."""
+    call: int = 0
+    """Number of that call."""
+
+    @property
+    def place(self) -> tuple[tuple[str, int], ...]:
+        """Where in the program it was issued: files and lines, outermost first."""
+        return tuple((frame.file, frame.line) for frame in reversed(self.stack))
 
     @property
     def what(self) -> str:
@@ -112,6 +123,8 @@ class RankState(Frozen):
     """Group in whose collective the main thread is, issued or not yet."""
     p2p: PointToPoint | None = None
     """The send or receive the rank waits in."""
+    calls: dict[str, int] = {}
+    """Region -> its calls so far."""
     groups: tuple[str, ...] = ()
     """`name description` of every process group this rank is in."""
     ended: str = ""

@@ -6,22 +6,20 @@ longer than a moment; then again after twice the time, and so on. Who hears anot
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from loguru import logger
-
 from tpcompile.dist.liveness import process_state
+from tpcompile.dist.signals import SigtermPipe
 from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.blackbox import has_aborted, last_stack
 from tpcompile.sentinel.clock import WAITING
 from tpcompile.sentinel.hang import Finding, Lost
 from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.waits import waits
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ class Rounds:
         self._sentinel = sentinel
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tpcompile-sentinel-timer", daemon=True)
-        self._signals = _Signals()
+        self.signals = SigtermPipe()
         self._before: dict[int, RankState] = {}
         self._silent_since: dict[int, float] = {}
         self._ticks, self._moved_at = -1, time.monotonic()
@@ -53,19 +51,22 @@ class Rounds:
 
     def start(self) -> None:
         """Begin; on the main thread, where alone Python sets signal handlers."""
-        self._signals.install(self._thread)
+        self.signals.install(self._thread)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and leave signals as they were."""
+        """End the thread and leave signals as they were, unless an exception still has to be printed."""
         self._done.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
-        self._signals.restore()
+        if self._sentinel.shutdown.unwinds:
+            self._sentinel.shutdown.stay_for_sigterm(self.signals)
+        else:
+            self.signals.restore()
 
     def forget(self) -> None:
         """In a forked child: the pipe that tells of signals is the parent's."""
-        self._signals.forget()
+        self.signals.forget()
 
     def put_off(self) -> None:
         """Another rank asks now: its answer serves us too."""
@@ -74,7 +75,7 @@ class Rounds:
     def _run(self) -> None:
         try:
             while not self._done.is_set():
-                if self._signals.terminated(timeout_s=_TICK_S):
+                if self.signals.terminated(timeout_s=_TICK_S):
                     self._terminated()
                 if self._is_due():
                     self.ask()
@@ -88,12 +89,12 @@ class Rounds:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
         sentinel = self._sentinel
         try:
-            if sentinel.is_active:
+            if sentinel.is_active and sentinel.shutdown.exit_code is None:
                 self._blame_lost()
         except RuntimeError as error:
             logger.debug("no word of who died: the store is gone ({})", error)
         finally:
-            sentinel.ending.leave(128 + signal.SIGTERM)
+            sentinel.shutdown.terminated(128 + signal.SIGTERM)
 
     def _blame_lost(self) -> None:
         sentinel = self._sentinel
@@ -194,62 +195,11 @@ class Rounds:
         path = here.get("black_box", "")
         stack = last_stack(path, here.get("main_thread", 0))
         line = stack[-1] if stack else None
-        return Lost(rank, "died", self._seen(rank), line, aborted=has_aborted(path), is_final=is_final)
+        return Lost(rank, "died", self._seen(rank), line, stack, aborted=has_aborted(path), is_final=is_final)
 
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)
         return hang.describe(state) if state is not None else ""
-
-
-class _Signals:
-    """SIGTERM through a pipe: a thread stuck in a collective never runs a Python signal handler."""
-
-    def __init__(self) -> None:
-        self._pipe: tuple[int, int] | None = None
-        self._wakeup = -1
-        self._thread: threading.Thread | None = None
-
-    def install(self, thread: threading.Thread) -> None:
-        """Listen, unless the user handles SIGTERM himself or this is not the main thread."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
-        self._thread = thread
-        self._pipe = os.pipe()
-        for end in self._pipe:
-            os.set_blocking(end, False)
-        signal.signal(signal.SIGTERM, self._handle)
-        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self._thread is not None and not self._thread.is_alive():  # nobody reads the pipe any more
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def terminated(self, *, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for a SIGTERM."""
-        if self._pipe is None:
-            time.sleep(timeout_s)
-            return False
-        ready, _, _ = select.select([self._pipe[0]], [], [], timeout_s)
-        return bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
-
-    def forget(self) -> None:
-        """In a forked child, which would write its own SIGTERM into the pipe of its parent."""
-        if self._pipe is not None:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._pipe = None
-
-    def restore(self) -> None:
-        """Leave signals as they were."""
-        if self._pipe is None or threading.current_thread() is not threading.main_thread():
-            return
-        signal.set_wakeup_fd(self._wakeup)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for end in self._pipe:
-            os.close(end)
-        self._pipe = None
 
 
 def state_of(sentinel: Sentinel) -> RankState:
@@ -266,7 +216,8 @@ def state_of(sentinel: Sentinel) -> RankState:
         in_dynamo=adapter.is_in_dynamo(frame),
         blocked=flight.is_blocked(frame),
         stack=flight.user_stack(frame),
-        issued=flight.recorded(),
+        issued=flight.recorded(begun=clock.calls_begun()),
+        calls=clock.calls(),
         calling=adapter.group_waited_in(frame),
         p2p=flight.point_to_point(frame),
         groups=adapter.group_names(),

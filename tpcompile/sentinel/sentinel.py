@@ -14,7 +14,6 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 import torch.distributed as dist
-from loguru import logger
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
@@ -34,6 +33,8 @@ from tpcompile.sentinel.following import Follower
 from tpcompile.sentinel.messages import Position, RankState
 from tpcompile.sentinel.problems import Problems
 from tpcompile.sentinel.rounds import Rounds, state_of
+from tpcompile.sentinel.shutdown import Shutdown
+from tpcompile.sentinel.sink import logger
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 _NUMBERS: dict[str, itertools.count[int]] = {}
@@ -84,6 +85,7 @@ class Sentinel:
         members = _members(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
+        logger.rank = self.rank
         self.coordinate = members.index(self.rank)
         self.policy: Policy = policy
         self.hang_after_s, self.unresponsive_s, self.skew_limit_s = hang_after_s, unresponsive_s, skew_limit_s
@@ -97,12 +99,13 @@ class Sentinel:
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
         make = connect or self._connect
         self.channel = Channel(lambda: make(prefix), members)
-        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None)
+        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
         self.follower, self.rounds, self.problems = Follower(self), Rounds(self), Problems(self)
         self.ending = Ending(self, allow=allow, kernels=kernels, run_dir=run_dir)
         self.clock = Clock(self.follower.tell_passed)
         self._compiling = Compiling(self)
         self.black_box = BlackBox()
+        self.shutdown = Shutdown(last_act=self.black_box.close)
         self._main, self._pid = threading.get_ident(), os.getpid()
         self._settled = threading.Condition()
         self._open: set[Position] = set()
@@ -126,14 +129,29 @@ class Sentinel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if error is not None and failed and self.is_active:
-            self.ending.may_exit = False  # the exception ends this process, and says more than we do
-            known = len(self.findings)
-            self.problems.raised(error)
-            self.wait_for_finding(known)
+            self._raises(error)
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
+
+    def _raises(self, error: BaseException) -> None:
+        """An exception ends this process: its traceback first, then a finding; who raised first ends first."""
+        text, known = self.shutdown.raises(error), len(self.findings)
+        self.safely(lambda: self._keep(error, text))
+        if self.shutdown.exit_code is None:
+            self.problems.raised(error)
+            self.wait_for_finding(known)
+        if self.policy == "stop":
+            self.safely(self.ending.let_the_first_go)
+
+    def _keep(self, error: BaseException, text: str) -> None:
+        is_first = self.channel.raises_first()
+        if self.policy != "stop":
+            return  # the job may go on
+        self.ending.keep_traceback(text)
+        if is_first:
+            self.shutdown.tell_launcher(error)
 
     def close(self, why: str = "finished") -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
@@ -147,6 +165,8 @@ class Sentinel:
             state = state_of(self).model_copy(update={"ended": why, "waits_at": None})
             try:
                 self.channel.tell("left", state=state.model_dump(mode="json"))
+                if self.shutdown.unwinds:
+                    self.channel.say_closed()
             except RuntimeError:
                 logger.debug("the store was gone when the sentinel closed")
         self.rounds.close()

@@ -87,7 +87,22 @@ def compiles(state: RankState) -> bool:
 def runs(state: RankState, region: str) -> bool:
     """True when the rank is inside the function of that region, compiled or not."""
     name, _, place = region.rpartition(" ")
-    function, file = name.rpartition(".")[2], place.rpartition(":")[0]
+    file, _, first_line = place.rpartition(":")
+    function = name.rpartition(".")[2]
     stuck = stuck_in(state)
-    frames = (*state.stack, *(stuck.stack if stuck else ()), *((stuck.line,) if stuck and stuck.line else ()))
-    return any(frame.function == function and frame.file.endswith(file) for frame in frames)
+    frames = [*state.stack]
+    if stuck is not None:
+        frames += stuck.stack or ([stuck.line] if stuck.line else [])
+    there = [frame.line for frame in frames if frame.function == function and frame.file.endswith(file)]
+    return any(_is_nearest(line, int(first_line or 0), function, file, state) for line in there)
+
+
+def _is_nearest(line: int, first_line: int, function: str, file: str, state: RankState) -> bool:
+    """True when no other known function of that name in that file begins between `first_line` and `line`."""
+    begin = [first_line]
+    for region in state.calls:
+        name, _, place = region.rpartition(" ")
+        if name.rpartition(".")[2] == function and place.rpartition(":")[0] == file:
+            begin.append(int(place.rpartition(":")[2]))
+    nearest = max((first for first in begin if first <= line), default=None)
+    return nearest == first_line

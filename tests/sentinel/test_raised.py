@@ -1,0 +1,37 @@
+"""An exception ends one rank: its traceback is seen, and torchrun blames that rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANTED = {"loop": "ValueError: planted in the loop", "cleanup": "ValueError: planted in the loop",
+           "compile": "ImportError: planted in the backend"}  # fmt: skip
+
+
+def torchrun(form: str, folder: Path) -> str:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(ROOT / "tests/sentinel/raised.py"), form]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", PLANTED)
+def test_the_traceback_of_the_rank_that_raised_is_printed_kept_and_the_root_cause(form: str, tmp_path: Path) -> None:
+    said = torchrun(form, tmp_path)
+    of_ranks, _, of_torchrun = said.partition("ChildFailedError")
+    assert PLANTED[form] in of_ranks, said
+    (kept,) = tmp_path.glob("runs/*-sentinel/rank_1/traceback.txt")
+    assert PLANTED[form] in kept.read_text()
+    root_cause = of_torchrun.partition("Root Cause")[2]
+    assert re.search(r"rank +: 1 ", root_cause), said
+    assert PLANTED[form] in root_cause
