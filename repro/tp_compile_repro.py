@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from tpcompile import config, gate
+from tpcompile import config, gate, logs
 from tpcompile.errors import ConfigError
 
 
@@ -35,6 +35,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the gate on this rank."""
     args = parse()
+    logs.setup(rank=int(os.environ.get("RANK", "0")))
     overrides = list(args.overrides)
     if args.layers is not None:
         overrides.append(f"block.num_layers={args.layers}")

@@ -127,3 +127,9 @@ def test_sequence_parallel_lengths_must_divide_and_the_default_one_does() -> Non
         assert loaded.resized_seq_len < loaded.block.seq_len
     with pytest.raises(ConfigError, match=r"tp=4 does not divide block.seq_len=18; sequence_parallel needs"):
         config.load("cpu_smoke", ["block.sequence_parallel=true", "block.seq_len=18"]).check_tp(4)
+
+
+def test_padding_is_not_offered_where_it_refuses_too() -> None:
+    with pytest.raises(ConfigError) as refused:  # more ranks than kv heads: these are replicated, not padded
+        config.load("cpu_smoke", ["block.num_heads=6", "block.num_kv_heads=6", "block.head_size=8"]).check_tp(8)
+    assert "tp=8 does not divide" in str(refused.value) and "pad" not in str(refused.value)

@@ -1,7 +1,9 @@
-"""The suite itself: no test file is left out of it."""
+"""The suite itself: no test file is left out of it, and no test waits for its ranks longer than pytest for the test."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -15,3 +17,42 @@ def test_pytest_looks_into_every_folder_with_tests(pytestconfig: pytest.Config) 
     folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(TESTS).parts[:-1]}
     assert "dist" in folders
     assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in left_out)]
+
+
+def waits(tree: ast.Module) -> Iterator[tuple[int, float]]:
+    """(line, seconds) of every `timeout_s=` of a call, by number or by a constant of the module."""
+    constants = {}
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.targets[0], ast.Name)
+        ):
+            constants[node.targets[0].id] = node.value.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            for argument in node.keywords:
+                value = argument.value
+                seconds = constants.get(value.id) if isinstance(value, ast.Name) else getattr(value, "value", None)
+                if argument.arg == "timeout_s" and isinstance(seconds, int | float):
+                    yield node.lineno, seconds
+
+
+def too_long(source: str, limit_s: float) -> list[tuple[int, float]]:
+    """Waits that pytest cuts short, where no rank can be named any more; a file may have a limit of its own."""
+    tree = ast.parse(source)
+    if "pytest.mark.timeout" in source:
+        return []
+    return [(line, seconds) for line, seconds in waits(tree) if seconds >= limit_s]
+
+
+def test_no_test_waits_for_its_ranks_longer_than_pytest_waits_for_it(pytestconfig: pytest.Config) -> None:
+    limit_s = float(pytestconfig.getini("timeout"))
+    found = {path.name: too_long(path.read_text(), limit_s) for path in sorted(TESTS.rglob("test_*.py"))}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_wait_of_the_limit_or_longer_is_found_by_number_and_by_name() -> None:
+    source = "LIMIT_S = 400\nrun_on_ranks(f, timeout_s=LIMIT_S)\nrun_on_ranks(f, timeout_s=300)\nrun(f, timeout_s=299)"
+    assert too_long(source, 300.0) == [(2, 400), (3, 300)]
+    assert too_long(f"pytestmark = pytest.mark.timeout(460)\n{source}", 300.0) == []

@@ -5,4 +5,10 @@ tpcompile.gate              run: the gate; check_ranks: the same questions for a
 tpcompile.dist.collectives  collectives with a stated gradient, equal in eager and compiled
 tpcompile.nn                the tensor-parallel block the gate compiles
 tpcompile.evidence          records, digests, comparison, verdict: pure, without torch
+
+Nothing is logged until a program says `loguru.logger.enable("tpcompile")`; the sentinel writes its warnings to stderr.
 """
+
+from loguru import logger
+
+logger.disable("tpcompile")

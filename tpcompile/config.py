@@ -103,7 +103,8 @@ class BlockConfig(Frozen):
         if bad:
             good = [n for n in range(1, self.num_heads + 1) if not self._not_divided(n)]
             numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
-            hint = "" if self.uneven == "pad" else ' (or set uneven="pad")'
+            padded = self.model_copy(update={"uneven": "pad"})
+            hint = "" if padded._not_divided(tp) else ' (or set uneven="pad")'
             raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}{hint}")
 
     def _not_divided(self, tp: int) -> list[str]:

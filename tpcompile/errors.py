@@ -22,6 +22,8 @@ class ExitCode(IntEnum):
     BUG = 3
     ENVIRONMENT = 4
     NOTHING_COMPILED = 5
+    INCOMPLETE = 6
+    """`diagnose`: what was compiled agrees as far as the logs go, and they do not go far enough to pass."""
     TIMEOUT = 124
 
 

@@ -19,7 +19,8 @@ from tpcompile.capture import CaptureSession
 from tpcompile.dist.collectives import all_reduce
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
-from tpcompile.evidence.trace import compile_records, read_trace_file
+from tpcompile.evidence.trace import compile_records
+from tpcompile.evidence.tracefile import read_trace_file
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def trace_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def language(trace_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RankRecord]:
     """The DTensor model under cold, warm and split caches."""
-    return run_on_ranks(programs.cold_warm_split, str(tmp_path_factory.mktemp("caches")), timeout_s=300)
+    return run_on_ranks(programs.cold_warm_split, str(tmp_path_factory.mktemp("caches")), timeout_s=280)
 
 
 @pytest.fixture(scope="module")

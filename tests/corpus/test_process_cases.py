@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.corpus.case import Case
-from tpcompile.corpus.cases import ALL, cache, data, eager, process
+from tpcompile.corpus.cases import ALL, by_name, eager, process
 from tpcompile.corpus.judge import Outcome
 from tpcompile.corpus.run import run_case
 
-CASES = (*process.CASES, *eager.CASES, *cache.CASES, *data.CASES)
 
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_other_case_has_its_name(case: Case) -> None:
-    assert ALL[case.name] is case
+def test_a_second_case_of_one_name_is_refused_wherever_it_is() -> None:
+    first, other = process.CASES[0], eager.CASES[0]
+    again = first.model_copy(update={"what": "something else"})
+    assert by_name([[first], [other]]) == {first.name: first, other.name: other}
+    for groups in ([[first, again]], [[first], [other], [again]]):
+        with pytest.raises(AssertionError, match=f"two cases of the corpus are named '{first.name}'"):
+            by_name(groups)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
 
 from tpcompile.dist import adapter, groups
 from tpcompile.dist import collectives as tp
@@ -61,10 +62,22 @@ def test_tracing_is_seen_under_make_fx_fake_tensors_and_dynamo_and_not_in_eager(
 
 
 def test_an_unrelated_dispatch_mode_is_not_tracing() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False):
         assert adapter.num_modes() > 0 and not adapter.is_tracing()
+
+
+def test_collectives_are_functional_ops_under_any_mode_but_one_that_only_looks(group: dist.ProcessGroup) -> None:
+    class Looks(FlopCounterMode):
+        sees_in_place_ops = True
+
+    seen = [adapter.is_functional()]
+    with Looks(display=False):
+        seen.append(adapter.is_functional())
+        with FlopCounterMode(display=False):
+            seen.append(adapter.is_functional())
+    with FakeTensorMode():
+        seen.append(adapter.is_functional())
+    assert seen == [False, False, True, True]
 
 
 def test_a_group_is_found_by_its_name_and_knows_its_devices(group: dist.ProcessGroup) -> None:

@@ -10,7 +10,8 @@ from tests.evidence.samples import broken, call, compiled, counters, divergences
 from tpcompile.config import RunConfig, load
 from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import Check, Item, PhaseCounters, RankRecord, Status
+from tpcompile.evidence.records import Check, Item, PhaseCounters, RankRecord, RegionCount, Status, UserLine
+from tpcompile.evidence.splits import ONE_REGION
 
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
 GOOD = {"error": 1e-7, "single": 1e-7, "ratio": 1.0}
@@ -48,7 +49,11 @@ def healthy(rank: int, **fields: Any) -> RankRecord:
         lowered(call("torch.ops.aten.mul.Tensor", "%0", "2"), kernels=(kernel(),), phase=phase)
         for phase in ("B/first", "C/first")
     ]
-    values = {"counters": phases(), "facts": facts()} | fields
+    target = UserLine(file="/job/model.py", line=3, function="Model.forward")
+    regions = tuple(
+        RegionCount(phase=f"C/{name}", target=target, calls=2, entered=2, most=1) for name in ("first", "steady")
+    )
+    values = {"counters": phases(), "facts": facts(), "regions": regions} | fields
     return record(rank, *values.pop("compiles", compiles), **values)
 
 
@@ -311,3 +316,10 @@ def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happene
 def test_timings_are_those_of_the_slowest_rank() -> None:
     ranks = [healthy(rank, facts={"C/median_ms": 2.0 + rank, "B/median_ms": 5.0}) for rank in range(2)]
     assert checks.timings([digest_rank(r) for r in ranks]) == {"B": 5.0, "C": 3.0}
+
+
+def test_a_call_that_enters_two_regions_turns_mode_c_red() -> None:
+    target = UserLine(file="/job/model.py", line=3, function="Model.forward")
+    at = UserLine(file="/job/model.py", line=5, function="forward")
+    split = RegionCount(phase="C/steady", target=target, calls=2, entered=4, most=2, runs_at=at)
+    assert failed("C", healthy(0), healthy(1, regions=(split,))) == {ONE_REGION: (1,)}

@@ -77,7 +77,7 @@ def test_a_rank_constant_is_found_in_the_graph_with_value_and_line_of_each_side(
     assert (found.layer, found.cls) == (Layer.GRAPH, DivergenceClass.CONTENT)
     assert texts(found) == [f"%1 :: call mul(%0, 1) -> {F32}", f"%1 :: call mul(%0, 2) -> {F32}"]
     assert lines(found) == ["/app/model.py:12 in forward"] * 2
-    assert "mul(%0, 1) against mul(%0, 2)" in found.title and "get_rank" in found.advice
+    assert "mul(%0, 1) / mul(%0, 2)" in found.title and "get_rank" in found.advice
 
 
 def test_an_inserted_op_is_named_on_the_rank_that_has_it() -> None:
@@ -106,12 +106,71 @@ def test_a_compile_that_failed_on_one_rank_is_named() -> None:
     )
 
 
+def test_a_break_before_the_first_use_of_a_parameter_wins_over_the_inputs_that_it_hides() -> None:
+    bias = tensor("L['self']._parameters['bias']")
+    usual = compiled(inputs=(bias, tensor()))
+    cut = compiled(call("mul", "%0", "2"), breaks=(broken(at=4),), collectives=())
+    after = compiled(function="torch_dynamo_resume_in_forward_at_4", compile_id="1/0")
+    found = only(usual, [cut, after])
+    assert (found.layer, found.cause, parts(found)) == (Layer.GRAPH, Cause.GRAPH_BREAK, [(0,), (1,)])
+    assert found.line is not None and found.line.line == 4
+
+
+def test_a_failed_compile_wins_over_the_inputs() -> None:
+    found = only(compiled(inputs=(tensor(), tensor("L['y']"))), compiled(failure="Unsupported"))
+    assert (found.cause, parts(found)) == (Cause.COMPILE_FAILED, [(0,), (1,)])
+
+
+def test_breaks_that_all_ranks_have_hide_no_other_input() -> None:
+    found = only(compiled(breaks=(broken(),)), compiled(breaks=(broken(),), inputs=(tensor(dtype="float64"),)))
+    assert found.cause == Cause.DTYPE
+
+
+def test_a_title_is_cut_before_and_behind_the_difference_never_in_it() -> None:
+    found = only(compiled(), compiled(inputs=(tensor(requires_grad=True),)))
+    assert found.title == "inputs differs at L['x']: requires_grad=False / requires_grad=True"
+    long = 'against {"allow_bf16_reduce":0,"allow_fp16_reduce":0,"allow_tf32":false,"autocast":{"cached_enabled":true'
+    states = (f'{long},"num_threads":{count}}}}}' for count in (1, 2))
+    found = only(*(compiled(guards=(guard("GLOBAL_STATE", "", state),)) for state in states))
+    assert '"num_threads":1 / "num_threads":2' in found.title
+
+
+def shard(size: str, stride: str = "[8, 1]", source: str = "L['self'].weight._local_tensor") -> CompileRecord:
+    says = f"torch.float32, requires_grad=True, size={size}, stride={stride})"
+    checked = guard("TENSOR_MATCH", source, "").model_copy(update={"expression": f"check_tensor({source}, {says}"})
+    return compiled(guards=(guard(), checked))
+
+
+@pytest.mark.parametrize("sizes", [("[4, 8]", "[3, 8]"), ("[4, 8]", "[4, 8]", "[4, 8]", "[1, 8]")])
+def test_guards_on_shards_of_a_dimension_that_the_ranks_do_not_divide_are_green(sizes: tuple[str, ...]) -> None:
+    found = only(*map(shard, sizes))
+    assert (found.layer, found.cls, found.is_red) == (Layer.GUARDS, DivergenceClass.RANK_PARAMETRIC, False)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (shard("[3, 8]"), shard("[4, 8]")),
+        (shard("[4, 8]"), shard("[2, 8]"), shard("[3, 8]")),
+        (shard("[4, 8]"), shard("[3, 7]", "[7, 1]")),
+        (shard("[4, 8]"), shard("[3, 8]", "[1, 3]")),
+        (shard("[4, 8]", source="L['x']"), shard("[3, 8]", source="L['x']")),
+    ],
+    ids=["the last has more", "not in order", "two sizes", "another layout", "no shard"],
+)
+def test_other_differences_of_local_tensors_are_red(ranks: tuple[CompileRecord, ...]) -> None:
+    assert only(*ranks).is_red
+
+
+def test_an_uneven_shard_hides_no_other_guard() -> None:
+    other = shard("[3, 8]").model_copy(update={"guards": (guard(says="== 2"), shard("[3, 8]").guards[1])})
+    assert [d.is_red for d in between(shard("[4, 8]"), other)] == [False, True]
+
+
 def test_guards_alone_are_a_finding_of_their_own() -> None:
     found = only(compiled(guards=(guard(says="== 1"),)), compiled(guards=(guard(says="== 2", at=9),)))
     assert (found.layer, found.cls) == (Layer.GUARDS, DivergenceClass.CONTENT)
-    assert (
-        "L['self'].scale: EQUALS_MATCH: L['self'].scale == 1 against EQUALS_MATCH: L['self'].scale == 2" in found.title
-    )
+    assert "L['self'].scale: EQUALS_MATCH: L['self'].scale == 1 / EQUALS_MATCH: L['self'].scale == 2" in found.title
     assert lines(found) == ["/app/model.py:3 in forward", "/app/model.py:9 in forward"]
 
 
@@ -204,7 +263,7 @@ def test_a_compile_without_collectives_on_one_rank_only_is_content() -> None:
 def test_kernels_that_differ_under_equal_graphs_are_red() -> None:
     found = only(lowered(kernels=(kernel("x * 2"),)), lowered(kernels=(kernel("2 * x"),)))
     assert (found.layer, found.is_red) == (Layer.KERNELS, True)
-    assert "x * 2 against 2 * x" in found.title
+    assert "x * 2 / 2 * x" in found.title
 
 
 BOUND = "torch.ops.aten.lt.Scalar"

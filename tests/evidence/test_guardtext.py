@@ -163,3 +163,12 @@ def test_a_guard_on_a_group_name_is_a_guard_on_its_role() -> None:
     assert one(text.format("3"), roles={"3": "tp"}) == one(text.format("9"), roles={"9": "tp"})
     assert one(text.format("3"), roles={"3": "tp"}).expression.endswith("group:tp")
     assert one(text.format("3"), roles={"3": "tp"}) != one(text.format("3"), roles={"3": "dp"})
+
+
+def test_the_number_of_a_hook_differs_by_nature() -> None:
+    def expression(number: int, hooks: str = "_forward_hooks_always_called") -> str:
+        text = f"| +- DICT_CONTAINS: not ___dict_contains({number}, L['m'].{hooks})"
+        return parse_guards(text, roles=GroupRoles({}))[0].expression
+
+    assert expression(1) == expression(23) == "not ___dict_contains(ID, L['m']._forward_hooks_always_called)"
+    assert expression(1, "table") != expression(23, "table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
-from tpcompile.evidence.tracedir import NEWEST, WHOLE, diagnose
+from tpcompile.evidence.tracedir import WHOLE, Question, diagnose
 
 JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
 LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"
@@ -95,42 +96,91 @@ def test_the_environment_is_not_observed_and_not_called_equal() -> None:
     assert (found.status, found.observed) == (Status.SKIPPED, "not observed")
 
 
-def test_ranks_without_a_log_are_named(job: Path) -> None:
-    (job / LOG.format(1)).rename(job / LOG.format(2))
-    verdict = diagnose([job], world_size=4)
-    found = check(verdict, checks.REPORTED)
-    assert (verdict.exit_code, found.ranks) == (1, (1, 3))
-    assert "rank 1,3 left no log" in verdict.summary
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    """A copy of a job whose ranks agree, to damage."""
+    return Path(shutil.copytree(JOBS / "cold_shared", tmp_path / "healthy"))
 
 
-def test_a_gap_between_ranks_is_a_missing_rank_without_being_told_the_world_size(job: Path) -> None:
-    (job / LOG.format(1)).rename(job / LOG.format(3))
-    assert check(diagnose([job]), checks.REPORTED).ranks == (1, 2)
+def test_ranks_without_a_log_are_named_and_the_rest_is_no_pass(healthy: Path) -> None:
+    (healthy / LOG.format(1)).rename(healthy / LOG.format(2))
+    verdict = diagnose([healthy], Question(world_size=4))
+    assert (verdict.exit_code, verdict.status) == (6, Status.SKIPPED)
+    assert "rank 1 left no log" in verdict.summary and "1 more" in verdict.summary
 
 
-def test_of_a_restarted_rank_the_newest_log_counts_and_is_named(job: Path) -> None:
-    old = (job / LOG.format(1)).read_text().replace("V1121 ", "V0101 ")
-    (job / "dedicated_log_torch_trace_rank_1_before.log").write_text(old)
-    found = check(diagnose([job]), NEWEST)
-    assert (found.status, found.ranks) == (Status.INFO, (1,))
-    assert found.details == (f"rank 1: {LOG.format(1)}, not dedicated_log_torch_trace_rank_1_before.log",)
+def test_a_difference_is_red_although_a_rank_left_no_log(job: Path) -> None:
+    assert diagnose([job], Question(world_size=3)).exit_code == 1
+
+
+def test_a_gap_between_ranks_is_a_missing_rank_without_being_told_the_world_size(healthy: Path) -> None:
+    (healthy / LOG.format(1)).rename(healthy / LOG.format(3))
+    assert check(diagnose([healthy]), WHOLE).ranks == (1, 2)
+
+
+def test_two_logs_of_one_rank_are_refused(job: Path) -> None:
+    shutil.copy(job / LOG.format(1), job / "dedicated_log_torch_trace_rank_1_before.log")
+    with pytest.raises(ConfigError, match=r"rank 1 has more than one log.*two jobs, or one that was restarted"):
+        diagnose([job])
+
+
+def test_two_jobs_in_two_folders_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 0-1 has more than one log"):
+        diagnose([JOBS / "stride", JOBS / "order"])
 
 
 def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path) -> None:
     text = (job / LOG.format(0)).read_text()
     (job / LOG.format(0)).write_text(text[:-20])  # rank 0 dies in its last record
     verdict = diagnose([job])
-    assert (verdict.exit_code, verdict.divergences) == (0, ())
+    assert (verdict.exit_code, verdict.divergences) == (6, ())
     assert check(verdict, WHOLE).ranks == (0,)
 
 
-def test_a_log_cut_anywhere_never_adds_a_difference(job: Path) -> None:
-    text = (JOBS / "cold_shared" / LOG.format(1)).read_text()
-    (job / LOG.format(0)).write_text((JOBS / "cold_shared" / LOG.format(0)).read_text())
-    for place in range(0, len(text), len(text) // 40):
-        (job / LOG.format(1)).write_text(text[:place])
+def places(text: str) -> list[int]:
+    """Where to cut a log: around the start of every record, and in between."""
+    starts = [match.start() for match in re.finditer(r"^V\d{4} ", text, re.MULTILINE)]
+    around = {start + by for start in starts for by in (-1, 0, 1)}
+    between = range(0, len(text), max(1, len(text) // 60))
+    return sorted(place for place in around.union(between) if 0 <= place < len(text) - 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["cold_shared", "warm_cold"])
+def test_a_healthy_job_with_one_log_cut_anywhere_is_neither_red_nor_green(name: str, rank: int, healthy: Path) -> None:
+    shutil.copytree(JOBS / name, healthy, dirs_exist_ok=True)
+    text = (JOBS / name / LOG.format(rank)).read_text()
+    for place in places(text):
+        (healthy / LOG.format(rank)).write_text(text[:place])
+        assert diagnose([healthy]).exit_code == 6, place
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("stride", 0), ("limit", 0), ("graph_break", 1), ("reduce_op", 0), ("order", 0)]
+)
+def test_a_faulty_job_with_the_log_of_the_other_rank_cut_anywhere_never_passes(
+    name: str, other: int, tmp_path: Path
+) -> None:
+    job = Path(shutil.copytree(JOBS / name, tmp_path / "job"))
+    text = (job / LOG.format(other)).read_text()
+    for place in places(text):
+        (job / LOG.format(other)).write_text(text[:place])
         verdict = diagnose([job])
-        assert [d for d in verdict.divergences if d.is_red] == [], place
+        assert verdict.exit_code in (1, 6), place
+        assert "ranks agree; " not in verdict.summary, place
+
+
+def test_an_empty_log_never_passes(healthy: Path) -> None:
+    (healthy / LOG.format(1)).write_text("")
+    verdict = diagnose([healthy])
+    assert verdict.exit_code == 6 and "the log of rank 1 is empty" in verdict.summary
+
+
+def test_a_job_that_ended_badly_while_its_compiles_agree_is_no_pass(healthy: Path) -> None:
+    verdict = diagnose([healthy], Question(ended_badly=True))
+    assert verdict.exit_code == 6
+    assert "the cause is not in what was compiled" in verdict.summary
+    assert "its last compile is compile 0/0 of healthy" in verdict.summary
 
 
 def test_logs_without_any_compile_end_with_5(job: Path) -> None:

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many, run_per_rank
+from tests.gate.runs import (
+    AOT,
+    ROOT,
+    GateRun,
+    compare_offline,
+    leftovers,
+    run_gate,
+    run_many,
+    run_per_rank,
+    torchrun,
+)
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, Status
@@ -48,6 +58,14 @@ ON_ONE_RANK = ("llama_train", "all_modes")
 CACHES = ("cold", "warm", "split")
 ONE_COMPILE = ("--set", "gate.resized_seq_len=16", "--set", "gate.steady_calls=3")
 """The length stays: a second compile costs as much as the first, and scripts/clean_runs.py has it."""
+
+
+def test_the_gate_on_cpus_is_green_where_torch_sees_gpus(tmp_path: Path) -> None:
+    code, stderr = torchrun(tmp_path / "stderr", [str(ROOT / "tests/gate/beside_gpus.py"), str(tmp_path / "run")])
+    verdict = RunDir(tmp_path / "run").read_verdict()
+    assert verdict is not None, stderr
+    assert (verdict.exit_code, code) == (0, 0), verdict.summary
+    assert "collectives as declared by the block" in {check.name for check in verdict.checks}
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,7 @@ def test_landmine_19_activation_checkpointing_issues_forward_collectives_again(t
         assert len(recomputed["traced"]) == num_declared + (0 if IS_OLD else num_forward - 1)
         assert recomputed["eager"] == num_declared + num_forward - 1
         assert kept["traced"] == r["declared"]
+        assert kept["eager"] == num_declared
 
 
 def missing_landmines(sources: Iterable[str]) -> set[int]:

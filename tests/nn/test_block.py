@@ -181,7 +181,7 @@ def _worker_4() -> dict[Any, dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return run_on_ranks(_worker_2, timeout_s=300)
+    return run_on_ranks(_worker_2, timeout_s=280)
 
 
 @pytest.fixture(scope="module")

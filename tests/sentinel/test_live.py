@@ -11,6 +11,8 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.testing.ranks import run_on_ranks
 
 Results = list[dict[str, dict[str, Any]]]
+LIMIT_S = 400
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)  # the ranks' limit strikes first: it names the ranks that hang
 AGREE = ["clean", "reset_in_mid_run", "opposite_order", "one_ranks_own_function", "uneven", "uneven_and_slow",
          "uneven_in_parts", "compiled_while_handling", "functions_come_and_go", "modules", "slow", "slow_compile",
          "allowed", "limit_on_both", "failed_quietly_on_both", "closed"]  # fmt: skip
@@ -22,7 +24,7 @@ FAIL = ["follower_dies", "store_gone"]
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    return run_on_ranks(scenarios.run, [*AGREE, *DIVERGE, *FAIL], timeout_s=400)
+    return run_on_ranks(scenarios.run, [*AGREE, *DIVERGE, *FAIL], timeout_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("name", AGREE[:-1])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from tpcompile.dist import collectives
 from tpcompile.errors import ConfigError
@@ -36,6 +42,32 @@ def test_listener_hears_gathers_scatters_and_the_backward_pass() -> None:
     names = [(op, reduce_op, shape) for op, reduce_op, shape, _ in heard]
     gather, scatter = ("all_gather_into_tensor", "", [2, 3]), ("reduce_scatter_tensor", "sum", [8, 3])
     assert names == [gather, scatter, gather, scatter]
+
+
+def test_listener_hears_functional_collectives_and_passes_eager_code_on_as_it_is() -> None:
+    heard: list[tuple[str, str, list[int], str]] = []
+    seen: list[str] = []
+
+    class Below(TorchDispatchMode):
+        sees_in_place_ops = True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with Below(), listening(heard):
+            collectives.all_reduce(torch.ones(3), group=dist.group.WORLD)
+            funcol.all_reduce(torch.ones(4), "max", dist.group.WORLD).wait()
+            with FlopCounterMode(display=False):
+                collectives.all_gather_single(torch.ones(5), dim=0, group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    assert [row[:3] for row in heard] == [
+        ("all_reduce", "sum", [3]), ("all_reduce", "max", [4]), ("all_gather_into_tensor", "", [5]),
+    ]  # fmt: skip
+    assert next(name for name in seen if "c10d" in name) == "c10d"
 
 
 def test_each_local_rank_reads_its_own_number() -> None:

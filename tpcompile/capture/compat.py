@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import functools
+import linecache
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
+import torch._C._dynamo.eval_frame as _eval_frame
 import torch._dynamo.callback as _callback
 import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
@@ -24,6 +28,7 @@ import torch.distributed as dist
 import torch.fx.graph as _fx_graph
 from torch._dynamo import config as _dynamo_config
 from torch._dynamo.utils import counters as _counters
+from torch._dynamo.utils import get_compilation_metrics
 from torch._dynamo.utils import get_traced_code as _get_traced_code
 from torch._logging import _internal as _logging_internal
 from torch._logging import structured as _structured
@@ -32,6 +37,7 @@ from torch.nn.attention import SDPBackend
 
 from tpcompile.evidence import normalise
 from tpcompile.evidence.collectives import is_library_file
+from tpcompile.evidence.records import SkippedFrame, UserLine
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
@@ -150,6 +156,95 @@ def traced_code() -> list[CodeType]:
     return list(_get_traced_code() or ())
 
 
+def _wrapper_code() -> CodeType:
+    """Code object that the wrappers of all compiled callables share; Dynamo makes one wrapper per callable from it."""
+    compiled: Any = torch.compile(lambda: None, backend="eager")
+    code: CodeType = compiled.__code__
+    return code
+
+
+_COMPILE_WRAPPER = _wrapper_code()
+Lookup = Callable[[bool, FrameType], None]
+_lookup_listeners: list[Lookup] = []
+_previous_hook: list[Any] = []
+"""The guard hook that was there before ours, while ours is installed."""
+
+
+@contextmanager
+def guard_lookups(listener: Lookup) -> Iterator[None]:
+    """Call `listener(hit, frame)` after every guard lookup; `frame` is the caller of the frame that was looked up.
+
+    Dynamo has one slot for such a hook: a hook that is there already goes on working, one that comes later stays.
+    """
+    if not _lookup_listeners:
+        _previous_hook[:] = [_eval_frame.set_guard_complete_hook(_looked_up)]
+    _lookup_listeners.append(listener)
+    try:
+        yield
+    finally:
+        _lookup_listeners.remove(listener)
+        if not _lookup_listeners:
+            installed = _eval_frame.set_guard_complete_hook(_previous_hook.pop())
+            if installed is not None and installed is not _looked_up:
+                _eval_frame.set_guard_complete_hook(installed)
+
+
+def _looked_up(hit: bool) -> bool:
+    previous = _previous_hook[0] if _previous_hook else None
+    if previous is not None:
+        hit = previous(hit)
+    for listener in _lookup_listeners:
+        listener(hit, sys._getframe(1))
+    return hit
+
+
+class CompiledCall(NamedTuple):
+    """A call of a compiled callable that has not returned."""
+
+    function: Any
+    """What the user compiled, as Dynamo calls it."""
+    token: object
+    """The same object for the whole of one call, a different one for each call while somebody holds it."""
+    around: FrameType | None
+    """Outermost frame of user code that runs in Python between the callable and the frame asked for."""
+
+
+def compiled_call(frame: FrameType | None) -> CompiledCall | None:
+    """The innermost call of a compiled callable below which `frame` runs; None outside of one."""
+    around = None
+    while frame is not None and frame.f_code is not _COMPILE_WRAPPER:
+        file = frame.f_code.co_filename
+        if file.startswith(_DYNAMO):
+            around = None  # all below is Dynamo at work
+        elif not _is_library(file):
+            around = frame
+        frame = frame.f_back
+    if frame is None:
+        return None
+    values = frame.f_locals
+    return CompiledCall(values["fn"], values["cleanups"], around)
+
+
+_is_library = functools.cache(is_library_file)
+_DYNAMO = os.path.dirname(_callback.__file__) + os.sep
+
+
+def failed_frames() -> list[SkippedFrame]:
+    """Frames whose compile failed, of the last 64 compiles of this process: Dynamo leaves their code to Python."""
+    found = []
+    for metrics in get_compilation_metrics():
+        if metrics.fail_type is None or metrics.co_filename is None:
+            continue
+        frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=metrics.co_name or "")
+        broke_at = None
+        if metrics.fail_user_frame_filename and metrics.fail_user_frame_lineno:
+            file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
+            broke_at = UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
+        reason = (metrics.fail_reason or metrics.fail_type).strip().splitlines()[0]
+        found.append(SkippedFrame(line=frame, reason=reason, broke_at=broke_at))
+    return found
+
+
 def dynamo_counters() -> dict[str, int]:
     """Dynamo's running totals: `frames` it started, `graphs` it made, `breaks` it counted."""
     return {
@@ -168,23 +263,6 @@ def group_roles() -> dict[str, str]:
         description = getattr(group, "group_desc", "") or "undefined"
         roles[str(name)] = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
     return roles
-
-
-def counting_backend(name: str) -> tuple[Callable[..., Any], list[int]]:
-    """A torch.compile backend that counts how often compiled regions are entered, and its one-element counter."""
-    backend = torch._dynamo.lookup_backend(name)
-    entered = [0]
-
-    def compile_region(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        compiled = backend(gm, inputs)
-
-        def region(*args: Any) -> Any:
-            entered[0] += 1
-            return compiled(*args)
-
-        return region
-
-    return compile_region, entered
 
 
 def triton_kernel_name(index: int) -> str:

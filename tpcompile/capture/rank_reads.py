@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
 
-from tpcompile.evidence.collectives import is_library
+from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import RankRead, TaintKind, UserLine
 
 _FUNCTIONS = {

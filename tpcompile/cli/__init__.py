@@ -1,6 +1,6 @@
 """Command line -> exit code: the only place that prints an error and ends the process.
 
-Commands import what they need inside the function, so `tpcompile --help` costs typer and nothing else.
+Commands import what they need inside the function, so `tpcompile --help` costs typer and loguru and nothing else.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tpcompile.evidence.tracedir import Question
 
 
 def diagnose(
@@ -13,8 +16,23 @@ def diagnose(
         list[Path], typer.Argument(metavar="DIR...", help="Folders of TORCH_TRACE files, searched recursively.")
     ],
     world_size: Annotated[
-        int | None, typer.Option(min=2, help="Ranks of the job; default: as many as the logs show.")
+        int | None, typer.Option(min=2, max=1_000_000, help="Ranks of the job; default: as many as the logs show.")
     ] = None,
+    mesh: Annotated[
+        str, typer.Option(metavar="dp=2,tp=4", help="Axes of the job, outermost first; default: read from the logs.")
+    ] = "",
+    axis: Annotated[str, typer.Option(help="Axis of --mesh whose ranks must agree.")] = "tp",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER:TEXT:REASON", help="An intended difference: items of LAYER with TEXT; repeatable."),
+    ] = None,
+    uneven: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FUNCTION:REASON", help="A function whose content may differ by rank; repeatable."),
+    ] = None,
+    ended_badly: Annotated[
+        bool, typer.Option("--ended-badly", help="The job crashed or hung: agreement is exit code 6, not 0.")
+    ] = False,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
 ) -> None:
@@ -25,7 +43,8 @@ def diagnose(
     from tpcompile.evidence import tracedir
     from tpcompile.report import junit, terminal
 
-    verdict = tracedir.diagnose(folders, world_size=world_size)
+    question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
+    verdict = tracedir.diagnose(folders, question)
     outputs = [(json, verdict.to_json(indent=1) + "\n"), (junitxml, junit.render(verdict))]
     for path, text in outputs:
         if path is None or str(path) == "-":
@@ -39,3 +58,33 @@ def diagnose(
     else:
         terminal.render(verdict, Console(), command="diagnose")
     raise typer.Exit(verdict.exit_code)
+
+
+def _question(
+    world_size: int | None, mesh: str, axis: str, allow: list[str], uneven: list[str], ended_badly: bool
+) -> Question:
+    from tpcompile.errors import ConfigError
+    from tpcompile.evidence.domains import parse_mesh
+    from tpcompile.evidence.records import Layer
+    from tpcompile.evidence.tracedir import Question
+
+    allowed = []
+    for text in allow:
+        layer, _, rest = text.partition(":")
+        contains, _, reason = rest.rpartition(":")
+        if layer not in list(Layer) or not contains or not reason:
+            raise ConfigError(f"--allow {text}: write it as LAYER:TEXT:REASON, LAYER one of {', '.join(Layer)}")
+        allowed.append((layer, contains, reason))
+    declared = []
+    for text in uneven:
+        function, _, reason = text.partition(":")
+        if not function or not reason:
+            raise ConfigError(f"--uneven {text}: write it as FUNCTION:REASON")
+        declared.append((function, reason))
+    return Question(
+        world_size=world_size,
+        mesh=parse_mesh(mesh, axis) if mesh else None,
+        allowed=tuple(allowed),
+        uneven=tuple(declared),
+        ended_badly=ended_badly,
+    )

@@ -35,12 +35,14 @@ def run(
     """Run cases for real; exit 0 only when every fault is named and no healthy program is red."""
     from rich.console import Console
 
+    from tpcompile import logs
     from tpcompile.corpus.cases import chosen
     from tpcompile.corpus.columns import COLUMNS
     from tpcompile.corpus.matrix import Matrix, made_with, render
     from tpcompile.corpus.sweep import sweep
     from tpcompile.errors import ConfigError, ExitCode
 
+    logs.setup(rank=0)
     cases = chosen(names or ())
     tools = [tool for tool in columns.split(",") if tool]
     unknown = [tool for tool in tools if tool not in COLUMNS]

@@ -2,7 +2,7 @@
 
     name                                          why
     torch.ops._c10d_functional.*                  collectives that trace; the public funcol returns a wrapper tensor
-    torch._C._len_torch_dispatch_stack and modes  make_fx and fake tensors trace while is_compiling() is False
+    torch._C._len_torch_dispatch_stack and modes  make_fx, fake tensors and selective checkpointing, all in eager
     distributed_c10d._resolve_process_group       a group name -> its group
     ProcessGroup.allreduce(...) and its options   what dist.all_reduce calls; 2 us less host time than through it
     ProcessGroup._allgather_base, ...             the same for gather, scatter and all-to-all; renamed in 2.13
@@ -25,10 +25,13 @@ from torch.distributed import distributed_c10d as c10d
 ops = torch.ops._c10d_functional
 is_compiling = torch.compiler.is_compiling
 num_modes = torch._C._len_torch_dispatch_stack
+_modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack
 _mode = torch._C._get_dispatch_mode
 _EXPOSES_INTERMEDIATES = torch.__version__ < "2.13"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
+FUNCTIONAL = "functional"
+"""The work of a collective that was issued as a functional op: torch keeps the real one beside the tensor."""
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -38,8 +41,22 @@ REDUCE_OPS = {
 
 
 def is_tracing() -> bool:
-    """True under Dynamo, torch.export, make_fx and fake tensors: then the functional ops must be used."""
+    """True under Dynamo, torch.export, make_fx and fake tensors: no tensor has numbers, and a work cannot be kept."""
     return is_compiling() or (num_modes() > 0 and is_mode_tracing())
+
+
+def is_functional() -> bool:
+    """True where a collective must be the functional op: traced, and in eager under any dispatch mode.
+
+    A mode sees ops and may give a result that it kept, as selective activation checkpointing does. The in-place op of
+    eager returns nothing of use to it: the buffer that the op fills would stay as it was allocated. A mode whose class
+    says `sees_in_place_ops = True` keeps nothing.
+    """
+    return is_compiling() or (num_modes() > 0 and not all(_sees_in_place_ops(mode) for mode in _modes()))
+
+
+def _sees_in_place_ops(mode: Any) -> bool:
+    return getattr(mode, "sees_in_place_ops", False)
 
 
 def is_mode_tracing() -> bool:
@@ -86,22 +103,22 @@ def has_backend(group: Any, device: torch.device) -> bool:
 
 def begin_all_reduce(x: Tensor, op: str, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:
     """Real `x` -> contiguous result in flight and its work; `x` is left as it was."""
-    if is_tracing():
-        return ops.all_reduce(x.contiguous(), op, group.group_name), None
+    if is_functional():
+        return ops.all_reduce(x.contiguous(), op, group.group_name), FUNCTIONAL
     return send_all_reduce(x, all_reduce_options(op, later=later), group)
 
 
 def begin_all_gather(x: Tensor, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:
     """Dense `x` [n, ...] -> [n * group size, ...] in flight and its work."""
-    if is_tracing():
-        return ops.all_gather_into_tensor(x, group.size(), group.group_name), None
+    if is_functional():
+        return ops.all_gather_into_tensor(x, group.size(), group.group_name), FUNCTIONAL
     return send_all_gather(x, gathered_shape(x, group), group, later=later)
 
 
 def begin_reduce_scatter(x: Tensor, group: Any, *, later: bool = False) -> tuple[Tensor, Any]:
     """Dense `x` [n, ...] -> sum of this rank's [n / group size, ...] in flight and its work."""
-    if is_tracing():
-        return ops.reduce_scatter_tensor(x, "sum", group.size(), group.group_name), None
+    if is_functional():
+        return ops.reduce_scatter_tensor(x, "sum", group.size(), group.group_name), FUNCTIONAL
     return send_reduce_scatter(x, scattered_shape(x, group), group, later=later)
 
 
@@ -109,8 +126,8 @@ def begin_all_to_all(
     x: Tensor, receive: list[int], send: list[int], group: Any, *, later: bool = False
 ) -> tuple[Tensor, Any]:
     """Dense `x` [sum(send), ...] -> [sum(receive), ...] in flight and its work; empty splits are equal ones."""
-    if is_tracing():
-        return ops.all_to_all_single(x, receive, send, group.group_name), None
+    if is_functional():
+        return ops.all_to_all_single(x, receive, send, group.group_name), FUNCTIONAL
     if not receive:
         return send_all_to_all(x, group, later=later)
     out = x.new_empty((sum(receive), *x.shape[1:]))
@@ -118,9 +135,9 @@ def begin_all_to_all(
 
 
 def begin_broadcast(x: Tensor, src: int, group: Any) -> tuple[Tensor, Any]:
-    """Real `x` -> contiguous `x` of the rank at place `src` of the group; in flight when traced."""
-    if is_tracing():
-        return ops.broadcast(x.contiguous(), src, group.group_name), None
+    """Real `x` -> contiguous `x` of the rank at place `src` of the group; in flight as a functional op."""
+    if is_functional():
+        return ops.broadcast(x.contiguous(), src, group.group_name), FUNCTIONAL
     return broadcast_now(x, broadcast_options(src), group), None
 
 
@@ -180,8 +197,8 @@ def received(raw: Tensor, work: Any) -> Tensor:
 
 
 def end(raw: Tensor, work: Any) -> Tensor:
-    """Wait for a collective in flight, traced or eager."""
-    return _waited(raw) if work is None and is_tracing() else received(raw, work)
+    """Wait for a collective in flight, by its work or as the functional op."""
+    return _waited(raw) if work is FUNCTIONAL else received(raw, work)
 
 
 def _waited(raw: Tensor) -> Tensor:

@@ -214,7 +214,7 @@ class _Start(torch.autograd.Function):
         rest = (None,) * 7
         if ctx.reverse in ("same", "own_shard"):
             return grad, *rest
-        work, _ = (None, None) if ctx.works is None else ctx.works.pop("backward")
+        work, _ = (adapter.FUNCTIONAL, None) if ctx.works is None else ctx.works.pop("backward")
         return adapter.end(grad, work), *rest
 
 
@@ -238,10 +238,10 @@ class _Wait(torch.autograd.Function):
         ctx.works, ctx.reverse, ctx.receive, ctx.send, ctx.group = works, reverse, receive, send, group
         if own is not None:
             ctx.save_for_backward(own)
-        if works is None:
-            return adapter.end(raw, None)
-        ctx.mark_dirty(raw)
-        return adapter.end(raw, works.pop("forward"))
+        work = adapter.FUNCTIONAL if works is None else works.pop("forward")
+        if work is not adapter.FUNCTIONAL:
+            ctx.mark_dirty(raw)
+        return adapter.end(raw, work)
 
     @staticmethod
     @first_order

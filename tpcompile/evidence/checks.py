@@ -10,6 +10,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import SEPARATOR
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
+from tpcompile.evidence.splits import region_check
 
 COMPILED = "something was compiled"
 TIMED_OUT = "finished in time"
@@ -82,6 +83,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     return [
         _compiled("C", digests),
         *_one_graph("C", digests),
+        region_check("C", digests, phases=[f"C/{name}" for name in (FIRST, STEADY, RESIZED)]),
         _steady(config, digests),
         *_resized(config, digests),
         *_agreement("C", digests, divergences),
@@ -99,7 +101,14 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
     phases = dict.fromkeys(c.phase for d in digests for c in d.counters)
     broken = [_no_breaks("", f"{UNBROKEN} in {phase}", phase, digests, frames=False) for phase in phases]
     agreement = _agreement("", digests, divergences)
-    return [_compiled("", digests), *broken, *agreement, _tp_aware("", digests), _kept("", digests)]
+    return [
+        _compiled("", digests),
+        *broken,
+        region_check("", digests, phases=phases),
+        *agreement,
+        _tp_aware("", digests),
+        _kept("", digests),
+    ]
 
 
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:

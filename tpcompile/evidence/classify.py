@@ -93,6 +93,11 @@ def node(item: Item) -> Call | None:
     return Call(match["op"], match["target"], match["args"], match["value"]) if match else None
 
 
+def is_break_or_failure(item: Item) -> bool:
+    """True for an item of the graph layer that is no node."""
+    return about(item).startswith(BREAK) or about(item) == FAILED
+
+
 def inputs(row: Row, *, is_dynamic: bool) -> Cause:
     """Cause of a differing input; `is_dynamic` says that a size is a symbol on some ranks only."""
     fields = [dict(_INPUT_FIELD.findall(says(item))) for item in row if item]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import linecache
-import os
+import itertools
 import re
-from collections.abc import Iterable
-from importlib import metadata
+from collections.abc import Iterable, Sequence
 
+from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+
+__all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 
 _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
@@ -18,7 +18,6 @@ _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
-_LIBRARY = ("/site-packages/torch/", "/dist-packages/torch/", "/tpcompile/dist/")
 
 
 def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
@@ -65,42 +64,14 @@ def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective
     )
 
 
-def is_library(line: UserLine) -> bool:
-    """True for a line of torch or of our own wrappers: nobody can fix their program there."""
-    return is_library_file(line.file) or _is_of_torch(line)
-
-
-def is_library_file(file: str) -> bool:
-    """The same of a file."""
-    return any(part in file for part in _LIBRARY)
-
-
-def _is_of_torch(line: UserLine) -> bool:
-    """Torch cuts the front of long paths: the line is its own when that code stands there in torch's file."""
-    torch = _torch_folder()
-    if not torch or line.file.startswith("/") or not line.code:
-        return False
-    parts = line.file.split("/")
-    files = (os.path.join(torch, *parts[i:]) for i in range(len(parts)))
-    return any(line.code in linecache.getline(file, line.line) for file in files)
-
-
-@functools.cache
-def _torch_folder() -> str:
-    """Where torch is installed, found without importing it; empty where it is not."""
-    try:
-        return str(metadata.distribution("torch").locate_file("torch"))
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def blamed_line(nodes: list[Node], index: int) -> UserLine | None:
+def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     """The user's line for a node.
 
-    Torch prints the innermost frame only. When that is library code, the nearest node before it (else after it)
+    Where that is library code and nothing in the log names the caller, the nearest node before it (else after it)
     that came from user code is named instead.
     """
-    order = [index, *range(index - 1, -1, -1), *range(index + 1, len(nodes))]
-    lines = [nodes[i].line for i in order]
-    own = next((line for line in lines if line is not None and not is_library(line)), None)
-    return own or nodes[index].line
+    for at in itertools.chain(range(index, -1, -1), range(index + 1, len(nodes))):
+        line = nodes[at].line
+        if line is not None and not is_library(line):
+            return line
+    return nodes[index].line

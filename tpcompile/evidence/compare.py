@@ -56,18 +56,21 @@ class _Domain:
 
     def __init__(self, name: str, ranks: Sequence[RankDigest], fetch: Fetch, allowed: Allowed) -> None:
         self.name, self.ranks, self.fetch, self.allowed = name, ranks, fetch, allowed
+        self.known: dict[tuple[int, int, Layer, str], tuple[Item, ...]] = {}
         self.coordinates = {d.rank: d.coordinate for d in ranks}
 
     def divergences(self) -> Iterator[Divergence]:
         yield from self.environment()
         slots = align(self.ranks)
-        broken = False
+        broken: set[int] = set()
         for slot in slots:
             absent = tuple(d.rank for d in self.ranks if d.rank not in slot.compiles and not d.is_cut)
-            if absent and broken and slot.is_resumed:
+            if absent and broken.issuperset(slot.compiles):
                 continue  # what comes after a graph break that is named already
             found = list(one_rank(slot, absent, self.ranks, self.fetch, self.name) if absent else self.layers(slot))
-            broken = broken or any(d.cause == Cause.GRAPH_BREAK for d in found)
+            for divergence in found:
+                if divergence.cause == Cause.GRAPH_BREAK:
+                    broken.update(divergence.groups[-1].ranks)
             yield from found
         yield from self.labels(slots)
         yield from self.caches(slots)
@@ -80,6 +83,10 @@ class _Domain:
 
     def layers(self, slot: Slot) -> Iterator[Divergence]:
         differing = [(layer, part) for layer, part in _PARTS if len(self.groups(slot, layer, part)) > 1]
+        broken = self.broken(slot, differing)
+        if broken:
+            yield from self.explain(broken)
+            return
         strict = [pair for pair in differing if pair[0] not in (Layer.LOWERED, Layer.KERNELS)]
         for layer, part in strict:
             found = list(self.difference(slot, layer, part, differing))
@@ -100,6 +107,20 @@ class _Domain:
                 return
             is_all_explained = is_all_explained or any(d.is_choice for d in found)
 
+    def broken(self, slot: Slot, differing: list[tuple[Layer, str]]) -> _Finding | None:
+        """Breaks and failures that not all ranks have.
+
+        They end a graph early, so inputs, guards and ops that come later are missing: all of that is a consequence.
+        """
+        if (Layer.GRAPH, "") not in differing:
+            return None
+        groups = self.groups(slot, Layer.GRAPH, "")
+        items = self.items(slot, groups, Layer.GRAPH)
+        ends = [tuple(item for item in group if classify.is_break_or_failure(item)) for group in items]
+        if len({tuple(item.text for item in group) for group in ends}) == 1:
+            return None
+        return _Finding(self, slot, Layer.GRAPH, "", groups, ends, differing)
+
     def is_reordered(self, slot: Slot, part: str, differing: list[tuple[Layer, str]]) -> bool:
         """True when the code issues its collectives in another order, although the graphs have the same."""
         if (Layer.COLLECTIVES, "") in differing:
@@ -112,7 +133,13 @@ class _Domain:
         return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
 
     def items(self, slot: Slot, groups: Groups, layer: Layer, part: str = "") -> Items:
-        return [tuple(self.fetch(r[0], slot.compiles[r[0]].index, layer, part)) for r in groups]
+        return [self.fetched(ranks[0], slot.compiles[ranks[0]].index, layer, part) for ranks in groups]
+
+    def fetched(self, rank: int, index: int, layer: Layer, part: str) -> tuple[Item, ...]:
+        key = rank, index, layer, part
+        if key not in self.known:
+            self.known[key] = tuple(self.fetch(*key))
+        return self.known[key]
 
     def difference(
         self, slot: Slot, layer: Layer, part: str, differing: list[tuple[Layer, str]]
@@ -123,18 +150,27 @@ class _Domain:
             coordinates = [self.coordinates[ranks[0]] for ranks in groups]
             constants = parametric.constants(items, coordinates) if all(len(r) == 1 for r in groups) else None
             if constants:
-                yield self.parametric(slot, part, groups, constants)
+                text = f"{len(constants)} lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
+                yield self.parametric(slot, layer, part, groups, constants[0], text)
                 return
         yield from self.explain(_Finding(self, slot, layer, part, groups, items, differing))
 
-    def parametric(self, slot: Slot, part: str, groups: Groups, constants: Sequence[Sequence[Item]]) -> Divergence:
+    def uneven(self, finding: _Finding) -> list[Row]:
+        """Guards on shards of a dimension that the ranks do not divide: each follows the rank's coordinate."""
+        if finding.layer != Layer.GUARDS:
+            return []
+        coordinates = [[self.coordinates[rank] for rank in ranks] for ranks in finding.groups]
+        rows = differing_items(finding.items, ordered=False)
+        return [row for row in rows if parametric.is_uneven_shard(row, coordinates)]
+
+    def parametric(self, slot: Slot, layer: Layer, part: str, groups: Groups, row: Row, title: str) -> Divergence:
         return Divergence(
-            layer=Layer.LOWERED,
+            layer=layer,
             cls=DivergenceClass.RANK_PARAMETRIC,
             domain=self.name,
             where=_where(slot, part),
-            groups=_rank_groups(slot, groups, constants[0]),
-            title=f"{len(constants)} lowered constant(s) follow the rank's coordinate under equal Dynamo graphs",
+            groups=_rank_groups(slot, groups, row),
+            title=title,
             cause=Cause.RANK_PARAMETRIC,
             step=slot.step,
             advice=Cause.RANK_PARAMETRIC.advice,
@@ -144,7 +180,13 @@ class _Domain:
         declared: list[tuple[Row, str]] = []
         open_: list[Row] = []
         row: Row
+        uneven = self.uneven(finding)
+        if uneven and finding.slot:
+            counted = f"{len(uneven)} guard(s) on shards of different sizes: the ranks do not divide the dimension"
+            yield self.parametric(finding.slot, finding.layer, finding.part, finding.groups, uneven[0], counted)
         for row in differing_items(finding.items, ordered=finding.layer not in UNORDERED):
+            if row in uneven:
+                continue
             reason = self.reason(finding.layer, row)
             if reason:
                 declared.append((row, reason))

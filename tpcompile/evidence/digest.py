@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence import codetext, normalise
-from tpcompile.evidence.collectives import blamed_line, is_library
+from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.lines import innermost_own, is_library
 from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
@@ -28,7 +29,9 @@ from tpcompile.evidence.records import (
     RankDigest,
     RankRead,
     RankRecord,
+    UserLine,
 )
+from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 
 LOWERED_PART = {"forward": "forward", "inference": "forward", "backward": "backward"}
@@ -50,6 +53,8 @@ def digest_rank(record: RankRecord) -> RankDigest:
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
         counters=record.counters,
         is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
+        splits=splits_of(record),
+        regions_counted=sum(count.calls for count in record.regions),
         breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
         recompile_reasons=tuple(
             (c.phase, nearest_reason(c.recompile_reasons)) for c in record.compiles if c.recompile_reasons
@@ -97,7 +102,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         phase=compile_.phase,
         frame=frame_name(compile_),
         step=compile_.step,
-        line=compile_.line,
+        line=own_line(compile_),
         recompile_reason=nearest_reason(compile_.recompile_reasons),
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
@@ -117,6 +122,13 @@ def frame_name(compile_: CompileRecord) -> str:
     if compile_.line is None:
         return compile_.function or "?"
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
+
+
+def own_line(compile_: CompileRecord) -> UserLine | None:
+    """The user's line of the compiled frame: of a frame of torch's own, a wrapped `nn.Sequential`, who called it."""
+    if compile_.line is None or not is_library(compile_.line):
+        return compile_.line
+    return innermost_own(compile_.stack) or compile_.line
 
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:

@@ -16,6 +16,8 @@ from tpcompile.evidence.records import Guard, UserLine
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
 _ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*?), \d+\)(?=, type=|\s*$)")
+_HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
+"""A handle of a hook is a number that the process counts up, whichever module the hook is on."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
 _TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
 _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
@@ -47,6 +49,7 @@ def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[st
 
 def _expression(text: str, roles: GroupRoles) -> str:
     text = _ID_CALL.sub(r"\1)", text.rstrip())
+    text = _HOOK_ID.sub(r"\1ID", text)
     text = _TENSOR_DEVICE.sub(r"\1INDEX", text)
     if match := _GROUP_EQUALS.match(text):
         text = f"{match[1]}group:{roles(match[2])}"

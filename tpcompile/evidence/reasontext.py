@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 
-from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.guardtext import split_comments
+from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import Frozen, UserLine
 
 

@@ -256,6 +256,32 @@ class PhaseCounters(Frozen):
     recompiles: int = 0
 
 
+class RegionCount(Frozen):
+    """How many compiled regions the calls of one compiled callable entered, counted at run time."""
+
+    phase: str
+    target: UserLine
+    """First line of the function or `forward` that the user compiled."""
+    calls: int
+    """Calls that entered a region; one that ran eager from end to end is not seen."""
+    entered: int
+    """Regions entered over all calls."""
+    most: int
+    """Regions entered in one call, at most; 1 where the whole call is one graph."""
+    runs_at: UserLine | None = None
+    """Where code around the regions, which runs in Python, enters one of them; None where there is no such code."""
+
+
+class SkippedFrame(Frozen):
+    """A code object that Dynamo leaves to Python for the life of the process, since a compile of it failed."""
+
+    line: UserLine
+    """Its first line."""
+    reason: str
+    broke_at: UserLine | None = None
+    """The user's line at which that compile broke off."""
+
+
 class RankRecord(Frozen):
     """All evidence of one rank."""
 
@@ -271,6 +297,10 @@ class RankRecord(Frozen):
     """Process-group name -> role."""
     compiles: tuple[CompileRecord, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()
+    regions: tuple[RegionCount, ...] = ()
+    """Regions entered per call, where they were counted."""
+    skipped: tuple[SkippedFrame, ...] = ()
+    """Frames that failed to compile at any time in this process, also before the capture began."""
     places: dict[str, int] = {}
     """Numbers that tell this rank from others besides its rank and coordinate: `local rank`, `device index`."""
     is_cut: bool = False
@@ -322,6 +352,22 @@ class CompileDigest(Frozen):
         return sum(d.num_items for d in self.layers if d.layer == layer)
 
 
+class SplitCall(Frozen):
+    """A compiled callable whose calls enter more than one compiled region."""
+
+    phase: str
+    runs_at: UserLine
+    """Where the code around the regions, which runs in Python, enters one of them."""
+    name: str = ""
+    """Of that code, `Stack.forward` where it is known to be what the user compiled."""
+    regions_per_call: int = 0
+    """At most; 0 when they were not counted, as in a trace file."""
+    pieces: tuple[UserLine, ...] = ()
+    """First lines of the frames that were compiled on their own inside of it, where their compiles were seen."""
+    skipped: SkippedFrame | None = None
+    """Why it runs in Python, where torch still knows."""
+
+
 class RankDigest(Frozen):
     """What travels between ranks: a few kilobytes, hashes and counters only."""
 
@@ -334,6 +380,10 @@ class RankDigest(Frozen):
     counters: tuple[PhaseCounters, ...] = ()
     is_cut: bool = False
     """True when this rank's log ends inside a compile: compiles it lacks were not observed."""
+    splits: tuple[SplitCall, ...] = ()
+    """Compiled callables that do not run as one region."""
+    regions_counted: int = 0
+    """Calls of compiled callables over which regions were counted; 0 when nobody counted."""
     breaks: tuple[tuple[str, GraphBreak], ...] = ()
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()

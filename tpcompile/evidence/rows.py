@@ -69,12 +69,45 @@ def _without_position(text: str) -> str:
 
 def title(layer: Layer, groups: list[tuple[int, ...]], found: Sequence[Item | None]) -> str:
     have = [(ranks, item) for ranks, item in zip(groups, found, strict=True) if item is not None]
-    says = [_brief(item) for _, item in have]
+    says = [_cut(_said(item)) for _, item in have]
     if len(have) < len(groups):
         who = ", ".join(ranks_text(ranks) for ranks, _ in have)
         return f"{layer}: {_subject(layer, have[0][1])}{says[0]} on rank {who} only" if says else f"{layer} differs"
     about = have[0][1].text.partition(SEPARATOR)[0].removeprefix("call ")
-    return f"{layer} differs at {about}: {' against '.join(dict.fromkeys(says))}"
+    return f"{layer} differs at {about}: {' / '.join(dict.fromkeys(differing_part([_said(i) for _, i in have])))}"
+
+
+def differing_part(texts: Sequence[str]) -> list[str]:
+    """What tells texts apart: of texts that fit on a line the whole, of longer ones the part around the difference."""
+    if max(map(len, texts)) <= _BRIEF or len(set(texts)) == 1:
+        return [_cut(text) for text in texts]
+    start = common_start(texts)
+    rests = [text[start:] for text in texts]
+    end = common_start([rest[::-1] for rest in rests])
+    # Whole words: `dtype=float32`, not `32`.
+    start = _word_start(texts[0], start)
+    ends = [len(text) - end for text in texts]
+    ends = [_word_end(text, at) for text, at in zip(texts, ends, strict=True)]
+    return [_cut(text[start:at]) for text, at in zip(texts, ends, strict=True)]
+
+
+def common_start(texts: Sequence[str]) -> int:
+    """Number of characters with which all of the texts begin."""
+    columns = enumerate(zip(*texts, strict=False))
+    return next((at for at, column in columns if len(set(column)) > 1), min(map(len, texts)))
+
+
+def _word_start(text: str, at: int) -> int:
+    return max((text.rfind(mark, 0, at) + 1 for mark in " ,{"), default=0)
+
+
+def _word_end(text: str, at: int) -> int:
+    found = [place for mark in " ,}" if (place := text.find(mark, at)) >= 0]
+    return min(found, default=len(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
 
 
 def _subject(layer: Layer, item: Item) -> str:
@@ -86,8 +119,7 @@ def _subject(layer: Layer, item: Item) -> str:
     return f"{about}: " if named else ""
 
 
-def _brief(item: Item) -> str:
-    """What an item says, short enough for a title."""
+def _said(item: Item) -> str:
+    """What an item says, without its value."""
     about, _, says = item.text.partition(SEPARATOR)
-    text = (says or about).removeprefix("call ").partition(" -> ")[0]
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
+    return (says or about).removeprefix("call ").partition(" -> ")[0]

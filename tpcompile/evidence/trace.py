@@ -6,12 +6,10 @@ nothing knows which it was. Event names and metadata seen on torch 2.11.0 and 2.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tpcompile.evidence import normalise
@@ -22,6 +20,7 @@ from tpcompile.evidence.guardtext import parse_guards
 from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.userlines import with_user_lines
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -40,11 +39,10 @@ WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
 RANK_READS = "tpcompile_rank_reads"
 """Our own event, for what torch's trace lacks: reads of the rank in traced code."""
 
-_RESERVED = frozenset({
+RESERVED = frozenset({
     "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
     "thread", "subgraph_name", "has_payload", "stack", "lineno",
 })  # fmt: skip
-_LOG_LINE = re.compile(r"^[A-Z]\d{4} [\d:.]+ \d+ .*?\] (\{.*\})$")
 _BREAK_AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
 _BREAK_REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
 _BREAK_FUNCTION = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
@@ -65,14 +63,19 @@ class TraceEvent:
 
 
 def event(
-    metadata: Mapping[str, Any], payload: str | None, *, phase: str = "", step: int | None = None
+    metadata: Mapping[str, Any],
+    payload: str | None,
+    *,
+    phase: str = "",
+    step: int | None = None,
+    wanted: frozenset[str] = WANTED_EVENTS,
 ) -> TraceEvent | None:
-    """One raw record of torch's trace logger -> event, or None for a kind the parser does not read."""
-    name = next((key for key in metadata if key not in _RESERVED), "")
+    """One raw record of torch's trace logger -> event, or None for a kind that is not `wanted`."""
+    name = next((key for key in metadata if key not in RESERVED), "")
     body = metadata.get(name)
     if name == "artifact" and isinstance(body, Mapping):
         name = str(body.get("name", ""))
-    if name not in WANTED_EVENTS:
+    if name not in wanted:
         return None
     frame, again = metadata.get("frame_id"), metadata.get("frame_compile_id")
     prefix = metadata.get("compiled_autograd_id")
@@ -98,73 +101,13 @@ def rank_reads_event(at: TraceEvent, reads: Iterable[RankRead]) -> TraceEvent:
     return replace(at, name=RANK_READS, metadata={}, payload=payload)
 
 
-@dataclass(frozen=True)
-class TraceLog:
-    """Events of one TORCH_TRACE file, in order."""
-
-    events: tuple[TraceEvent, ...]
-    is_cut: bool
-    """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
-    started: str
-    """Time of the first record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
-
-
-def read_trace_file(path: Path) -> Iterator[TraceEvent]:
-    """Events of one TORCH_TRACE file, in order. A last event cut off by a killed process is skipped."""
-    return iter(read_trace_log(path).events)
-
-
-def read_trace_log(path: Path) -> TraceLog:
-    """Read one TORCH_TRACE file, and say whether its end is missing."""
-    metadata: dict[str, Any] | None = None
-    payload: list[str] = []
-    events: list[TraceEvent] = []
-    started, last = "", "\n"
-    with path.open(errors="replace") as file:
-        for last in file:
-            if last.startswith("\t"):
-                payload.append(last[1:])
-            elif match := _LOG_LINE.match(last.rstrip("\n")):
-                events += _flush(metadata, payload)
-                metadata, payload = _metadata(match[1]), []
-                started = started or " ".join(last.split()[:2])[1:]
-    is_whole = metadata is None or _is_whole(metadata, payload)
-    if is_whole:
-        events += _flush(metadata, payload)
-    is_cut = not (started and is_whole and last.endswith("\n"))
-    return TraceLog(tuple(events), is_cut=is_cut, started=started)
-
-
-def _metadata(text: str) -> dict[str, Any] | None:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _flush(metadata: dict[str, Any] | None, payload: list[str]) -> Iterator[TraceEvent]:
-    if metadata is not None and (found := event(metadata, _text(payload))):
-        yield found
-
-
-def _text(payload: list[str]) -> str:
-    return "".join(payload).removesuffix("\n")
-
-
-def _is_whole(metadata: Mapping[str, Any], payload: list[str]) -> bool:
-    """False when the payload is not the one torch hashed: half a graph would look like another graph."""
-    said = metadata.get("has_payload")
-    return said is None or said == hashlib.md5(_text(payload).encode(), usedforsecurity=False).hexdigest()
-
-
 @dataclass
 class _Compile:
     """Events of one compile id, sorted into what a record needs."""
 
     compile_id: str
-    before: _Compile | None = None
-    """The compile before of the same frame."""
+    before: TraceEvent | None = None
+    """Start of the compile before of the same frame."""
     events: list[TraceEvent] = field(default_factory=list)
 
     def last(self, name: str) -> TraceEvent | None:
@@ -172,6 +115,37 @@ class _Compile:
 
     def all(self, name: str) -> list[TraceEvent]:
         return [e for e in self.events if e.name == name]
+
+
+class CompileNumbers:
+    """Which compile of a rank an event belongs to: after torch.compiler.reset() compile ids begin again at 0/0."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, int] = {}
+        self._of_frame: dict[str, int] = {}
+        self._names: list[set[str]] = []
+        self.before: list[int | None] = []
+        """By compile: the compile before of the same frame."""
+
+    def __call__(self, item: TraceEvent) -> int:
+        """The number of the compile, from 0; a new number is one more than the last."""
+        assert item.compile_id is not None, "only an event of a compile has a number"
+        number = self._latest.get(item.compile_id)
+        if number is None or self._is_again(item, self._names[number]):
+            frame = item.compile_id.rpartition("/")[0]
+            number = len(self._names)
+            self.before.append(self._of_frame.get(frame))
+            self._latest[item.compile_id] = self._of_frame[frame] = number
+            self._names.append(set())
+        self._names[number].add(item.name)
+        return number
+
+    @staticmethod
+    def _is_again(item: TraceEvent, names: set[str]) -> bool:
+        """True when a compile id starts over; the reasons of a recompile come before its start."""
+        if item.name == "recompile_reasons":
+            return "compilation_metrics" in names
+        return item.name == "dynamo_start" and item.attempt == 0 and "dynamo_start" in names
 
 
 def compile_records(
@@ -189,47 +163,52 @@ def compile_records(
     """
     table = dict(strings or {})
     compiles: list[_Compile] = []
-    latest: dict[str, _Compile] = {}
+    number_of = CompileNumbers()
+    starts: dict[int, TraceEvent] = {}
     for item in events:
         if item.name == "str":
             text, index = item.metadata["str"]
             table[int(index)] = str(text)
         elif item.compile_id is not None:
-            compile_ = latest.get(item.compile_id)
-            if compile_ is None or _is_again(item, compile_):
-                # After torch.compiler.reset() compile ids begin again at 0/0.
-                frame = item.compile_id.rpartition("/")[0]
-                before = next((c for c in reversed(compiles) if c.compile_id.rpartition("/")[0] == frame), None)
-                compile_ = latest[item.compile_id] = _Compile(item.compile_id, before)
-                compiles.append(compile_)
-            compile_.events.append(item)
+            number = number_of(item)
+            if number == len(compiles):
+                before = number_of.before[number]
+                start = starts.get(before) if before is not None else None
+                compiles.append(_Compile(item.compile_id, start))
+                starts |= {number: start} if start else {}
+            if item.name == "dynamo_start":
+                starts[number] = item
+            compiles[number].events.append(item)
     group_roles = GroupRoles(roles)
     return tuple(_record(compile_, group_roles, table, is_ended=is_ended) for compile_ in compiles)
 
 
-def _is_again(item: TraceEvent, before: _Compile) -> bool:
-    """True when a compile id starts over; the reasons of a recompile come before its start."""
-    if item.name == "recompile_reasons":
-        return before.last("compilation_metrics") is not None
-    return item.name == "dynamo_start" and item.attempt == 0 and before.last("dynamo_start") is not None
+def compile_record(
+    events: Sequence[TraceEvent], *, before: TraceEvent | None, roles: GroupRoles, strings: Mapping[int, str]
+) -> CompileRecord:
+    """Events of one compile in a finished log -> its record; `before` started the compile before of its frame."""
+    compile_ = _Compile(str(events[0].compile_id), before, list(events))
+    return _record(compile_, roles, strings, is_ended=True)
 
 
 def _record(compile_: _Compile, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
     stack = _stack(compile_, table)
     graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in _graph_events(compile_))
     files = {line.file for line in stack} | {n.line.file for g in graphs for n in g.nodes if n.line}
-    guards = compile_.last("dynamo_cpp_guards_str")
+    guards_event = compile_.last("dynamo_cpp_guards_str")
+    guards = parse_guards(guards_event.payload, roles=roles, files=files) if guards_event else ()
+    graphs = with_user_lines(graphs, guards)
     start = compile_.last("dynamo_start") or compile_.events[0]
     return CompileRecord(
         compile_id=compile_.compile_id,
         phase=start.phase,
         step=start.step,
         function=stack[-1].function if stack else "",
-        line=stack[-1] if stack else None,
+        line=frame_line(stack),
         stack=stack,
         inputs=_inputs(compile_),
         graphs=graphs,
-        guards=parse_guards(guards.payload, roles=roles, files=files) if guards else (),
+        guards=guards,
         collectives=collectives_of(graphs),
         kernels=_kernels(compile_, roles),
         breaks=_breaks(compile_),
@@ -253,9 +232,13 @@ def _graph_events(compile_: _Compile) -> list[TraceEvent]:
 
 
 def _stack(compile_: _Compile, table: Mapping[int, str]) -> tuple[UserLine, ...]:
-    start = compile_.last("dynamo_start")
-    if start is None:  # a call that exceeded the recompile limit: the frame is that of the compile before
-        return _stack(compile_.before, table) if compile_.before else ()
+    # A call that exceeded the recompile limit has no start: its frame is that of the compile before.
+    start = compile_.last("dynamo_start") or compile_.before
+    return start_stack(start, table) if start else ()
+
+
+def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
+    """The stack of a `dynamo_start`, outermost first; `table` holds the file names torch sent before."""
     frames = start.metadata["dynamo_start"].get("stack", [])
     return tuple(
         UserLine(
@@ -266,6 +249,14 @@ def _stack(compile_: _Compile, table: Mapping[int, str]) -> tuple[UserLine, ...]
         )
         for frame in frames
     )
+
+
+def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
+    """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
+    own = [line for line in stack if not is_library(line)]
+    if own:
+        return own[-1]
+    return stack[-1] if stack else None
 
 
 def _inputs(compile_: _Compile) -> tuple[InputTensor, ...]:

@@ -1,153 +1,241 @@
-"""Folders of TORCH_TRACE files of any job -> rank records -> verdict, offline.
+"""Folders of TORCH_TRACE files of any job -> verdict, offline.
 
 What a log does not hold was not observed, and is never taken for a difference: caches omit artifacts, a killed
-process ends in the middle of a record, a rank may have left no log at all.
+process ends in the middle of a record, a rank may have left no log at all. Nor is it taken for agreement: then the
+verdict is neither green nor red, exit code 6.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.domains import Domains, Mesh, Source, by_groups
+from tpcompile.evidence.issued import executed, lonely_groups, scheduled
+from tpcompile.evidence.jobdigest import Job, JobDigest, select
+from tpcompile.evidence.logends import LogEnd, failed_everywhere, log_ends
+from tpcompile.evidence.logfiles import find_logs, unreadable
+from tpcompile.evidence.ranklog import RankLog, read_rank_log
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, RankRecord, Status, Verdict
-from tpcompile.evidence.trace import TraceLog, compile_records, read_trace_log
-from tpcompile.evidence.verdict import Rules, conclude, fetch_from
+from tpcompile.evidence.records import (
+    Check,
+    Divergence,
+    DivergenceClass,
+    Layer,
+    RankDigest,
+    Status,
+    Verdict,
+)
+from tpcompile.evidence.splits import split_note
+from tpcompile.evidence.verdict import Rules, conclude
 
-_NAME = re.compile(r"^dedicated_log_torch_trace_rank_(?P<rank>\d+)_.*\.log$")
-_PATTERN = "dedicated_log_torch_trace_rank_*.log"
-NEWEST, WHOLE = "one log per rank", "logs are whole"
-
-
-@dataclass(frozen=True)
-class RankLog:
-    """The log that speaks for one rank, and the older ones of the same rank that do not."""
-
-    rank: int
-    path: Path
-    log: TraceLog
-    older: tuple[Path, ...] = ()
+WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
+_SIZES = frozenset({Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC})
+_PROGRAM = frozenset({Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED})
 
 
-def find_logs(folders: Sequence[Path]) -> list[RankLog]:
-    """The newest log of every rank, below any of the folders. Raises ConfigError when there are less than two ranks."""
-    paths: dict[int, set[Path]] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"no directory at {folder}")
-        for path in folder.rglob(_PATTERN):
-            if match := _NAME.match(path.name):
-                paths.setdefault(int(match["rank"]), set()).add(path)
-    if len(paths) < 2:
-        found = f"only that of rank {next(iter(paths))}" if paths else "none"
-        raise ConfigError(
-            f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
-            f"run the job with TORCH_TRACE=DIR on every rank, it writes DIR/{_PATTERN}"
-        )
-    return [_newest(rank, sorted(found)) for rank, found in sorted(paths.items())]
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a job besides its logs."""
+
+    world_size: int | None = None
+    """Ranks the job had; default: as many as the logs show."""
+    mesh: Mesh | None = None
+    """Which ranks must agree; default: those whose compiled code names a common process group."""
+    allowed: Allowed = ()
+    """Intended differences."""
+    uneven: tuple[tuple[str, str], ...] = ()
+    """(function, reason): compiled functions whose content may differ; their collectives may not."""
+    ended_badly: bool = False
+    """The job crashed or hung: that its compiles agree is no pass then."""
 
 
-def _newest(rank: int, paths: Sequence[Path]) -> RankLog:
-    """Files get copied, so the time inside the log counts more than that of the file."""
-    logs = {path: read_trace_log(path) for path in paths}
-    *older, newest = sorted(logs, key=lambda path: (logs[path].started, path.stat().st_mtime))
-    return RankLog(rank, newest, logs[newest], tuple(older))
-
-
-def read_ranks(logs: Sequence[RankLog], *, world_size: int) -> list[RankRecord]:
-    """Records of the ranks that left a log."""
-    return [
-        RankRecord(
-            rank=found.rank,
-            world_size=world_size,
-            domain="all",
-            coordinate=found.rank,
-            compiles=compile_records(found.log.events, roles={}, is_ended=True),
-            is_cut=found.log.is_cut,
-        )
-        for found in logs
-    ]
-
-
-def diagnose(folders: Sequence[Path], *, world_size: int | None = None) -> Verdict:
-    """Judge the logs of a job. `world_size` is the number of ranks it had, by default as many as the logs show."""
-    logs = find_logs(folders)
-    size = max(world_size or 0, logs[-1].rank + 1)
-    records = read_ranks(logs, world_size=size)
-    lost = sorted(set(range(size)) - {found.rank for found in logs})
-
-    def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-        agreed = [_seen(check) for check in checks.agreed(digests, divergences)]
-        return [_compiled(digests), *agreed, *_about_logs(logs, records)]
-
-    rules = Rules(judge, 0.0, preset="trace logs")
-    digests = [digest_rank(record) for record in records]
-    return conclude(rules, digests, fetch_from(records), world_size=size, problems=_missing(lost, logs))
-
-
-def _seen(check: Check) -> Check:
-    """No log says what the environment was."""
-    if check.name != f"{Layer.ENVIRONMENT} {checks.AGREE}":
-        return check
-    return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
-
-
-def _compiled(digests: Sequence[RankDigest]) -> Check:
-    graphs = {d.rank: sum(c.num_items(Layer.GRAPH) > 0 for c in d.compiles) for d in digests}
-    some = any(graphs.values())
-    return Check(
-        name=checks.COMPILED,
-        mode="",
-        status=Status.PASS if some else Status.FAIL,
-        expected="at least 1 compile in the logs",
-        observed=", ".join(f"{number} on rank {rank}" for rank, number in graphs.items()),
+def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdict:
+    """Judge the logs of a job. Raises ConfigError, PreflightError."""
+    question = question or Question()
+    files = find_logs(folders)
+    logs = {rank: _read(rank, path) for rank, path in files.paths.items()}
+    world_size = _world_size(question, logs)
+    missing = sorted(set(range(world_size)) - set(logs))
+    ends = log_ends(logs.values(), missing)
+    job = Job(
+        logs=logs,
+        domains=_domains(question, logs),
+        world_size=world_size,
+        incomplete=frozenset(end.rank for end in ends if end.lacks),
     )
+    return _Diagnosis(job, question, ends, files.left_out).verdict()
 
 
-def _about_logs(logs: Sequence[RankLog], records: Sequence[RankRecord]) -> list[Check]:
-    restarted = [found for found in logs if found.older]
-    cut = [r for r in records if r.is_cut or any(c.is_cut for c in r.compiles)]
-    found = []
-    if restarted:
-        details = tuple(f"rank {r.rank}: {r.path.name}, not {', '.join(p.name for p in r.older)}" for r in restarted)
-        ranks = tuple(r.rank for r in restarted)
-        text = f"rank {ranks_text(ranks)} started more than once; its newest log is used"
-        found.append(_information(NEWEST, text, ranks, details))
-    if cut:
-        details = tuple(f"rank {r.rank}: {_last(r)}" for r in cut)
-        ranks = tuple(r.rank for r in cut)
-        text = f"that of rank {ranks_text(ranks)} ends early; what it lacks was not observed"
-        found.append(_information(WHOLE, text, ranks, details))
-    return found
+def _read(rank: int, path: Path) -> RankLog:
+    try:
+        return read_rank_log(rank, path)
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
-def _last(record: RankRecord) -> str:
-    if not record.compiles:
-        return "ends before any compile"
-    last = record.compiles[-1]
-    return f"ends {'in' if last.is_cut else 'after'} compile {last.compile_id} of {last.function or '?'}"
+def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
+    seen = max(logs) + 1
+    if question.mesh is None:
+        return max(question.world_size or 0, seen)
+    size = question.mesh.world_size
+    if question.world_size not in (None, size) or seen > size:
+        had = question.world_size or seen
+        raise ConfigError(f"the mesh has {size} ranks, the job had {had}; give the sizes of all its axes")
+    return size
 
 
-def _information(name: str, text: str, ranks: tuple[int, ...], details: tuple[str, ...]) -> Check:
-    return Check(name=name, mode="", status=Status.INFO, expected="yes", observed=text, details=details, ranks=ranks)
+def _domains(question: Question, logs: dict[int, RankLog]) -> Domains:
+    if question.mesh is not None:
+        return question.mesh.domains()
+    return by_groups({rank: list(log.groups) for rank, log in logs.items()})
 
 
-def _missing(ranks: Sequence[int], logs: Sequence[RankLog]) -> list[Check]:
-    if not ranks:
-        return []
-    have = ranks_text([found.rank for found in logs])
-    return [
-        Check(
-            name=checks.REPORTED,
-            mode="",
-            status=Status.FAIL,
-            expected="a trace log of every rank",
-            observed=f"rank {ranks_text(ranks)} left no log; there are logs of rank {have}",
-            ranks=tuple(ranks),
+class _Diagnosis:
+    """One job and what is asked of it -> verdict."""
+
+    def __init__(self, job: Job, question: Question, ends: Sequence[LogEnd], left_out: Sequence[str]) -> None:
+        self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
+        self.num_left = 0
+
+    def verdict(self) -> Verdict:
+        """Look into the first of what differs; into all of it only when that is not red."""
+        selection = select(self.job)
+        self.num_left = selection.num_left
+        found = self.conclude(JobDigest(self.job, selection))
+        if self.num_left and found.exit_code != ExitCode.FAIL:
+            self.num_left = 0
+            found = self.conclude(JobDigest(self.job, select(self.job, budget_bytes=float("inf"))))
+        return self.limited(found)
+
+    def conclude(self, digest: JobDigest) -> Verdict:
+        rules = Rules(self.judge, 0.0, preset="trace logs", allowed=tuple(self.question.allowed), revise=self.revised)
+        return conclude(rules, digest.digests(), digest.fetch, world_size=self.job.world_size)
+
+    def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+        agreed = [self.seen(check) for check in checks.agreed(digests, divergences)]
+        return [self.compiled(), *agreed, *split_note(digests), *self.failures(), *self.notes()]
+
+    # What the source knows besides the digests.
+
+    def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
+        """Differences that are none in this job are listed only; what was scheduled, and what ran, is added."""
+        found = [self.accepted(divergence) for divergence in divergences]
+        for domain in self.job.domains.domains:
+            hangs = [d for d in found if d.domain == domain.name and d.cls == DivergenceClass.COLLECTIVES]
+            if not hangs:
+                found += [*lonely_groups(self.job, domain), *scheduled(self.job, domain), *executed(self.job, domain)]
+        return tuple(found)
+
+    def accepted(self, divergence: Divergence) -> Divergence:
+        """The divergence, or the same as information."""
+        if divergence.cls != DivergenceClass.CONTENT:
+            return divergence
+        reason = self.uneven(divergence)
+        if reason:
+            return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
+        if divergence.cause == Cause.EXTRA_COMPILE and divergence.consequences == ():
+            return _as(divergence, DivergenceClass.LABEL, "It issues no collective: no rank waits for another in it.")
+        if self.job.domains.source == Source.NOTHING and divergence.cause in _SIZES | _PROGRAM:
+            return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
+        return divergence
+
+    def uneven(self, divergence: Divergence) -> str:
+        functions = {g.frame_line.function for g in divergence.groups if g.frame_line is not None}
+        return next((reason for function, reason in self.question.uneven if function in functions), "")
+
+    # Checks.
+
+    def seen(self, check: Check) -> Check:
+        """No log says what the environment was, but for torch's version."""
+        if check.name != f"{Layer.ENVIRONMENT} {checks.AGREE}" or check.status == Status.FAIL:
+            return check
+        versions = {log.torch_version for log in self.job.logs.values()}
+        if versions == {""}:
+            return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
+        return check.model_copy(
+            update={"observed": f"torch {', '.join(versions)} on all ranks; nothing else is logged"}
         )
-    ]
+
+    def compiled(self) -> Check:
+        numbers = {rank: sum(c.failure is None for c in log.compiles) for rank, log in self.job.logs.items()}
+        failed = {c.failure[0] for log in self.job.logs.values() for c in log.compiles if c.failure is not None}
+        observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
+        if failed:
+            observed += f"; others failed with {', '.join(sorted(failed))}"
+        return Check(
+            name=checks.COMPILED,
+            mode="",
+            status=Status.PASS if any(numbers.values()) else Status.FAIL,
+            expected="at least 1 compile in the logs",
+            observed=observed,
+        )
+
+    def failures(self) -> Iterator[Check]:
+        failed = failed_everywhere(list(self.job.logs.values()))
+        if failed:
+            texts = [f"{c.function} failed with {c.failure[0]}: {c.failure[1]}" for c in failed if c.failure]
+            yield _information(FAILED, f"{len(failed)} failed alike on all ranks", texts)
+
+    def notes(self) -> Iterator[Check]:
+        lacking = [end for end in self.ends if end.lacks]
+        if lacking or self.question.ended_badly:
+            ranks = tuple(end.rank for end in lacking)
+            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed" if lacking else "yes"
+            details = [str(end) for end in (lacking or self.ends)]
+            yield _information(WHOLE, text, details).model_copy(update={"ranks": ranks})
+        if self.left_out:
+            yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
+        if self.num_left:
+            yield _information(EXAMINED, f"{self.num_left} more functions differ in their text", [])
+
+    # Exit code 6.
+
+    def limited(self, verdict: Verdict) -> Verdict:
+        """A pass of logs that do not go far enough is none; a difference is one all the same."""
+        if verdict.exit_code != ExitCode.PASS:
+            return verdict
+        summary = self.incomplete() or self.failed() or self.ended()
+        if not summary:
+            return verdict
+        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
+        return verdict.model_copy(update=update)
+
+    def incomplete(self) -> str:
+        lacking = [str(end) for end in self.ends if end.lacks]
+        if not lacking:
+            return ""
+        more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        return f"what was logged agrees, and that is not all: {lacking[0]}{more}"
+
+    def failed(self) -> str:
+        failed = [c for c in failed_everywhere(list(self.job.logs.values())) if c.failure]
+        if not failed or failed[0].failure is None:
+            return ""
+        kind, text = failed[0].failure
+        return f"the ranks agree: {failed[0].function} failed to compile on all of them with {kind}: {text}"
+
+    def ended(self) -> str:
+        if not self.question.ended_badly:
+            return ""
+        ends = "; ".join(str(end) for end in self.ends[:2])
+        return f"the compiles agree; the cause is not in what was compiled: {ends}"
+
+
+_UNCOUPLED = (
+    "No compiled code names a process group, so nothing says that these ranks run one program: pipeline stages and "
+    "replicas need not. If they must agree, say so: --mesh tp=2 --axis tp."
+)
+
+
+def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence:
+    return divergence.model_copy(update={"cls": cls, "advice": advice, "consequences": ()})
+
+
+def _information(name: str, text: str, details: Sequence[str]) -> Check:
+    return Check(name=name, mode="", status=Status.INFO, expected="yes", observed=text, details=tuple(details))

@@ -54,6 +54,8 @@ class Rules:
     """What becomes of rank-dependent guards and constants under equal graphs."""
     expected_recompiles: tuple[str, ...] = ()
     """Phases that change something on purpose."""
+    revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
+    """What the source of the digests knows besides them: adds divergences, or says that one is none."""
 
 
 def gate_rules(config: RunConfig) -> Rules:
@@ -93,7 +95,7 @@ def conclude(
     problems: Sequence[Check] = (),
 ) -> Verdict:
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
-    divergences = compare(digests, fetch, allowed=rules.allowed)
+    divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
     taints = find_taints(digests, fetch, allowed=rules.allowed) if rules.taint != "off" else ()
     missing = [_absent_check(rules, a) for a in absent]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.capture import CaptureSession, compat
+from tpcompile.capture import CaptureSession
 from tpcompile.config import Mode, RunConfig
 from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.evidence.checks import FIRST, RESIZED, STEADY
@@ -57,10 +57,10 @@ class Run:
         with self.session.phase(name):
             yield
 
-    def compile(self, program: Any, backend: Any = None) -> Any:
+    def compile(self, program: Any) -> Any:
         """torch.compile as configured; breaks are allowed so that they can be reported."""
         settings = self.config.compile
-        return torch.compile(program, backend=backend or settings.backend, dynamic=settings.dynamic)
+        return torch.compile(program, backend=settings.backend, dynamic=settings.dynamic)
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
         """One call of the program, with a backward pass when training."""
@@ -132,11 +132,9 @@ def mode_a(run: Run) -> None:
     with run.phase("A/eager", "find the call sites"), torch.no_grad():
         run.build(recorder)(*run.reference.inputs())
     stack = run.build(DisabledCollectives(run.group))
-    backend, entered = compat.counting_backend(run.config.compile.backend)
-    compiled = run.compile(stack, backend)
+    compiled = run.compile(stack)
     with run.phase(f"A/{FIRST}", "compile and run"):
         run.call(compiled, stack)
-    entered[0] = 0
     with run.phase("A/count", "count the regions"):
         run.call(compiled, stack)
     breaks = [b for c in run.session.compiles() if c.phase == f"A/{FIRST}" for b in c.breaks]
@@ -144,7 +142,7 @@ def mode_a(run: Run) -> None:
         "A/sites": sorted(set(recorder.sites)),
         "A/collectives_per_forward": len(recorder.sites),
         "A/broken_sites": sorted({f"{Path(s.file).name}:{s.line}" for b in breaks for s in b.stack}),
-        "A/regions_per_forward": entered[0],
+        "A/regions_per_forward": sum(c.entered for c in run.session.region_counts() if c.phase == "A/count"),
     }
     run.steady("A", compiled, stack)
 

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from loguru import logger
 from rich.console import Console
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile import faults, logs
 from tpcompile.capture import CaptureSession
@@ -65,19 +64,19 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
-    logs.setup(rank=env.rank, log_dir=directory.logs)
     target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
     limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
     with ExitStack() as stack:
+        stack.enter_context(logs.kept(directory.logs, rank=env.rank))
         try:
-            group = stack.enter_context(process_group(env, device, prefix=prefix, **limits))
+            stack.enter_context(process_group(env, device, prefix=prefix, **limits))
         except TpCompileError as error:
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
         gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
         stack.enter_context(gate.watch)
-        return gate.run(device, group, fault, context)
+        return gate.run(device, fault, context)
 
 
 def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> RunDir:
@@ -124,7 +123,7 @@ class _Gate:
         self.session: CaptureSession | None = None
         self.run_: Run | None = None
 
-    def run(self, device: torch.device, group: dist.ProcessGroup, fault: Fault, context: FaultContext) -> ExitCode:
+    def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; whatever goes wrong ends in a verdict."""
         self.board.enter("start")
         if self.env.rank == 0:
@@ -132,10 +131,13 @@ class _Gate:
             self.directory.write_run(self.run_facts(device))
         try:
             with ExitStack() as stack:
-                self.session = stack.enter_context(self.new_session(device, fault, context))
+                # One group serves the block, the roles and the declared collectives. It is the default group, but for
+                # CPUs of a machine with GPUs: there torch makes another one for a mesh over all ranks.
+                mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
+                self.session = stack.enter_context(self.new_session(mesh, fault, context))
                 reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
                 self.run_ = Run(
-                    self.config, device, group, self.session, reference, fault, context,
+                    self.config, device, mesh.get_group("tp"), self.session, reference, fault, context,
                     begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
                 )  # fmt: skip
                 for mode in self.config.modes:
@@ -147,9 +149,8 @@ class _Gate:
             self.watch.end(self.failure(error))
         return self.finish()
 
-    def new_session(self, device: torch.device, fault: Fault, context: FaultContext) -> CaptureSession:
+    def new_session(self, mesh: DeviceMesh, fault: Fault, context: FaultContext) -> CaptureSession:
         """A capture session that knows the mesh and compares every compile before its code runs."""
-        mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
         return CaptureSession(
             groups=mesh_roles(mesh),
             on_compile_start=partial(self.compile_starts, fault, context),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Item, RankGroup, Status, UserLine, Verdict
@@ -89,8 +90,9 @@ def mode_title(mode: str) -> str:
 
 
 def outcome(verdict: Verdict) -> str:
-    """`PASS (exit 0)` or `FAIL (exit N)`."""
-    return f"{'PASS' if verdict.exit_code == 0 else 'FAIL'} (exit {verdict.exit_code})"
+    """`PASS (exit 0)`, `INCOMPLETE (exit 6)` or `FAIL (exit N)`."""
+    words = {int(ExitCode.PASS): "PASS", int(ExitCode.INCOMPLETE): "INCOMPLETE"}
+    return f"{words.get(verdict.exit_code, 'FAIL')} (exit {verdict.exit_code})"
 
 
 def headline(verdict: Verdict) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from loguru import logger
-
 from tpcompile.sentinel.events import (
     Alarm,
     AlarmHeard,
@@ -20,6 +18,7 @@ from tpcompile.sentinel.events import (
     PeerPassed,
 )
 from tpcompile.sentinel.messages import Announcement, Entry, Position, RankState
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import COMPILES, DECIDED, PASSED, StoreLog
 
 _CLOSE_S = 10.0
@@ -55,7 +54,7 @@ class Listener:
         except RuntimeError as error:
             self._on(Failed(f"the job's store is gone: {error}"))
         except Exception as error:  # a thread that dies silently would leave the others waiting for answers
-            logger.opt(exception=error).error("rank {}: the sentinel failed", self._log.rank)
+            logger.error("rank {}: the sentinel failed", self._log.rank, exception=error)
             self._on(Failed(f"{type(error).__name__}: {error}"))
         finally:
             self._log.close_client()

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from loguru import logger
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
@@ -41,6 +40,7 @@ from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.raised import Losses, line_of
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
 from tpcompile.sentinel.timer import Timer
@@ -95,8 +95,9 @@ class Sentinel:
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
         make = connect or self._connect
+        logger.rank = self.rank
         self.log = StoreLog(lambda: make(prefix), members)
-        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None)
+        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(lambda found: self._on(ev.WentPast(found)))

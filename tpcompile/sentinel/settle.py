@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from loguru import logger
 from rich.console import Console
 
 from tpcompile.capture import CaptureSession
@@ -29,6 +28,7 @@ from tpcompile.sentinel.events import Alarm
 from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
+from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import StoreLog
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
@@ -121,7 +121,7 @@ class Settlement:
         except SystemExit as ending:  # in a thread it would end the thread
             self._shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
         except Exception as error:
-            logger.opt(exception=error).error("rank {}: the policy of the sentinel failed", self._log.rank)
+            logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
     def _tell_mild(self, alarm: Alarm, verdict: Verdict, present: Sequence[int]) -> None:
         """Differences that end nothing."""

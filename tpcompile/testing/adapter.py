@@ -1,7 +1,7 @@
 """Every private or moving name of torch that `tpcompile.testing` needs; seen on torch 2.11.0 and 2.13.0.
 
     name                                        why
-    torch.utils._python_dispatch                sees c10d ops of eager code, forward and backward, whoever issues them
+    torch.utils._python_dispatch                sees collectives of eager code, forward and backward, by whomever
     torch.ops.c10d.*, ProcessGroup.unbox        what such an op communicates, and over which group
     torch.distributed._local_tensor             all ranks in one process: a tensor that holds one tensor per rank
     torch.testing._internal...fake_pg           a group of N ranks for it that communicates with nobody
@@ -39,13 +39,18 @@ OnCollective = Callable[[str, str, Tensor, str], None]
 class CollectiveListener(TorchDispatchMode):
     """Calls `heard(op, reduce op, tensor that is sent, group name)` for every collective of eager code while active."""
 
+    sees_in_place_ops = True  # what is heard is then what eager code does without a listener
+
     def __init__(self, heard: OnCollective) -> None:
         super().__init__()
         self._heard = heard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _, _, name = func._schema.name.partition("::")
         if func.namespace == "c10d":
-            self._hear(func._schema.name.removeprefix("c10d::"), args)
+            self._hear(name, args)
+        elif func.namespace == "_c10d_functional":
+            self._hear_functional(name, func._schema, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _hear(self, name: str, args: Any) -> None:
@@ -57,6 +62,15 @@ class CollectiveListener(TorchDispatchMode):
         tensor = sent if isinstance(sent, Tensor) else sent[0]
         group = dist.ProcessGroup.unbox(boxed[0]).group_name
         self._heard(op, _reduce_op(boxed[1:]), tensor, group)
+
+    def _hear_functional(self, name: str, schema: Any, args: Any, kwargs: Any) -> None:
+        names = [argument.name for argument in schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if "group_name" not in given:  # a wait
+            return
+        sent = args[0]
+        tensor = sent if isinstance(sent, Tensor) else sent[0]
+        self._heard(name, given.get("reduce_op", ""), tensor, given["group_name"])
 
 
 def _reduce_op(boxed: list[Any]) -> str:
@@ -95,7 +109,10 @@ def running(size: int) -> Any:
     """Context in which code runs on all ranks of `local_ranks`."""
     from torch.distributed._local_tensor import LocalTensorMode
 
-    return LocalTensorMode(size)
+    class Ranks(LocalTensorMode):
+        sees_in_place_ops = True  # it combines the tensors of all ranks there, and has few of the functional ops
+
+    return Ranks(size)
 
 
 def spread(by_rank: Mapping[int, Tensor]) -> Tensor:

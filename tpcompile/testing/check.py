@@ -17,6 +17,7 @@ from tpcompile.dist.groups import GroupLike, resolve_group
 from tpcompile.dist.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
+from tpcompile.testing.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.testing.counting import (
     Declaration,
     EagerCollectives,
@@ -33,6 +34,11 @@ from tpcompile.testing.records import ProgramReport, TensorError, TwinReport
 from tpcompile.testing.twin import Build, Inputs, Layout, Result, Twin
 
 DEFAULT_LIMIT = 2.5
+_DRAW_ALIKE = (
+    "Every rank gives the full tensors, drawn alike: leave seed and rank out of `inputs` (torch's generators are "
+    "seeded for it), or seed your own generator with the same number on all ranks; say what is sharded by sharded={...}"
+)
+_GIVE_ALIKE = "Every rank passes the same full tensors as `weights`, e.g. from one file"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -79,17 +85,22 @@ def check_twin(
     `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager
     code sends and what the compiled graphs hold must equal it, in order.
 
-    The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name and for a
-    shape the twin does not have.
+    The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name, a shape
+    the twin does not have, and inputs or weights that differ between ranks.
     """
     if unknown := sorted(set(dtypes) - set(DTYPES)):
         raise ConfigError(f"dtypes={unknown} are unknown; choose from {', '.join(DTYPES)}")
     found, group = [], resolve_group(group)
     demands = Demands(limit, tuple(exact), declared)
+
+    def agree(given: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> None:
+        check_equal_on_ranks("inputs", given, group, torch.device(device), todo=_DRAW_ALIKE)
+        check_equal_on_ranks("weights", full, group, torch.device(device), todo=_GIVE_ALIKE)
+
     for dtype in dtypes:
         twin = Twin(
             build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
-            train=backward is not False, differentiate=differentiate, sharded=sharded,
+            train=backward is not False, differentiate=differentiate, sharded=sharded, agree=agree,
         )  # fmt: skip
         for strategy in strategies:
             train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
@@ -188,14 +199,9 @@ def _first_wrong(twin: Twin, module: nn.Module, comm: TpComm, limit: float) -> s
 def _of_all_ranks(
     own: Sequence[ProgramReport], group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[ProgramReport, ...]:
-    """The reports of all ranks of the group, on all of them, as JSON bytes: a pickle would run code of a peer."""
+    """The reports of all ranks of the group, on all of them."""
     if group is None or group.size() == 1:
         return tuple(own)
-    text = json.dumps([report.model_dump(mode="json") for report in own]).encode()
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    sizes = collectives.all_gather_single(torch.tensor([len(text)], device=device), dim=0, group=group).tolist()
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    padded[: len(text)] = data
-    rows = collectives.all_gather_single(padded, dim=0, group=group).view(len(sizes), -1).cpu()
-    texts = [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
+    text = json.dumps([report.model_dump(mode="json") for report in own])
+    texts = texts_of_all_ranks(text, group, device)
     return tuple(ProgramReport.model_validate(report) for found in texts for report in json.loads(found))

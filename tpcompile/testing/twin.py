@@ -24,6 +24,8 @@ from tpcompile.testing.measure import Errors, named_tensors
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]
 Layout = int | ShardSpec
+_SEED_OF_INPUTS = 1_000_003
+"""Away from the seeds of weights and cotangents: inputs equal to a weight would hide mistakes."""
 
 
 @dataclass
@@ -44,8 +46,10 @@ class Twin:
 
     `build(comm)` makes the module, its parameters declared by `shard_specs()`; floating parameters and buffers are cast
     to `dtype`, and weights loaded from `weights` (full tensors) or drawn from the seed. `inputs(dtype)` gives the
-    positional arguments as a tuple or NamedTuple, equal on all ranks. Their tensors are named `input`, then
-    `input.FIELD` or `input.INDEX`; outputs `forward`, then `forward.FIELD` or `forward.INDEX`.
+    positional arguments as a tuple or NamedTuple, equal on all ranks: torch's generators are seeded from `seed` while
+    it draws, and are as before afterwards. `agree(inputs, weights)` may compare both by name before anything runs.
+    Tensors of the arguments are named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then
+    `forward.FIELD` or `forward.INDEX`.
 
     `differentiate` names the inputs that get a gradient, by default all floating ones. `sharded` names inputs and
     outputs of which a rank holds a part: a dim for equal parts, or a ShardSpec; others are replicated. Without `train`
@@ -65,12 +69,15 @@ class Twin:
         differentiate: Collection[str] | None = None,
         sharded: Mapping[str, Layout] | None = None,
         values: Values = "skewed",
+        agree: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] | None = None,
     ) -> None:
         self._build, self._inputs, self._values = build, inputs, values
         self.dtype, self.device, self.seed, self.train = dtype, torch.device(device), seed, train
         self.sharded = dict(sharded or {})
         self.full = self._full_weights(weights)
-        self.given = inputs(dtype)
+        self.given = self._drawn_inputs()
+        if agree is not None:
+            agree(named_tensors(self.given, "input"), self.full)
         self.differentiated = self._differentiated(differentiate)
         self._cotangents: dict[str, Tensor] = {}
         self.single = self._run(dtype)
@@ -177,6 +184,13 @@ class Twin:
         with torch.device("meta"):
             module = self._build(Collectives(None))
         return draw_weights(module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values)
+
+    def _drawn_inputs(self) -> Any:
+        """torch seeds every process at random: `torch.randn` would draw other inputs on every rank."""
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(self.seed + _SEED_OF_INPUTS)
+            return self._inputs(self.dtype)
 
     def _run(self, dtype: torch.dtype) -> Result:
         module, given = self.twin(dtype), self.given

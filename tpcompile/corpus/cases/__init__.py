@@ -12,7 +12,19 @@ _GROUPS = (
     inputs.CASES, values.CASES, collectives.CASES, compiling.CASES, process.CASES, eager.CASES, cache.CASES, data.CASES,
     healthy.CASES,
 )  # fmt: skip
-ALL: dict[str, Case] = {case.name: case for group in _GROUPS for case in group}
+
+
+def by_name(groups: Iterable[Iterable[Case]]) -> dict[str, Case]:
+    """Name -> case, in the order of the groups; two cases may not have one name."""
+    found: dict[str, Case] = {}
+    for group in groups:
+        for case in group:
+            assert case.name not in found, f"two cases of the corpus are named {case.name!r}"
+            found[case.name] = case
+    return found
+
+
+ALL = by_name(_GROUPS)
 """Name -> case, in the order of the matrix."""
 
 

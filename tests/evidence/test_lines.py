@@ -1,0 +1,54 @@
+"""Lines of source -> whose they are."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.evidence.samples import compiled, line
+from tpcompile.evidence.digest import digest_compile
+from tpcompile.evidence.lines import innermost_own, is_library
+from tpcompile.evidence.records import UserLine
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/usr/lib/python3.12/logging/__init__.py",
+        "/root/.pyenv/versions/3.11.7/lib/python3.11/contextlib.py",
+        "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py",
+        "<frozen importlib._bootstrap>",
+        logging.__file__,
+    ],
+)
+def test_torch_and_the_standard_library_are_no_lines_of_the_user(file: str) -> None:
+    assert is_library(UserLine(file=file, line=1))
+
+
+@pytest.mark.parametrize(
+    "file", ["/home/me/lib/model.py", "/opt/conda/lib/python3.11/site-packages/transformers/models/llama.py"]
+)
+def test_other_packages_are_lines_of_the_user(file: str) -> None:
+    assert not is_library(UserLine(file=file, line=1))
+
+
+def test_a_path_that_torch_cut_is_told_by_its_code() -> None:
+    cut = UserLine(file="logging/__init__.py", line=1, code="# Copyright 2001-")
+    assert is_library(cut)
+    assert not is_library(cut.model_copy(update={"code": "y = self.head(x)"}))
+
+
+WRAPPER = UserLine(file="/v/lib/python3.11/site-packages/torch/_dynamo/external_utils.py", line=67, function="inner")
+
+
+def test_a_region_in_torch_is_placed_at_the_line_that_calls_it() -> None:
+    caller = line(50, "/app/train.py")
+    assert innermost_own([caller, WRAPPER]) == caller
+    found = digest_compile(compiled(function="inner", line=WRAPPER, stack=(caller, WRAPPER)), 0)
+    assert (found.line, found.frame) == (caller, "inner _dynamo/external_utils.py:67")
+
+
+def test_a_region_of_the_user_is_placed_at_its_own_line() -> None:
+    own = line(3)
+    assert digest_compile(compiled(line=own, stack=(line(50, "/app/train.py"), own)), 0).line == own

@@ -1,0 +1,74 @@
+"""A sentinel that goes on is heard: whatever the program imports and whatever it did to loguru."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from loguru import logger as loguru_logger
+from torch import Tensor
+
+from tpcompile.testing.ranks import run_on_ranks
+
+
+def _diverge(imported: str, sinks: str) -> str:
+    """stderr of this rank while a rank constant is reported."""
+    importlib.import_module(imported)
+    from tests.sentinel.scenarios import Ranks
+
+    if sinks == "none":
+        loguru_logger.remove()
+    factor = dist.get_rank() + 1
+
+    def step(x: Tensor) -> Tensor:
+        return funcol.all_reduce(x * factor, "sum", dist.group.WORLD)
+
+    sys.stderr = written = io.StringIO()
+    try:
+        with Ranks().sentinel(policy="warn"):
+            torch.compile(step, backend="eager")(torch.ones(3))
+    finally:
+        sys.stderr = sys.__stderr__
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("imported", "sinks"),
+    [("tpcompile.sentinel", "default"), ("tpcompile.gate", "default"), ("tpcompile.gate", "none")],
+)
+def test_a_warning_is_seen_once_whatever_is_imported(imported: str, sinks: str) -> None:
+    lines = [line for text in run_on_ranks(_diverge, imported, sinks) for line in text.splitlines()]
+    warnings = [line for line in lines if "rank divergence" in line]
+    assert len(warnings) == 1, lines
+    assert warnings[0].startswith("[rank ") and "WARNING: rank divergence: " in warnings[0]
+
+
+def test_a_program_that_enabled_the_package_gets_the_record_too(capsys: pytest.CaptureFixture[str]) -> None:
+    from tpcompile.sentinel.sink import Sink
+
+    records: list[Any] = []
+    number = loguru_logger.add(lambda message: records.append(message.record), level="DEBUG", filter="tpcompile")
+    sink = Sink()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "__name__", "tpcompile.sentinel.somewhere")
+            sink.warning("unheard {}", 1)
+            loguru_logger.enable("tpcompile")
+            sink.warning("heard {}", 2)
+            sink.error("failed", exception=ValueError("why"))
+            sink.debug("detail")
+    finally:
+        loguru_logger.disable("tpcompile")
+        loguru_logger.remove(number)
+    assert [(r["level"].name, r["message"]) for r in records] == [
+        ("WARNING", "heard 2"), ("ERROR", "failed"), ("DEBUG", "detail"),
+    ]  # fmt: skip
+    written = capsys.readouterr().err
+    assert "tpcompile sentinel, WARNING: unheard 1\n" in written and "ValueError: why" in written
+    assert "detail" not in written

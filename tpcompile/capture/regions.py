@@ -1,0 +1,83 @@
+"""Guard lookups and compiles of this process -> how many compiled regions each call of a compiled callable entered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import nn
+
+from tpcompile.capture import compat
+from tpcompile.evidence.records import RegionCount, UserLine
+
+
+@dataclass
+class _Count:
+    """Calls of one compiled callable in one phase."""
+
+    target: UserLine
+    token: object = None
+    """The call that entered a region last."""
+    calls: int = 0
+    entered: int = 0
+    in_call: int = 0
+    most: int = 0
+    runs_at: UserLine | None = None
+
+
+class RegionCounter:
+    """Counts regions entered, hit by hit and compile by compile; a few microseconds each."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, CodeType | None], _Count] = {}
+
+    def entered(self, frame: FrameType | None, *, phase: str) -> None:
+        """A compiled region is entered below `frame`."""
+        call = compat.compiled_call(frame)
+        if call is None:
+            return
+        code = _code(call.function)
+        count = self._counts.get((phase, code))
+        if count is None:
+            count = self._counts[phase, code] = _Count(_first_line(code, call.function))
+        if call.token is not count.token:
+            count.token, count.in_call = call.token, 0
+            count.calls += 1
+        count.entered += 1
+        count.in_call += 1
+        count.most = max(count.most, count.in_call)
+        if call.around is not None and count.runs_at is None:
+            count.runs_at = _line(call.around)
+
+    def counts(self) -> tuple[RegionCount, ...]:
+        """What was counted so far."""
+        return tuple(
+            RegionCount(
+                phase=phase,
+                target=count.target,
+                calls=count.calls,
+                entered=count.entered,
+                most=count.most,
+                runs_at=count.runs_at,
+            )
+            for (phase, _), count in self._counts.items()
+        )
+
+
+def _code(function: Any) -> CodeType | None:
+    """Code of the function, or of the `forward` of the module, that the user compiled."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        function = type(owner).forward
+    return getattr(function, "__code__", None)
+
+
+def _first_line(code: CodeType | None, function: Any) -> UserLine:
+    if code is None:
+        return UserLine(file="?", line=0, function=type(function).__qualname__)
+    return UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
+
+
+def _line(frame: FrameType) -> UserLine:
+    return UserLine(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

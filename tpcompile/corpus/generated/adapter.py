@@ -1,0 +1,24 @@
+"""Every private name of torch that the forked ranks need; seen on torch 2.11.0 and 2.13.0.
+
+name                                    why
+_logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
+_inductor.config, _functorch.config     caches are switched off by variables that are read at import
+"""
+
+from __future__ import annotations
+
+import torch._functorch.config
+import torch._inductor.config
+import torch._logging._internal as logging_internal
+
+
+def new_trace_handler() -> None:
+    """Read TORCH_TRACE again."""
+    logging_internal.LOG_TRACE_HANDLER = None
+    logging_internal._init_logs()
+
+
+def use_caches(is_shared: bool) -> None:
+    """In a shared cache folder only C++ is reused: graphs are compiled by every run, so that no run decides another."""
+    torch._inductor.config.fx_graph_cache = not is_shared
+    torch._functorch.config.enable_autograd_cache = not is_shared

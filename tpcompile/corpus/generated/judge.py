@@ -1,0 +1,165 @@
+"""A case and what a route said of it -> named, partly, missed, hang, ...: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+
+from tpcompile.corpus.generated.names import Route
+from tpcompile.corpus.generated.operators.operator import Trace
+from tpcompile.corpus.generated.plan import Case, Truth
+from tpcompile.corpus.judge import first_finding
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import UserLine, Verdict
+
+PROGRAM_FILE = "program.py"
+EXIT_NOT_COMPILED = 6
+"""`diagnose`: the compiles agree, and the job ended badly or its logs are not whole."""
+
+
+class Outcome(StrEnum):
+    """What became of a case on a route."""
+
+    NAMED = "named"
+    """Cause, ranks and line are right; or the route said, as it should, that it is not in what was compiled."""
+    PARTLY = "partly"
+    """Red, and something about it is wrong."""
+    MISSED = "missed"
+    HANG = "hang"
+    GREEN = "green"
+    """A healthy case ended in peace."""
+    FALSE_ALARM = "false alarm"
+    DIED = "died before"
+    """The job hung or crashed before check_ranks was called; not counted."""
+    BROKEN = "broken"
+    """A defect of the generator: the fault was never reached, or a healthy program failed by itself."""
+
+    @property
+    def is_right(self) -> bool:
+        """True for what must come out."""
+        return self in (Outcome.NAMED, Outcome.GREEN, Outcome.DIED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a verdict says first."""
+
+    cause: str
+    """Name of the cause, in lower case."""
+    ranks: tuple[frozenset[int], ...]
+    """Sets of ranks the finding can be read to blame: the odd ones, and all of them where there is no majority."""
+    line: UserLine | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the run of a case left behind."""
+
+    verdict: Verdict | None = None
+    exit_code: int | None = None
+    """Of `tpcompile diagnose`."""
+    is_hang: bool = False
+    codes: tuple[int, ...] = ()
+    is_reached: bool = True
+    seconds: float | None = None
+    """From the fault to the verdict, compile time of the slowest rank aside."""
+    compile_s: float = 0.0
+
+    @property
+    def ended_well(self) -> bool:
+        """All ranks ended by themselves, with 0."""
+        return not self.is_hang and not any(self.codes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One row."""
+
+    outcome: Outcome
+    wrong: tuple[str, ...] = ()
+    """Which of cause, rank and line is wrong, or what else is."""
+    found: Found | None = None
+
+
+def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
+    """The row of a case on a route."""
+    found = read_found(evidence.verdict) if evidence.verdict else None
+    if route == Route.SENTINEL and evidence.is_hang:
+        return Judged(outcome=Outcome.HANG, found=found)
+    if case.operator.is_healthy:
+        return _healthy(route, evidence, found)
+    if not evidence.is_reached:
+        return Judged(outcome=Outcome.BROKEN, wrong=("the fault was never reached",), found=found)
+    if route == Route.CHECK_RANKS and evidence.verdict is None:
+        return Judged(outcome=Outcome.DIED)
+    if route != Route.SENTINEL and case.truth.trace == Trace.ABSENT:
+        return _not_compiled(route, evidence, found)
+    if found is None:
+        return Judged(outcome=Outcome.MISSED)
+    wrong = differences(case.truth, found)
+    outcome = Outcome.PARTLY if wrong else Outcome.NAMED
+    return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
+
+
+def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    said_red = found is not None or (route == Route.DIAGNOSE and evidence.exit_code != 0)
+    if said_red:
+        return Judged(outcome=Outcome.FALSE_ALARM, found=found)
+    if not evidence.ended_well:
+        return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
+    return Judged(outcome=Outcome.GREEN)
+
+
+def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    """What must be said where the compiles agree: nothing red, and that it is elsewhere if the job ended badly."""
+    if found is not None:
+        return Judged(outcome=Outcome.PARTLY, wrong=("it is not in what was compiled",), found=found)
+    must_say_so = route == Route.DIAGNOSE and not evidence.ended_well
+    if must_say_so and evidence.exit_code != EXIT_NOT_COMPILED:
+        return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.exit_code}",))
+    return Judged(outcome=Outcome.NAMED)
+
+
+def differences(truth: Truth, found: Found) -> list[str]:
+    """Which of cause, rank and line a finding has wrong."""
+    wrong = []
+    if found.cause not in truth.causes:
+        wrong.append("cause")
+    if not set(found.ranks) & set(truth.ranks):
+        wrong.append("rank")
+    if truth.lines is not None and not _is_on(truth.lines, found.line):
+        wrong.append("line")
+    return wrong
+
+
+def _is_on(lines: Sequence[int], line: UserLine | None) -> bool:
+    return line is not None and PurePath(line.file).name == PROGRAM_FILE and line.line in lines
+
+
+def read_found(verdict: Verdict) -> Found | None:
+    """The finding that a reader meets first; None for a green verdict."""
+    first = first_finding(verdict)
+    if first is None:
+        return None
+    readings = [frozenset(first.ranks)]
+    for divergence in verdict.divergences:
+        groups = [frozenset(group.ranks) for group in divergence.groups]
+        everybody = frozenset[int]().union(*groups)
+        largest = max((len(group) for group in groups), default=0)
+        has_majority = 2 * largest > len(everybody)
+        if divergence.title == first.text and not has_majority:
+            readings.append(everybody)
+    return Found(cause=first.cause.name.lower(), ranks=tuple(readings), line=first.line, text=first.text)
+
+
+def described(judged: Judged) -> str:
+    """What was found, in one line."""
+    if judged.found is None:
+        return "; ".join(judged.wrong)
+    found = judged.found
+    at = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
+    said = f"{found.cause}, rank {ranks_text(sorted(found.ranks[0])) or 'none'}, {at}: {found.text}"
+    return f"{', '.join(judged.wrong)} wrong; {said}" if judged.wrong else said

@@ -1,0 +1,87 @@
+"""What an operator is: edits of a program, and what must be said of it; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tpcompile.corpus.generated.template import Edit
+
+
+class Ends(StrEnum):
+    """What becomes of the job without the tool."""
+
+    RUNS = "runs"
+    """It ends by itself: slow, or silently wrong."""
+    HANGS = "hangs"
+    CRASHES = "crashes"
+    MAY_HANG = "may hang"
+    """It depends on the program: on the collectives that follow, and on the backend."""
+
+
+class Blame(StrEnum):
+    """Whom the evidence can show to be at fault."""
+
+    RANK = "rank"
+    """One rank did what the others did not, and left evidence of it; two ranks are enough."""
+    DIFFER = "differ"
+    """The ranks differ; of two, neither is known to be wrong, of three or more the odd one is."""
+    ALL = "all"
+    """Each rank differs from each."""
+
+
+class Trace(StrEnum):
+    """What the logs of the compiler show of it."""
+
+    SHOWS = "shows"
+    ABSENT = "absent"
+    """It is not in what was compiled."""
+
+
+class Start(StrEnum):
+    """When it acts."""
+
+    FIRST_CALL = "first call"
+    STEP = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One kind of fault, or one healthy thing that looks like a fault."""
+
+    name: str
+    what: str
+    """One line. Rank R is drawn."""
+    edits: tuple[Edit, ...]
+    """The first decides where the fault is: one of the places of its kind is drawn."""
+    variants: tuple[tuple[Edit, ...], ...] = ()
+    """Other ways to write the same; one of these or `edits` is drawn."""
+    causes: frozenset[str] = frozenset()
+    """Acceptable causes: names of `Cause` in lower case; empty for a healthy one."""
+    tags: tuple[str, ...] = ()
+    """Lines a person would accept besides those of the fault."""
+    has_line: bool = True
+    """False where no line of the program is the cause: any is accepted."""
+    blame: Blame = Blame.RANK
+    trace: Trace = Trace.SHOWS
+    ends: Ends = Ends.MAY_HANG
+    start: Start = Start.FIRST_CALL
+    last_step_free: bool = True
+    """False where the steps that follow are part of the fault."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the sentinel."""
+    backends: tuple[str, ...] = ()
+    """Backends under which it acts; empty for all."""
+    world_sizes: tuple[int, ...] = ()
+    """Numbers of ranks at which it acts; empty for all."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """True for what must stay green."""
+        return not self.causes
+
+
+def causes(*names: str) -> frozenset[str]:
+    """Acceptable causes."""
+    return frozenset(names)

@@ -1,0 +1,1 @@
+"""Programs with marked places; template.py says how. Each runs as a script of a rank."""

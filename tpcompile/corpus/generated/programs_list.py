@@ -1,0 +1,53 @@
+"""The programs by name, and what each needs; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program below programs/, and in which ways it can be run."""
+
+    name: str
+    world_sizes: tuple[int, ...] = (2, 2, 3)
+    """Drawn from; the ranks of `tp` are what the other axes leave."""
+    dp: int = 1
+    pp: int = 1
+    backends: tuple[str, ...] = ("aot_eager", "aot_eager", "inductor", "eager")
+    num_steps: int = 6
+    needs: str = ""
+    """Package that may be missing."""
+    without: tuple[str, ...] = ()
+    """Operators that do not act in it, each with its reason beside it."""
+
+    def domain(self, rank: int, *, world_size: int) -> tuple[int, ...]:
+        """Ranks of the group `tp` of a rank; tp is the innermost axis."""
+        size = world_size // (self.dp * self.pp)
+        first = rank // size * size
+        return tuple(range(first, first + size))
+
+
+_TRANSFORMERS = "transformers"
+
+_EVERY = (
+    Program(name="hand_mlp"),
+    Program(name="hand_function"),
+    Program(name="dtensor_plan"),
+    Program(name="train_loop"),
+    Program(name="sequence_parallel"),
+    Program(name="moe"),
+    Program(name="regional"),
+    Program(name="serve"),
+    Program(name="fsdp_tp", world_sizes=(4,), dp=2, backends=("aot_eager", "aot_eager", "eager")),
+    Program(name="decode_loop"),
+    Program(name="micro_batches"),
+    Program(name="our_block"),
+    Program(name="our_block_sp"),
+    Program(name="pipeline", world_sizes=(4,), pp=2),
+    Program(name="vocabulary", world_sizes=(4,), dp=2, backends=("aot_eager",)),
+    Program(name="hf_llama", needs=_TRANSFORMERS, backends=("aot_eager", "aot_eager", "aot_eager", "inductor")),
+    Program(name="hf_qwen3", needs=_TRANSFORMERS, backends=("aot_eager",)),
+    Program(name="hf_mixtral", needs=_TRANSFORMERS, backends=("aot_eager",)),
+)
+PROGRAMS: dict[str, Program] = {program.name: program for program in _EVERY}

@@ -1,0 +1,136 @@
+"""Logs of all ranks -> which ranks must agree: by the process groups they name, or as the mesh says.
+
+Ranks that name a common group in compiled code depend on each other: they issue collectives in it. Pipeline stages
+and data-parallel replicas name none in common, and may compile what they like.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.ranktext import ranks_text
+
+DEFAULT_GROUP = "0"
+"""Torch counts its groups; the default one is the first, and every rank is in it."""
+
+
+class Source(Enum):
+    """What says which ranks must agree."""
+
+    MESH = "the mesh on the command line"
+    GROUPS = "process groups named in compiled code"
+    NOTHING = "no compiled code names a process group"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Ranks that must agree."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Every rank in exactly one domain."""
+
+    source: Source
+    domains: tuple[Domain, ...]
+
+    def of(self, rank: int) -> Domain:
+        """The domain of a rank."""
+        return next(domain for domain in self.domains if rank in domain.ranks)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A device mesh in row-major order, and the axis whose ranks run the same program."""
+
+    sizes: tuple[tuple[str, int], ...]
+    axis: str
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return math.prod(size for _, size in self.sizes)
+
+    def domains(self) -> Domains:
+        """One domain per place on the other axes."""
+        ranges = [range(size) for _, size in self.sizes]
+        members: dict[str, list[int]] = {}
+        for rank, place in enumerate(itertools.product(*ranges)):
+            others = [f"{name}={at}" for (name, _), at in zip(self.sizes, place, strict=True) if name != self.axis]
+            members.setdefault(", ".join(others) or "all", []).append(rank)
+        found = tuple(Domain(name, tuple(ranks)) for name, ranks in members.items())
+        return Domains(Source.MESH, found)
+
+
+def parse_mesh(text: str, axis: str) -> Mesh:
+    """`dp=2,tp=4` and `tp` -> mesh. Raises ConfigError."""
+    sizes = []
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise ConfigError(f"--mesh {text}: write it as dp=2,tp=4, outermost axis first")
+        sizes.append((name, int(size)))
+    names = [name for name, _ in sizes]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--mesh {text}: an axis is named twice")
+    if axis not in names:
+        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(names)}, whose ranks must agree")
+    return Mesh(tuple(sizes), axis)
+
+
+def by_groups(groups: Mapping[int, Sequence[str]]) -> Domains:
+    """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not."""
+    if not any(groups.values()):
+        return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
+    parts = _connected(groups)
+    lonely = sorted(rank for part in parts if len(part) == 1 for rank in part)
+    shared = [part for part in parts if len(part) > 1]
+    if len(shared) == 1:  # whose compiled code names no group, or a group of its own, has nowhere else to be
+        shared = [sorted(shared[0] + lonely)]
+    elif lonely:
+        shared.append(lonely)
+    names = ["all"] if len(shared) == 1 else [f"ranks {ranks_text(part)}" for part in shared]
+    found = [Domain(name, tuple(part)) for name, part in zip(names, shared, strict=True)]
+    return Domains(Source.GROUPS, tuple(sorted(found, key=lambda domain: domain.ranks)))
+
+
+def _connected(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
+    part_of = {rank: [rank] for rank in sorted(groups)}
+    users: dict[str, list[int]] = {}
+    for rank in sorted(groups):
+        for name in groups[rank]:
+            users.setdefault(name, []).append(rank)
+    if DEFAULT_GROUP in users:
+        users[DEFAULT_GROUP] = sorted(groups)
+    for ranks in users.values():
+        merged = sorted({other for rank in ranks for other in part_of[rank]})
+        for rank in merged:
+            part_of[rank] = merged
+    return [part for rank, part in part_of.items() if part[0] == rank]
+
+
+def roles_of(groups: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> dict[int, dict[str, str]]:
+    """By rank of one domain: name of a group -> what stands for it on all ranks.
+
+    A name that two ranks share is one group. Groups that differ in name (the tensor-parallel group of each replica)
+    stand for each other in order of appearance.
+    """
+    shared: dict[str, str] = {}
+    found: dict[int, dict[str, str]] = {}
+    for rank in sorted(ranks):
+        mine = {name: shared[name] for name in groups[rank] if name in shared}
+        for name in groups[rank]:
+            if name not in mine:
+                free = [role for role in dict.fromkeys(shared.values()) if role not in mine.values()]
+                own = f"group#{len(set(shared.values()))}"
+                mine[name] = shared[name] = free[0] if free else own
+        found[rank] = mine
+    return found

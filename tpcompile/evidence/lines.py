@@ -1,0 +1,69 @@
+"""A line of source -> whether it is the user's: nobody can fix their program inside torch or the standard library."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from tpcompile.evidence.records import UserLine
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
+"""Ours that run between the user's line and torch, wherever they are installed."""
+_TORCH = re.compile(
+    r"/(?:site-packages|dist-packages)/torch/"
+    r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
+)
+"""Installed, or built in a checkout."""
+_STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
+"""Where the standard library is, on any machine: logs come from others."""
+
+
+def is_library(line: UserLine) -> bool:
+    """True for a line of torch, of our own wrappers or of the standard library."""
+    return _is_library(line.file, line.line, line.code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str, line: int, code: str) -> bool:
+    return is_library_file(file) or _is_cut_library(file, line, code)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(file: str) -> bool:
+    """The same of a file with its whole path."""
+    if any(part in file for part in _OWN):
+        return True
+    return bool(_TORCH.search(file) or _STANDARD.search(file))
+
+
+def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
+    """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
+    own = [line for line in stack if not is_library(line)]
+    return own[-1] if own else None
+
+
+def _is_cut_library(file: str, line: int, code: str) -> bool:
+    """Torch cuts the front of long paths: the line is a library's when that code stands there in the library's file."""
+    if file.startswith("/") or not code:
+        return False
+    parts = file.split("/")
+    ends = [parts[start:] for start in range(len(parts))]
+    files = [os.path.join(folder, *end) for folder in _library_folders() for end in ends]
+    return any(code in linecache.getline(path, line) for path in files)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """Where torch and the standard library are installed here, found without importing torch."""
+    standard = sysconfig.get_paths()["stdlib"]
+    try:
+        return str(metadata.distribution("torch").locate_file("torch")), standard
+    except metadata.PackageNotFoundError:
+        return (standard,)

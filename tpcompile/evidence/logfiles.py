@@ -1,0 +1,99 @@
+"""Folders -> the one TORCH_TRACE file of every rank; what cannot be one is listed, what is two jobs is refused."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.ranktext import ranks_text
+
+PATTERN = "dedicated_log_torch_trace_*.log"
+MAX_RANK = 999_999
+"""A larger number in a file's name is no rank of any job."""
+_NAME = re.compile(r"^dedicated_log_torch_trace_rank_(?P<rank>\d+)(?:_.*)?\.log$")
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """The file of every rank, and what lies beside them."""
+
+    paths: dict[int, Path]
+    left_out: tuple[str, ...]
+    """One line per thing that is called like a log and is none."""
+
+
+def find_logs(folders: Sequence[Path]) -> LogFiles:
+    """The log of every rank, below any of the folders.
+
+    Raises ConfigError for fewer than two ranks and for two logs of one rank: two jobs, or one that was restarted,
+    have nothing to compare.
+    """
+    paths: dict[int, set[Path]] = {}
+    left_out = []
+    for path in _candidates(folders):
+        reason = _unusable(path)
+        if reason:
+            left_out.append(f"{path.name} is left out: {reason}")
+        else:
+            paths.setdefault(_rank(path), set()).add(path)
+    _check_one_job(paths)
+    if len(paths) < 2:
+        raise ConfigError(_too_few(paths, folders))
+    return LogFiles({rank: min(paths[rank]) for rank in sorted(paths)}, tuple(left_out))
+
+
+def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"no directory at {folder}")
+        yield from sorted(path.resolve() for path in folder.rglob(PATTERN))
+
+
+def _unusable(path: Path) -> str:
+    """Why a file with such a name is no rank's log; empty when it is one."""
+    match = _NAME.match(path.name)
+    if match is None:
+        return "its name has no rank, torch opened it before init_process_group"
+    if int(match["rank"]) > MAX_RANK:
+        return f"{match['rank']} is not the rank of any job"
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"{error.strerror}"
+    if not stat.S_ISREG(mode):
+        return "it is not a file but " + ("a directory" if stat.S_ISDIR(mode) else "a pipe or a device")
+    return ""
+
+
+def _rank(path: Path) -> int:
+    match = _NAME.match(path.name)
+    assert match is not None, "only usable files have a rank"
+    return int(match["rank"])
+
+
+def _check_one_job(paths: dict[int, set[Path]]) -> None:
+    several = {rank: sorted(found) for rank, found in sorted(paths.items()) if len(found) > 1}
+    if not several:
+        return
+    first = next(iter(several.values()))
+    raise ConfigError(
+        f"rank {ranks_text(list(several))} has more than one log ({', '.join(map(str, first[:3]))}): two jobs, or one "
+        "that was restarted; give the logs of one run only"
+    )
+
+
+def _too_few(paths: dict[int, set[Path]], folders: Sequence[Path]) -> str:
+    found = f"only that of rank {next(iter(paths))}" if paths else "none"
+    return (
+        f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
+        "run the job with TORCH_TRACE=DIR on every rank, it writes DIR/dedicated_log_torch_trace_rank_*.log"
+    )
+
+
+def unreadable(path: Path, error: OSError) -> PreflightError:
+    """What to raise for a log that cannot be read."""
+    return PreflightError(f"cannot read {path}: {error.strerror}")

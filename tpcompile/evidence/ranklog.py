@@ -1,0 +1,257 @@
+"""One rank's TORCH_TRACE file -> what its compiles are, in little memory; each can be read in full later.
+
+A log is read once from front to back. Of every compile the places of its records, a hash of its text and a few
+fields are kept; the text itself stays in the file until somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, compile_record, frame_line, start_stack
+from tpcompile.evidence.tracefile import EXECUTION, SCHEDULE, TORCH_VERSION, FileFacts, Record, TraceFile, events_at
+
+_GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
+_GROUP = re.compile(
+    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?P<op>\w+)[\w.]*\([^'\"\n]*"
+    rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
+)
+_GROUP_GUARD = re.compile(rb"((?:group_name|pg_name)\S* == ')(?P<group>[^'\n]*)(?=')")
+_IDS = re.compile(
+    rb"(?<=, )\d{7,}(?=\)(?:, type=|\s*(?:#|$)))|\b0x[0-9a-fA-F]{5,}\b|(?<=__dtensor_spec_)\d+"
+    rb"|_\d{6,}_c(?:!?\d+/)*\d+\b|(?<=cuda:)\d+\b|(?<=index=)\d+\b"
+    rb"|^Guard latency = .*$",
+    re.MULTILINE,
+)
+"""A part of what a full parse takes out. Less is safe: texts that still differ are parsed."""
+_TENSOR_FIELDS = ("id", "describer_id", "dtype", "size", "stride", "device", "requires_grad")
+_FAILURE_FIELDS = ("fail_type", "fail_reason", "fail_user_frame_filename", "fail_user_frame_lineno")
+_HASH_BYTES = 16
+
+
+@dataclass(slots=True)
+class LoggedCompile:
+    """One compile of one rank, without its text."""
+
+    compile_id: str
+    before: int | None
+    """The compile before of the same frame, by number."""
+    places: array[int] = field(default_factory=lambda: array("Q"))
+    start: int | None = None
+    """Place of its `dynamo_start`; None for a call that only exceeded the recompile limit."""
+    function: str = ""
+    line: UserLine | None = None
+    size_bytes: int = 0
+    """Text a full parse has to read."""
+    names: set[str] = field(default_factory=set)
+    groups: dict[str, None] = field(default_factory=dict)
+    """Process groups its graphs name, as torch names them, in order of appearance."""
+    issued: list[tuple[str, str]] = field(default_factory=list)
+    """(op, group) of the collectives in its graphs, as their text has them."""
+    schedules: list[tuple[str, ...]] = field(default_factory=list)
+    """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
+    failure: tuple[str, str] | None = None
+    """(type, first line) of the error, when the compile failed."""
+    text: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=_HASH_BYTES))
+
+    @property
+    def is_ended(self) -> bool:
+        """True when torch logged the end of the compile."""
+        return "compilation_metrics" in self.names
+
+    @property
+    def frame(self) -> tuple[str, str, int]:
+        """The compiled frame: function, end of the path, line."""
+        if self.line is None:
+            return self.function, "", 0
+        return self.function, normalise.short_path(self.line.file), self.line.line
+
+    @property
+    def sha(self) -> str:
+        """Hash of the whole text, without what differs by nature and without names of groups."""
+        return str(self.text.hexdigest())
+
+
+@dataclass
+class RankLog:
+    """The log of one rank, read once."""
+
+    rank: int
+    path: Path
+    facts: FileFacts = field(default_factory=FileFacts)
+    compiles: list[LoggedCompile] = field(default_factory=list)
+    strings: dict[int, str] = field(default_factory=dict)
+    torch_version: str = ""
+    executions: list[tuple[str, ...]] = field(default_factory=list)
+    """Order in which compiled graphs ran, by compile id, one per recording."""
+
+    @property
+    def groups(self) -> dict[str, None]:
+        """Names of the process groups in compiled code, in order of appearance."""
+        return {name: None for compile_ in self.compiles for name in compile_.groups}
+
+    def record(self, number: int, roles: GroupRoles) -> CompileRecord:
+        """Read one compile in full."""
+        compile_ = self.compiles[number]
+        events = list(events_at(self.path, compile_.places))
+        return compile_record(events, before=self._start_before(compile_), roles=roles, strings=self.strings)
+
+    def _start_before(self, compile_: LoggedCompile) -> TraceEvent | None:
+        """The start of the nearest compile before of the same frame that has one."""
+        before = compile_.before
+        while before is not None and self.compiles[before].start is None:
+            before = self.compiles[before].before
+        place = self.compiles[before].start if before is not None else None
+        return next(events_at(self.path, [place]), None) if place is not None else None
+
+
+def read_rank_log(rank: int, path: Path) -> RankLog:
+    """Read a log from front to back, once. Raises OSError."""
+    file = TraceFile(path)
+    log = RankLog(rank, path, file.facts)
+    reader = _Reader(log)
+    for record in file.records():
+        reader.take(record)
+    return log
+
+
+class _Reader:
+    """Records of one log, in order, into a `RankLog`."""
+
+    def __init__(self, log: RankLog) -> None:
+        self.log = log
+        self.number_of = CompileNumbers()
+
+    def take(self, record: Record) -> None:
+        found = record.event
+        if found is None:
+            return
+        if found.name == "str":
+            text, index = found.metadata["str"]
+            self.log.strings[int(index)] = str(text)
+        elif found.name == TORCH_VERSION:
+            self.log.torch_version = str(_json(found.payload).get("pytorch_version", ""))
+        elif found.name == EXECUTION:
+            self.log.executions.append(_execution(found.payload))
+        elif found.compile_id is not None:
+            self.of_compile(found, record)
+
+    def of_compile(self, found: TraceEvent, record: Record) -> None:
+        number = self.number_of(found)
+        if number == len(self.log.compiles):
+            self.log.compiles.append(self.begun(found, number))
+        compile_ = self.log.compiles[number]
+        compile_.places.append(record.start)
+        compile_.names.add(found.name)
+        if found.name == "dynamo_start":
+            compile_.start = record.start
+            self.name(compile_, found)
+        elif found.name == SCHEDULE:
+            compile_.schedules.append(_schedule(found.payload))
+        elif found.name == "compilation_metrics":
+            compile_.failure = _failure(found) or compile_.failure
+        compile_.size_bytes += len(record.payload)
+        _hash(compile_, found, b"" if found.name in CACHE_EVENTS else record.payload)
+
+    def begun(self, found: TraceEvent, number: int) -> LoggedCompile:
+        before = self.number_of.before[number]
+        compile_ = LoggedCompile(str(found.compile_id), before)
+        if before is not None:  # until its own start says so
+            compile_.function = self.log.compiles[before].function
+            compile_.line = self.log.compiles[before].line
+        return compile_
+
+    def name(self, compile_: LoggedCompile, start: TraceEvent) -> None:
+        stack = start_stack(start, self.log.strings)
+        compile_.function = stack[-1].function if stack else ""
+        compile_.line = frame_line(stack)
+
+
+def _hash(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> None:
+    """Add one event to the hash of its compile: what the digest of a full parse could depend on."""
+    name = found.name
+    if name == "dynamo_start":
+        text = repr(compile_.frame).encode()
+    elif name == "describe_tensor":
+        tensor = found.metadata["describe_tensor"]
+        marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
+        fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
+        text = normalise.device(repr((fields, marks))).encode()
+    elif name == "describe_source":
+        text = json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
+    elif name in ("compilation_metrics", "bwd_compilation_metrics"):
+        text = repr(compile_.failure).encode()
+    else:
+        text = _IDS.sub(b"", _without_groups(compile_, name, payload))
+    compile_.text.update(f"{name} {found.attempt} {len(text)} ".encode())
+    compile_.text.update(text)
+
+
+def _without_groups(compile_: LoggedCompile, name: str, payload: bytes) -> bytes:
+    """The text with every group's name replaced by its place among the names of this compile."""
+
+    def numbered(match: re.Match[bytes]) -> bytes:
+        group = match["group"].decode(errors="replace")
+        if name in _GRAPHS and "op" in match.re.groupindex:
+            compile_.issued.append((match["op"].decode(), group))
+        compile_.groups.setdefault(group)
+        return match[1] + str(list(compile_.groups).index(group)).encode()
+
+    for pattern, mark in ((_GROUP, b"torch.ops."), (_GROUP_GUARD, b"_name")):
+        if mark in payload:
+            payload = pattern.sub(numbered, payload)
+    return payload
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _execution(text: str) -> tuple[str, ...]:
+    order = _json(text).get("graph_execution_order", [])
+    return tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict))
+
+
+def _schedule(text: str) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(str(name) for name in names) if isinstance(names, list) else ()
+
+
+def _failure(found: TraceEvent) -> tuple[str, str] | None:
+    metrics = found.metadata.get("compilation_metrics")
+    if not isinstance(metrics, Mapping) or not metrics.get("fail_type"):
+        return None
+    reason = str(metrics.get("fail_reason") or "").strip()
+    return str(metrics["fail_type"]), normalise.generic(reason.partition("\n")[0])
+
+
+def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:
+    """A reader of the rank's compiles by number that keeps the last few."""
+    groups = GroupRoles(roles)
+    return functools.lru_cache(maxsize=kept)(lambda number: log.record(number, groups))
+
+
+def numbers_by_frame(compiles: Iterable[LoggedCompile]) -> dict[tuple[str, str, int], list[int]]:
+    """Frame -> numbers of its compiles, in order."""
+    found: dict[tuple[str, str, int], list[int]] = {}
+    for number, compile_ in enumerate(compiles):
+        found.setdefault(compile_.frame, []).append(number)
+    return found

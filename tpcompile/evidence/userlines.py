@@ -1,0 +1,115 @@
+"""Graphs whose nodes name the library's frame -> the same with the user's line that called it.
+
+Torch prints the innermost frame of a node only. For a collective that is a line of torch or of our wrappers; the
+user's call stands between the nodes before and after it. Guards name lines of the same function, and so does the
+source file, where it is at hand and still the one that was traced.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Sequence
+
+from tpcompile.evidence.collectives import is_library
+from tpcompile.evidence.records import Graph, Guard, Node, UserLine
+
+_MAX_LINES = 60
+"""Lines of source searched on each side of the user's line."""
+
+
+def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
+    """Replace the lines of library code, where the caller can be told."""
+    if not any(_is_of_library(node) for graph in graphs for node in graph.nodes):
+        return tuple(graphs)
+    known = {guard.line for guard in guards if guard.line is not None and not is_library(guard.line)}
+    known |= {node.line for graph in graphs for node in graph.nodes if node.line and not is_library(node.line)}
+    return tuple(_Lines(graph, known).replaced() for graph in graphs)
+
+
+def _is_of_library(node: Node) -> bool:
+    return node.line is not None and is_library(node.line)
+
+
+class _Lines:
+    """The nodes of one graph, in order, and the user's line reached so far."""
+
+    def __init__(self, graph: Graph, known: set[UserLine]) -> None:
+        self.graph, self.known = graph, known
+        self.before: UserLine | None = None
+        self.called: list[UserLine] = []
+        """Calls found since the last line of the user, in order."""
+
+    def replaced(self) -> Graph:
+        nodes = [self.node(node) for node in self.graph.nodes]
+        return self.graph.model_copy(update={"nodes": tuple(nodes)})
+
+    def node(self, node: Node) -> Node:
+        if node.line is None:
+            return node
+        if not is_library(node.line):
+            self.before, self.called = node.line, []
+            return node
+        line = self.caller(node)
+        return node if line is None else node.model_copy(update={"line": line})
+
+    def caller(self, node: Node) -> UserLine | None:
+        """The user's call of the function that a library line stands in."""
+        if self.before is None or node.line is None:
+            return None
+        names = {node.line.function, _op(node)} - {""}
+        if "wait_tensor" not in names:
+            found = self.next_call(self.candidates(names), self.called[-1] if self.called else self.before)
+            if found is not None:
+                self.called.append(found)
+        return self.called[-1] if self.called else None
+
+    def next_call(self, candidates: Sequence[UserLine], after: UserLine) -> UserLine | None:
+        """The next call in the direction in which the graph goes through the source, or the only one."""
+        lines = {line.line: line for line in candidates}
+        if len(lines) == 1:
+            return next(iter(lines.values()))
+        is_taken = bool(self.called)
+        if self.graph.kind == "backward":
+            numbers = [n for n in lines if n < after.line + (not is_taken)]
+            return lines[max(numbers)] if numbers else None
+        numbers = [n for n in lines if n > after.line - (not is_taken)]
+        return lines[min(numbers)] if numbers else None
+
+    def candidates(self, names: set[str]) -> list[UserLine]:
+        """Lines of the function at hand that call one of these."""
+        assert self.before is not None, "asked only behind a line of the user"
+        near = [line for line in self.known if _same_function(line, self.before)]
+        return [line for line in [*near, *_source_around(self.before)] if _calls(line, names)]
+
+
+def _op(node: Node) -> str:
+    """`all_reduce` of `torch.ops._c10d_functional.all_reduce.default`."""
+    parts = node.target.removeprefix("torch.ops.").split(".")
+    return parts[1].rstrip("_") if len(parts) > 1 else ""
+
+
+def _same_function(line: UserLine, other: UserLine) -> bool:
+    same_file = line.file.endswith(other.file) or other.file.endswith(line.file)
+    return same_file and line.function == other.function
+
+
+def _calls(line: UserLine, names: set[str]) -> bool:
+    return any(f"{name}(" in line.code for name in names)
+
+
+def _source_around(line: UserLine) -> list[UserLine]:
+    """The lines of its function, as the file has them; none when it is another file now."""
+    source = linecache.getlines(line.file)
+    if not 0 < line.line <= len(source) or not line.code or line.code not in source[line.line - 1]:
+        return []
+    start = end = line.line
+    while start > 1 and line.line - start < _MAX_LINES and not _is_definition(source[start - 1]):
+        start -= 1
+    while end < len(source) and end - line.line < _MAX_LINES and not _is_definition(source[end]):
+        end += 1
+    numbers = range(start, end + 1)
+    return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
+
+
+def _is_definition(code: str) -> bool:
+    return code.lstrip().startswith(("def ", "async def ", "class ", "@"))

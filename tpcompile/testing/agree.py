@@ -1,0 +1,59 @@
+"""What each rank drew -> ConfigError on all ranks alike, with the tensor and the ranks, unless all drew the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.dist import collectives
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.ranktext import ranks_text
+
+
+def check_equal_on_ranks(
+    what: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device, *, todo: str
+) -> None:
+    """Raise when a tensor of this name is not the same, bit for bit, on all ranks of the group; all ranks call it."""
+    if group is None or group.size() == 1:
+        return
+    own = {name: f"{_description(tensor)} {_digest(tensor)}" for name, tensor in tensors.items()}
+    by_rank = [json.loads(text) for text in texts_of_all_ranks(json.dumps(own), group, device)]
+    names = {name: None for found in by_rank for name in found}
+    for name in names:
+        texts = [found.get(name, "missing") for found in by_rank]
+        if len(set(texts)) > 1:
+            raise ConfigError(f"{what} differ between ranks: {name} is {_by_text(texts)}. {todo}")
+
+
+def texts_of_all_ranks(text: str, group: dist.ProcessGroup, device: torch.device) -> list[str]:
+    """This rank's text and those of the others, in rank order, as bytes: a pickle would run code of a peer."""
+    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    size = torch.tensor([data.numel()], device=device)
+    sizes = collectives.all_gather_single(size, dim=0, group=group).tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    padded[: data.numel()] = data
+    rows = collectives.all_gather_single(padded, dim=0, group=group).view(len(sizes), -1).cpu()
+    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def _by_text(texts: list[str]) -> str:
+    """`float32[2, 4] 1f2e on rank 0; float32[2, 4] 99ab on rank 1-3`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(f"{text} on rank {ranks_text(found)}" for text, found in ranks.items())
+
+
+def _description(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _digest(tensor: Tensor) -> str:
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    raw = real.detach().cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:12]
