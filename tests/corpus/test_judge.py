@@ -22,12 +22,12 @@ from tpcompile.evidence.records import (
     Check,
     Divergence,
     DivergenceClass,
-    Item,
     Layer,
     RankGroup,
     Status,
     UserLine,
     Verdict,
+    value_item,
 )
 
 CASE = find("attribute_constant")
@@ -40,7 +40,7 @@ def blamed(case: Case = CASE, *, by: int = 0) -> UserLine:
 
 
 def divergence(**changes: Any) -> Divergence:
-    groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=Item(text="%1", line=blamed())))
+    groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=value_item("item", "%1", line=blamed())))
     right: dict[str, Any] = {
         "layer": Layer.GRAPH, "cls": DivergenceClass.CONTENT, "domain": "world 0-1", "where": "", "groups": groups,
         "title": "graph differs", "cause": Cause.RANK_CONSTANT,
@@ -73,14 +73,14 @@ def test_another_cause_is_only_detected() -> None:
 
 
 def test_another_rank_is_only_detected() -> None:
-    groups = (RankGroup(ranks=(1,)), RankGroup(ranks=(0,), item=Item(text="%1", line=blamed())))
+    groups = (RankGroup(ranks=(1,)), RankGroup(ranks=(0,), item=value_item("item", "%1", line=blamed())))
     result = judge(CASE, evidence(verdict(divergence(groups=groups))))
     assert (result.outcome, result.why) == (Outcome.DETECTED, "blames rank 0, not 1")
 
 
 @pytest.mark.parametrize("line", [blamed(by=1), UserLine(file="/x/other.py", line=blamed().line), None])
 def test_another_line_is_only_detected(line: UserLine | None) -> None:
-    groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=Item(text="%1", line=line)))
+    groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=value_item("item", "%1", line=line)))
     result = judge(CASE, evidence(verdict(divergence(groups=groups))))
     assert result.outcome == Outcome.DETECTED
     assert result.why.startswith("line is ")

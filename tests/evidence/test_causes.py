@@ -21,7 +21,7 @@ from tests.evidence.samples import (
 )
 from tpcompile.evidence.causes import ADVICE, Cause
 from tpcompile.evidence.reasontext import nearest_reason
-from tpcompile.evidence.records import CompileRecord, DivergenceClass, Node
+from tpcompile.evidence.records import CompileRecord, DivergenceClass, Guard, Node
 
 FUNCTIONAL = "torch.ops._c10d_functional."
 
@@ -72,10 +72,108 @@ def test_a_constant_behind_a_guard_names_the_guard_on_both_sides() -> None:
     one = compiled(call("mul", "%0", "1"), reduce("%1"), guards=(guard(says="== 1"),))
     two = compiled(call("mul", "%0", "2"), reduce("%1"), guards=(guard(says="== 2"),))
     found = only(one, two)
-    assert found.cause == Cause.RANK_CONSTANT
+    assert (found.cause, found.title) == (Cause.PYTHON_VALUE, "self.scale == 1 / 2")
     assert (found.guard, found.held) == (
         "EQUALS_MATCH: L['self'].scale == 2", "EQUALS_MATCH: L['self'].scale == 1",
     )  # fmt: skip
+
+
+STATE = (
+    '___check_global_state() against {"autocast_state":{"cached_enabled":true,"dtype":[15,5],"enabled":[%s,false]},%s}'
+)
+USUAL = '"default_dtype":6,"deterministic_algorithms":false,"grad_mode":true,"num_threads":1,"allow_tf32":false'
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause", "title"),
+    [
+        (STATE % ("true", USUAL), Cause.AUTOCAST, "autocast cpu: off / on"),
+        (STATE % ("false", USUAL.replace('mode":true', 'mode":false')), Cause.GRAD_MODE, "grad_mode: on / off"),
+        (STATE % ("false", USUAL.replace(":6", ":7")), Cause.DEFAULT_DTYPE, "default_dtype: float32 / float64"),
+        (STATE % ("false", USUAL.replace('threads":1', 'threads":2')), Cause.NUM_THREADS, "num_threads: 1 / 2"),
+        (STATE % ("false", USUAL.replace('tf32":false', 'tf32":true')), Cause.ALLOW_TF32, "allow_tf32: off / on"),
+        (STATE % ("false", USUAL.replace('algorithms":false', 'algorithms":true')),
+         Cause.DETERMINISTIC, "deterministic_algorithms: off / on"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_the_process_is_the_headline_whatever_follows_from_it(
+    changed: str, cause: Cause, title: str
+) -> None:
+    def under(state: str, value: str) -> CompileRecord:
+        checked = guard("GLOBAL_STATE", "", "").model_copy(update={"expression": state, "line": None})
+        return compiled(call("mul", "%0", "2", value=value), reduce("%1"), guards=(guard(), checked))
+
+    found = only(under(STATE % ("false", USUAL), "f32[4, 8][8, 1]cpu"), under(changed, "bf16[4, 8][8, 1]cpu"))
+    assert (found.cause, found.title, found.line) == (cause, title, line(3))
+
+
+def test_a_guard_on_the_rank_itself_is_a_rank_dependent_branch() -> None:
+    def on(rank: int) -> CompileRecord:
+        ops = (call("torch.relu", "%0"),) if rank else ()
+        return compiled(*ops, reduce(f"%{len(ops)}"), guards=(guard(source="G['RANK']", says=f"== {rank}"),))
+
+    found = only(on(0), on(1))
+    assert (found.cause, found.title) == (Cause.RANK_BRANCH, "RANK == 0 / 1")
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [("list(dict.keys(L['self'].acts))[0]", Cause.DICT_ORDER), ("list(L['self'].acts)[0].name", Cause.SET_ORDER)],
+)
+def test_keys_in_a_different_order_are_a_cause_of_their_own(source: str, cause: Cause) -> None:
+    def first(name: str, second: str) -> CompileRecord:
+        places = [source, source.replace("[0]", "[1]")]
+        says = [f"{place} == '{key}'" for place, key in zip(places, (name, second), strict=True)]
+        guards = tuple(Guard(type="EQUALS_MATCH", source="", expression=text, line=line(3)) for text in says)
+        return compiled(call(f"torch.{name}", "%0"), call(f"torch.{second}", "%1"), reduce("%2"), guards=guards)
+
+    found = only(first("tanh", "relu"), first("relu", "tanh"))
+    assert found.cause == cause and "'tanh' / 'relu'" in found.title
+
+
+def test_a_set_that_is_iterated_in_a_different_order_is_told_from_a_branch() -> None:
+    a_set = guard(source="L['self'].k", says="== {0, 8}")
+
+    def runs(*names: str) -> CompileRecord:
+        ops = [call(f"torch.{name}", f"%{index}") for index, name in enumerate(names)]
+        return compiled(*ops, reduce("%2"), guards=(a_set,))
+
+    assert only(runs("tanh", "relu"), runs("relu", "tanh")).cause == Cause.SET_ORDER
+    assert only(runs("tanh", "relu"), runs("tanh", "cos")).cause == Cause.RANK_BRANCH
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        (("L['x']", "L['y']"), Cause.ALIAS),
+        (("L['m']._modules['a']._parameters['w']", "L['m']._modules['b']._parameters['w']"), Cause.TIED_WEIGHTS),
+    ],
+)
+def test_one_tensor_for_two_names_is_a_cause_of_its_own(names: tuple[str, str], cause: Cause) -> None:
+    same = Guard(type="LAMBDA_GUARD", source="", expression=" is ".join(names), line=line(3))
+    two = compiled(inputs=tuple(map(tensor, names)))
+    found = only(two, compiled(inputs=(tensor(names[0]),), guards=(guard(), same)))
+    assert (found.cause, found.groups[-1].ranks) == (cause, (1,))
+
+
+def test_a_frozen_parameter_is_named() -> None:
+    weight = "L['self']._modules['head']._parameters['weight']"
+    found = only(compiled(inputs=(tensor(weight, requires_grad=True),)), compiled(inputs=(tensor(weight),)))
+    assert (found.cause, found.title) == (Cause.FROZEN_PARAMETER, "self.head.weight: requires_grad True / False")
+
+
+def test_a_backend_that_lowers_less_is_named_unless_a_cache_was_hit() -> None:
+    whole = lowered(call("torch.ops.aten.mul.Tensor", "%0", "2"))
+    found = only(whole, compiled())
+    assert (found.cause, found.culprits) == (Cause.BACKEND, ())
+    assert between(whole, compiled(cache=("aotautograd_cache_hit",))) == ()
+
+
+def test_the_whole_on_one_rank_and_its_parts_on_another_are_one_finding() -> None:
+    layer, model = line(10), line(30)
+    parts = [compiled(call("mul", "%0", "2", at=12), compile_id=f"{n}/0", line=layer) for n in range(2)]
+    whole = compiled(call("mul", "%0", "2", at=12), call("mul", "%1", "2", at=12), line=model)
+    assert only(whole, parts).cause == Cause.REGIONAL_COMPILE
 
 
 def test_a_constant_without_a_guard_names_none() -> None:
@@ -200,8 +298,6 @@ KEYS = "check_tensor(L['x'], Tensor, DispatchKeySet({}), torch.float32, requires
         ("TENSOR_MATCH", KEYS.format("CPU, AutogradCPU", False), KEYS.format("CPU", False), Cause.DISPATCH_KEY),
         ("TENSOR_MATCH", KEYS.format("CPU", False), KEYS.format("CPU", True), Cause.REQUIRES_GRAD),
         ("TYPE_MATCH", "<class 'torch.Tensor'>", "<class 'AsyncCollectiveTensor'>", Cause.TENSOR_SUBCLASS),
-        ("GLOBAL_STATE", 'against {"grad_mode":true}', 'against {"grad_mode":false}', Cause.REQUIRES_GRAD),
-        ("GLOBAL_STATE", 'against {"default_dtype":6}', 'against {"default_dtype":7}', Cause.DTYPE),
     ],
 )
 def test_a_guard_that_differs_under_equal_graphs(type_: str, ours: str, theirs: str, cause: Cause) -> None:
@@ -259,8 +355,8 @@ def test_generated_code_that_swaps_collectives_is_a_hang_by_a_compiler_pass() ->
         ("tensor 'x' dtype mismatch. expected Float, actual Double", Cause.DTYPE, "dtype of 'x' is Float"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=0",
          Cause.REQUIRES_GRAD, "requires_grad of 'x' is 0"),
-        ("GLOBAL_STATE changed: grad_mode ", Cause.REQUIRES_GRAD, "grad_mode is as it was at the first compile"),
-        ("GLOBAL_STATE changed: autocast(cpu)_enabled ", Cause.DTYPE, ""),
+        ("GLOBAL_STATE changed: grad_mode ", Cause.GRAD_MODE, "grad_mode is as it was at the first compile"),
+        ("GLOBAL_STATE changed: autocast(cpu)_enabled ", Cause.AUTOCAST, ""),
         ("tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU), actual DispatchKeySet(CPU, Python)",
          Cause.DISPATCH_KEY, "dispatch keys of 'x' is DispatchKeySet(CPU)"),
         ("expected type of 'x' to be a tensor type, ' but found <class 'torch.distributed._functional_collectives"

@@ -10,7 +10,7 @@ from tests.evidence.samples import broken, call, compiled, counters, divergences
 from tpcompile.config import RunConfig, load
 from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import Check, Item, PhaseCounters, RankRecord, RegionCount, Status, UserLine
+from tpcompile.evidence.records import Check, PhaseCounters, RankRecord, RegionCount, Status, UserLine, value_item
 from tpcompile.evidence.splits import ONE_REGION
 
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
@@ -253,7 +253,7 @@ def test_gradients_are_judged_only_when_the_run_trains() -> None:
 
 
 def test_an_undeclared_custom_op_is_named_with_its_line() -> None:
-    item = Item(text="my::norm :: in the dynamo graph", line=line(7))
+    item = value_item("my::norm", "in the dynamo graph", line=line(7))
     check = judge("C", healthy(0), healthy(1, undeclared_ops=(item,)))["no undeclared custom op or Triton kernel"]
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (1,), "/app/model.py:7 in forward")
     assert check.observed == "my::norm"

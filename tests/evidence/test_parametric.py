@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.parametric import constants
-from tpcompile.evidence.records import Item
+from tpcompile.evidence.records import Item, ItemKind, value_item
 
 BOOL, FLOAT, INT = "b8[2, 5][5, 1]cpu", "f32[2, 5][5, 1]cpu", "i64[2, 5][5, 1]cpu"
 
 
-def rows(*calls: str, coordinates: list[int] | None = None) -> list[tuple[Item, ...]] | None:
+def node(call: str, index: int = 1) -> Item:
+    """The item of `target(args) -> value`."""
+    head, _, value = call.rpartition(" -> ")
+    target, _, args = head.partition("(")
+    fields = {"op": "call", "target": target, "args": args.removesuffix(")"), "value": value}
+    return Item(kind=ItemKind.NODE, about=f"%{index}", fields=fields)
+
+
+def each(*coordinates: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of one rank each."""
+    return tuple((at,) for at in coordinates)
+
+
+def rows(*calls: str, coordinates: list[int] | None = None) -> list[Row] | None:
     """Constants of ranks whose only lowered op is this call."""
-    items = [[Item(text="%0 :: placeholder input 0()"), Item(text=f"%1 :: call {call}")] for call in calls]
-    return constants(items, coordinates or list(range(len(calls))))
+    items = tuple((value_item("%0", "placeholder input 0()"), node(call)) for call in calls)
+    return constants(items, each(*(coordinates or range(len(calls)))))
 
 
 def bound(value: object, op: str = "torch.ops.aten.lt.Scalar", result: str = BOOL) -> str:
@@ -26,9 +40,8 @@ def test_a_vocabulary_bound_that_follows_the_rank_is_explained() -> None:
 
 
 def test_the_rows_that_differ_come_back_one_item_per_rank() -> None:
-    assert [[i.text for i in row] for row in rows(bound(0), bound(128)) or []] == [
-        [f"%1 :: call {bound(0)}", f"%1 :: call {bound(128)}"]
-    ]
+    found = rows(bound(0), bound(128)) or []
+    assert [[item and item.says for item in row] for row in found] == [[f"call {bound(0)}", f"call {bound(128)}"]]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +100,15 @@ def test_only_numbers_may_differ(here: str, there: str) -> None:
 
 
 def test_graphs_of_different_length_are_not_explained() -> None:
-    assert constants([[Item(text="a :: b")], []], [0, 1]) is None
+    assert constants(((value_item("a", "b"),), ()), each(0, 1)) is None
 
 
 def test_one_unexplained_row_spoils_all() -> None:
-    def items(rank: int) -> list[Item]:
-        return [Item(text=f"%1 :: call {bound(32 * rank)}"),
-                Item(text=f"%2 :: call {bound(rank + 1.0, 'torch.ops.aten.mul.Tensor', FLOAT)}")]  # fmt: skip
+    def items(rank: int) -> tuple[Item, ...]:
+        factor = bound(rank + 1.0, "torch.ops.aten.mul.Tensor", FLOAT)
+        return node(bound(32 * rank)), node(factor, 2)
 
-    assert constants([items(0), items(1)], [0, 1]) is None
+    assert constants((items(0), items(1)), each(0, 1)) is None
 
 
 def test_equal_items_hold_no_constants() -> None:

@@ -112,11 +112,11 @@ def test_json_is_sorted_and_stable(run: RunDir) -> None:
 def test_another_schema_is_refused_with_both_versions(run: RunDir) -> None:
     data = json.loads(verdict().to_json()) | {"schema_version": 99}
     run.write_text("verdict.json", json.dumps(data))
-    with pytest.raises(ConfigError, match="has schema 99, this tpcompile reads 1"):
+    with pytest.raises(ConfigError, match="has schema 99, this tpcompile reads 2"):
         run.read_verdict()
 
 
-@pytest.mark.parametrize("text", ['{"schema_version": 1}', '{"schema_version": 1, "typo": 2}'])
+@pytest.mark.parametrize("text", ['{"schema_version": 2}', '{"schema_version": 2, "typo": 2}'])
 def test_a_file_with_wrong_keys_is_called_damaged(run: RunDir, text: str) -> None:
     run.write_text("verdict.json", text)
     with pytest.raises(ConfigError, match=r"verdict\.json is damaged"):

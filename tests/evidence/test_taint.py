@@ -126,7 +126,7 @@ def test_a_constant_is_listed_once_with_the_read_that_made_it() -> None:
     made_by = read(line=line(3))
     (taint,) = found(*ranks(seen(made_by, factor="1"), seen(made_by, factor="2")))
     assert (taint.what, taint.kind) == ("constant", TaintKind.RANK)
-    assert taint.text == "mul(%0, 1) against mul(%0, 2), from dist.get_rank()"
+    assert taint.text == "mul(%0, 1) / mul(%0, 2), from dist.get_rank()"
 
 
 def test_another_op_on_one_rank_is_left_to_the_graph_layer() -> None:

@@ -62,10 +62,10 @@ def test_no_id_or_address_is_left_in_any_guard(version: str) -> None:
 
 def test_the_rank_constant_is_found_with_both_values_and_its_line(version: str) -> None:
     (found,) = divergences(*ranks(version, "rank_constant"))
-    assert (found.layer, found.cls) == (Layer.GRAPH, DivergenceClass.CONTENT)
-    assert ", 0.5)" in found.title and ", 1.0)" in found.title
+    assert (found.layer, found.cls) == (Layer.GUARDS, DivergenceClass.CONTENT)
+    assert found.title == "self.scale == 0.5 / 1.0"
     assert {g.item.line.code for g in found.groups if g.item and g.item.line} == {"return y * self.scale"}
-    assert set(found.consequences) == {Layer.GUARDS, Layer.LOWERED, Layer.KERNELS}
+    assert set(found.consequences) == {Layer.GRAPH, Layer.LOWERED, Layer.KERNELS}
 
 
 def test_the_files_are_small_and_know_no_machine(version: str) -> None:

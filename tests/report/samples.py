@@ -6,12 +6,12 @@ from tpcompile.evidence.records import (
     Check,
     Divergence,
     DivergenceClass,
-    Item,
     Layer,
     RankGroup,
     Status,
     UserLine,
     Verdict,
+    value_item,
 )
 
 LONG_CODE = (
@@ -33,8 +33,8 @@ def divergence(cls: DivergenceClass = DivergenceClass.CONTENT, **fields: object)
         "domain": "tp",
         "where": "C/first, forward block.py:3",
         "groups": (
-            RankGroup(ranks=tuple(range(7)), item=Item(text="%4 = mul(%3, 1) -> f32[8, 16][16, 1]cpu", line=LINE)),
-            RankGroup(ranks=(7,), item=Item(text="%4 = mul(%3, 8) -> f32[8, 16][16, 1]cpu", line=LINE)),
+            RankGroup(ranks=tuple(range(7)), item=value_item("%4", "mul(%3, 1) -> f32[8, 16][16, 1]cpu", line=LINE)),
+            RankGroup(ranks=(7,), item=value_item("%4", "mul(%3, 8) -> f32[8, 16][16, 1]cpu", line=LINE)),
         ),
         "title": "argument 2 of node 4 (mul) is 1 on ranks 0-6 and 8 on rank 7",
         "advice": "make the constant a buffer, or declare it under gate.allow",

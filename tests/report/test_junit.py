@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.report import samples
-from tpcompile.evidence.records import Item, RankGroup, Status, Verdict
+from tpcompile.evidence.records import RankGroup, Status, Verdict, value_item
 from tpcompile.report import junit
 
 
@@ -35,7 +35,7 @@ def test_a_failure_carries_expected_observed_ranks_line_and_details() -> None:
 
 def test_red_divergences_are_in_the_output_and_accepted_ones_are_not() -> None:
     output = suite(samples.failing()).findtext("system-out") or ""
-    assert "rank 7: %4 = mul(%3, 8)" in output
+    assert "rank 7: %4 :: mul(%3, 8)" in output
     assert "vocabulary" not in output
 
 
@@ -54,7 +54,7 @@ def test_a_verdict_without_checks_has_one_case() -> None:
 def test_control_characters_surrogates_and_markup_stay_valid_xml() -> None:
     nasty = "\x00\x08\x1b]\ufffe\ud800 <&>\"' ]]> \r\n end"
     check = samples.check(name=nasty, status=Status.FAIL, expected=nasty, observed=nasty, details=(nasty,))
-    groups = (RankGroup(ranks=(0,), item=Item(text=nasty)),)
+    groups = (RankGroup(ranks=(0,), item=value_item("item", nasty)),)
     divergence = samples.divergence(title=nasty, groups=groups)
     text = junit.render(
         samples.failing().model_copy(update={"checks": (check,), "divergences": (divergence,), "summary": nasty})

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.report import samples
-from tpcompile.evidence.records import Item, RankGroup, Status, Verdict
+from tpcompile.evidence.records import RankGroup, Status, Verdict, value_item
 from tpcompile.report import terminal
 
 GOLDEN = Path(__file__).parent.parent / "data"
@@ -59,8 +59,8 @@ def test_equal_ranks_are_grouped() -> None:
 def test_lines_that_differ_are_shown_under_their_ranks() -> None:
     ours, theirs = (samples.LINE.model_copy(update={"line": n}) for n in (10, 20))
     groups = (
-        RankGroup(ranks=(0,), item=Item(text="a", line=ours)),
-        RankGroup(ranks=(1,), item=Item(text="b", line=theirs)),
+        RankGroup(ranks=(0,), item=value_item("item", "a", line=ours)),
+        RankGroup(ranks=(1,), item=value_item("item", "b", line=theirs)),
     )
     verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
     text = shown(verdict)
@@ -68,13 +68,13 @@ def test_lines_that_differ_are_shown_under_their_ranks() -> None:
 
 
 def test_a_group_that_has_nothing_says_so() -> None:
-    groups = (RankGroup(ranks=(0,), item=Item(text="all_reduce")), RankGroup(ranks=(1,)))
+    groups = (RankGroup(ranks=(0,), item=value_item("item", "all_reduce")), RankGroup(ranks=(1,)))
     verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
     assert "(nothing here)" in shown(verdict)
 
 
 def test_many_groups_are_counted_not_listed() -> None:
-    groups = tuple(RankGroup(ranks=(n,), item=Item(text=f"text {n}")) for n in range(64))
+    groups = tuple(RankGroup(ranks=(n,), item=value_item("item", f"text {n}")) for n in range(64))
     verdict = samples.failing().model_copy(update={"divergences": (samples.divergence(groups=groups),)})
     text = shown(verdict)
     assert "and 60 more groups" in text

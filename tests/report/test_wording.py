@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.report import samples
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Item, RankGroup, UserLine
+from tpcompile.evidence.records import RankGroup, UserLine, value_item
 from tpcompile.report import github, junit, terminal, wording
 
 
@@ -42,20 +42,20 @@ def test_control_characters_become_visible_escapes() -> None:
 def test_the_smallest_group_is_blamed() -> None:
     odd, others = (UserLine(file=name, line=1) for name in ("odd.py", "others.py"))
     groups = (
-        RankGroup(ranks=(0, 1), item=Item(text="a", line=others)),
-        RankGroup(ranks=(2,), item=Item(text="b", line=odd)),
+        RankGroup(ranks=(0, 1), item=value_item("item", "a", line=others)),
+        RankGroup(ranks=(2,), item=value_item("item", "b", line=odd)),
     )
     assert wording.blamed_line(samples.divergence(groups=groups)) == odd
 
 
 def test_of_two_equal_groups_the_one_without_rank_0_is_blamed() -> None:
     lines = [UserLine(file=f"rank{n}.py", line=1) for n in (0, 1)]
-    groups = tuple(RankGroup(ranks=(n,), item=Item(text=str(n), line=lines[n])) for n in (0, 1))
+    groups = tuple(RankGroup(ranks=(n,), item=value_item("item", str(n), line=lines[n])) for n in (0, 1))
     assert wording.blamed_line(samples.divergence(groups=groups)) == lines[1]
 
 
 def test_a_huge_item_is_cut_with_a_note() -> None:
-    text = wording.item_text(Item(text="x" * 5000))
+    text = wording.item_text(value_item("x", "x" * 4995))
     assert len(text) < 2100
     assert text.endswith("(and 3000 more characters, see record.json)")
 

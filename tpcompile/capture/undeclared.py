@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from tpcompile.capture import compat
 from tpcompile.evidence.collectives import blamed_line
-from tpcompile.evidence.digest import SEPARATOR
-from tpcompile.evidence.records import CompileRecord, Item, Node
+from tpcompile.evidence.records import CompileRecord, Item, Node, value_item
 
 TORCH_NAMESPACES = frozenset({
     "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
@@ -35,8 +34,9 @@ def undeclared_ops(compiles: Iterable[CompileRecord], *, declared: Iterable[str]
             for index, node in enumerate(nodes):
                 name = foreign_name(node)
                 if name and name not in allowed and name.rpartition(".")[2] not in allowed:
-                    text = f"{name}{SEPARATOR}in the {graph.kind} graph"
-                    found.setdefault(name, Item(text=text, line=blamed_line(nodes, index)))
+                    found.setdefault(
+                        name, value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
+                    )
     return tuple(found[name] for name in sorted(found))
 
 

@@ -16,15 +16,31 @@ class Cause(StrEnum):
     COMPILE_FAILED = "compile failed on one rank"
     EXTRA_COMPILE = "code that only one rank calls was compiled there"
     RECOMPILE_LIMIT = "recompile limit reached, one rank runs eager"
+    BACKEND = "backend of torch.compile differs"
+    REGIONAL_COMPILE = "some ranks compile the whole, others parts of it"
     # What went into the compiled region.
     SHAPE = "input shape differs"
     STRIDE = "input stride differs"
     DTYPE = "input dtype differs"
-    REQUIRES_GRAD = "requires_grad or grad mode differs"
+    REQUIRES_GRAD = "requires_grad differs"
+    FROZEN_PARAMETER = "a parameter is frozen on some ranks only"
+    TIED_WEIGHTS = "weights are tied on some ranks only"
+    ALIAS = "one tensor is passed twice on some ranks only"
     DISPATCH_KEY = "tensor dispatch keys or inference mode differ"
     TENSOR_SUBCLASS = "tensor subclass differs"
     AUTOMATIC_DYNAMIC = "automatic dynamic shapes decided per rank"
-    PYTHON_VALUE = "guard on a Python value failed on one rank"
+    PYTHON_VALUE = "a guarded Python value differs"
+    SET_ORDER = "order of a set differs"
+    DICT_ORDER = "order of a dict differs"
+    # State of the process, the same list at the first compile and in mid-run.
+    AUTOCAST = "autocast differs"
+    GRAD_MODE = "grad mode differs"
+    DEFAULT_DTYPE = "default dtype differs"
+    ALLOW_TF32 = "allow_tf32 differs"
+    MATMUL_PRECISION = "matmul precision differs"
+    NUM_THREADS = "number of threads differs"
+    DETERMINISTIC = "deterministic algorithms differ"
+    PROCESS_STATE = "state of the process differs"
     GUARD_ONLY = "guards differ, the graphs do not"
     # What the compiler made of it.
     AUTOTUNE = "autotuning chose per rank"
@@ -51,7 +67,7 @@ class Cause(StrEnum):
     # Listed and green.
     CACHE_SPLIT = "compile cache hit on some ranks, miss on others"
     COMPILE_SKEW = "ranks compile at different times"
-    COMPILE_ORDER = "ranks compiled in another order"
+    COMPILE_ORDER = "ranks compiled in a different order"
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
     # What ran, not what was compiled.
     CALL_COUNT = "one rank made more or fewer calls"
@@ -66,12 +82,12 @@ class Cause(StrEnum):
 
 ADVICE: dict[Cause, str] = {
     Cause.RANK_BRANCH: (
-        "Python control flow in the compiled region took another branch on one rank. Move rank-dependent work "
+        "Python control flow in the compiled region took a different branch on one rank. Move rank-dependent work "
         "(logging, checks, saving) out of the region, or make both branches the same ops on tensor data "
         "(`torch.where` with a buffer)."
     ),
     Cause.RANK_CONSTANT: (
-        "Same ops, another constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
+        "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
         "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered buffer."
     ),
     Cause.GRAPH_BREAK: (
@@ -96,17 +112,58 @@ ADVICE: dict[Cause, str] = {
         "torch._dynamo.config.recompile_limit on all ranks; `fullgraph=True` turns it into an error."
     ),
     Cause.SHAPE: (
-        "This rank was fed another shape. Pad to one shape on all ranks, or mark the dimension dynamic on all of them "
-        "(`torch._dynamo.mark_dynamic`) before the first call."
+        "This rank was fed a different shape. Pad to one shape on all ranks, or mark the dimension dynamic on all of "
+        "them (`torch._dynamo.mark_dynamic`) before the first call."
     ),
     Cause.STRIDE: (
-        "This rank was fed the same shape with another memory layout (a transpose, a slice, a padded buffer). Call "
+        "This rank was fed the same shape with a different memory layout (a transpose, a slice, a padded buffer). Call "
         "`.contiguous()` before the compiled region on all ranks."
     ),
-    Cause.DTYPE: "This rank was fed another dtype. Cast before the compiled region, or use one autocast everywhere.",
-    Cause.REQUIRES_GRAD: (
-        "requires_grad or the grad mode is not the same on all ranks. Freeze the same parameters everywhere and enter "
-        "`torch.no_grad()` on all ranks or on none."
+    Cause.DTYPE: "This rank was fed a different dtype. Cast before the compiled region, on all ranks.",
+    Cause.REQUIRES_GRAD: "Give the tensor the same requires_grad on all ranks: detach() it on all of them or on none.",
+    Cause.FROZEN_PARAMETER: (
+        "Freeze the same parameters on all ranks, before the first call. Where one rank has no gradient, its share of "
+        "a reduced gradient is missing."
+    ),
+    Cause.TIED_WEIGHTS: (
+        "Tie the same weights on all ranks, before the first call; tie them again after loading a checkpoint."
+    ),
+    Cause.ALIAS: (
+        "One tensor object is passed for two arguments on some ranks, two objects on the others. Pass a clone, or the "
+        "same object on all ranks."
+    ),
+    Cause.SET_ORDER: (
+        "The region iterates over a set: its order follows hashes and the history of the process, and Dynamo does not "
+        "guard it. Iterate over `sorted(...)` or a list."
+    ),
+    Cause.DICT_ORDER: (
+        "The region iterates over a dict whose keys were inserted in a different order. Build it in one order on all "
+        "ranks, or iterate over `sorted(...)`."
+    ),
+    Cause.AUTOCAST: "Enter the same autocast on all ranks, around the first call and every later one.",
+    Cause.GRAD_MODE: (
+        "Enter `torch.no_grad()` or `torch.set_grad_enabled` on all ranks or on none; warm up both modes if both are "
+        "meant."
+    ),
+    Cause.DEFAULT_DTYPE: "Call torch.set_default_dtype once, before the first compile, and on all ranks.",
+    Cause.ALLOW_TF32: (
+        "Set torch.backends.cuda.matmul.allow_tf32 (or torch.set_float32_matmul_precision) once, before the first "
+        "compile, and on all ranks."
+    ),
+    Cause.MATMUL_PRECISION: (
+        "Call torch.set_float32_matmul_precision and set the reduced-precision flags of torch.backends once, before "
+        "the first compile, and on all ranks."
+    ),
+    Cause.NUM_THREADS: ("Set torch.set_num_threads (or OMP_NUM_THREADS) equal on all ranks before the first compile."),
+    Cause.DETERMINISTIC: "Call torch.use_deterministic_algorithms once, before the first compile, and on all ranks.",
+    Cause.PROCESS_STATE: "Set this state of the process once, before the first compile, and on all ranks.",
+    Cause.BACKEND: (
+        "Some ranks lowered this graph further than others: pass the same `backend` and `mode` to torch.compile on all "
+        "ranks."
+    ),
+    Cause.REGIONAL_COMPILE: (
+        "Some ranks compile the whole model, others its parts, so they fuse and recompile differently. Compile the "
+        "same modules on all ranks."
     ),
     Cause.DISPATCH_KEY: (
         "The tensor carries other dispatch keys on one rank: made under inference mode, a functorch transform or "
@@ -114,7 +171,7 @@ ADVICE: dict[Cause, str] = {
         "that is not possible."
     ),
     Cause.TENSOR_SUBCLASS: (
-        "One rank was fed another tensor class, e.g. an AsyncCollectiveTensor nobody waited for yet, or a DTensor. "
+        "One rank was fed a different tensor class, e.g. an AsyncCollectiveTensor nobody waited for yet, or a DTensor. "
         "Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
     ),
     Cause.AUTOMATIC_DYNAMIC: (
@@ -122,9 +179,9 @@ ADVICE: dict[Cause, str] = {
         "all ranks before the first call, pad to one size, or pass dynamic=False / dynamic=True to torch.compile."
     ),
     Cause.PYTHON_VALUE: (
-        "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) changed "
-        "on one rank, and that rank compiled again. Make the value equal on all ranks, keep it in a tensor, or stop "
-        "reading it in the compiled region."
+        "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) is not the "
+        "same on all ranks. Make the value equal on all ranks, keep it in a tensor, or stop reading it in the compiled "
+        "region."
     ),
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "
@@ -152,12 +209,12 @@ ADVICE: dict[Cause, str] = {
         "in the same order on all ranks and take them from one DeviceMesh."
     ),
     Cause.ORDER_FORWARD: (
-        "The ranks issue the same collectives in another order and will wait for each other. Issue them in one order; "
-        "nothing that is iterated here (a dict, a set, the order in which shards arrive) may depend on the rank."
+        "The ranks issue the same collectives in a different order and will wait for each other. Issue them in one "
+        "order; nothing that is iterated here (a dict, a set, the order in which shards arrive) may depend on the rank."
     ),
     Cause.ORDER_BACKWARD: (
-        "The backward issues the same collectives in another order on one rank. Autograd follows the forward and the "
-        "compiler may reorder: use the same forward on all ranks and the same reordering passes (bucketing, overlap)."
+        "The backward issues the same collectives in a different order on one rank. Autograd follows the forward and "
+        "the compiler may reorder: use the same forward on all ranks and the same reordering passes."
     ),
     Cause.EXTRA_COLLECTIVE: (
         "One part of the ranks issues a collective the others never join: they hang, or it meets the wrong partner. "

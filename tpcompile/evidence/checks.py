@@ -7,7 +7,6 @@ from typing import Any
 
 from tpcompile.config import RunConfig
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.digest import SEPARATOR
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
 from tpcompile.evidence.splits import region_check
@@ -292,19 +291,19 @@ def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: str, name: s
 
 
 def _tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
-    found = {item.text: item for d in digests for item in d.undeclared_ops}
+    found = {item.about: item for d in digests for item in d.undeclared_ops}
     first = next(iter(found.values()), None)
     return _check(
         mode, "no undeclared custom op or Triton kernel", [d.rank for d in digests if d.undeclared_ops],
         "only ops declared TP-aware",
-        ", ".join(text.partition(SEPARATOR)[0] for text in found) if found else "none",
+        ", ".join(found) if found else "none",
         details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
         line=first.line if first else None,
     )  # fmt: skip
 
 
 def _kept(mode: str, digests: Sequence[RankDigest]) -> Check:
-    found = {item.text: item for d in digests for item in d.overwritten}
+    found = {item.about: item for d in digests for item in d.overwritten}
     first = next(iter(found.values()), None)
     is_seen = any(layer.layer == Layer.KERNELS for d in digests for c in d.compiles for layer in c.layers)
     return _check(

@@ -1,7 +1,7 @@
 """`RankRecord` -> layers of canonical items -> `RankDigest`.
 
-An item is one line of canonical text. The digest of a layer is the hash of its items; when digests differ, the
-items are what is shown, so nothing can be hashed that cannot be explained.
+The digest of a layer is the hash of the fields of its items; when digests differ, the items are what is shown, so
+nothing can be hashed that cannot be explained.
 """
 
 from __future__ import annotations
@@ -10,37 +10,24 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence import codetext, normalise
-from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.lines import innermost_own, is_library
 from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
-    Collective,
     CompileDigest,
     CompileRecord,
-    Graph,
-    Guard,
-    InputTensor,
     Item,
-    Kernel,
     Layer,
     LayerDigest,
-    Node,
     RankDigest,
     RankRead,
     RankRecord,
     UserLine,
+    value_item,
 )
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
-
-LOWERED_PART = {"forward": "forward", "inference": "forward", "backward": "backward"}
-UNORDERED = frozenset({Layer.ENVIRONMENT, Layer.INPUTS, Layer.GUARDS})
-"""Layers that are sets: their items are sorted, and compared by membership instead of position."""
-SEPARATOR = " :: "
-"""Between what an item is about and what it says; two ranks' items about the same thing share the first half."""
-UNUSED = "result is dropped"
-"""`raw` of a collective whose result nobody reads."""
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
@@ -49,7 +36,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         rank=record.rank,
         domain=record.domain,
         coordinate=record.coordinate,
-        environment=_sha(environment_items(record)),
+        environment=_sha(rank_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
         counters=record.counters,
         is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
@@ -85,7 +72,8 @@ def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
         issued = [c for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
         for number in codetext.overwritten_reads(wrapper.code):
             line = issued[number].line if number < len(issued) else None
-            items.append(Item(text=f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}", line=line))
+            about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
+            items.append(value_item(about, "destroys what is read later", line=line))
     return tuple(items)
 
 
@@ -133,118 +121,37 @@ def own_line(compile_: CompileRecord) -> UserLine | None:
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
-    if compile_.inputs:
-        yield Layer.INPUTS, ""
-    # A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before.
-    if compile_.graphs or not compile_.is_cut:
-        yield Layer.GRAPH, ""
-    if compile_.guards:
-        yield Layer.GUARDS, ""
-    lowered = {LOWERED_PART[g.kind] for g in compile_.graphs if g.kind in LOWERED_PART}
-    # The collectives of a Dynamo graph are not worded as those of the lowered graphs that another rank has.
-    lost = compile_.is_cut or any(event.endswith("_hit") for event in compile_.cache)
-    if compile_.graphs and (lowered or not lost) and not (compile_.is_cut and not compile_.guards):
-        yield Layer.COLLECTIVES, ""
-    kernels = {k.phase for k in compile_.kernels}
-    for layer, parts in ((Layer.LOWERED, lowered), (Layer.KERNELS, kernels)):
-        for part in ("forward", "backward"):
-            if part in parts:
-                yield layer, part
+    for spec in SPECS.values():
+        for part in spec.parts(compile_):
+            yield spec.layer, part
 
 
 def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:
-    """Canonical items of one layer of one compile."""
-    match layer:
-        case Layer.INPUTS:
-            items: Iterable[Item] = (_input_item(tensor) for tensor in compile_.inputs)
-        case Layer.GRAPH:
-            items = _program_items(compile_)
-        case Layer.GUARDS:
-            items = (_guard_item(guard) for guard in compile_.guards)
-        case Layer.COLLECTIVES:
-            items = (_collective_item(collective) for collective in compile_.collectives)
-        case Layer.LOWERED:
-            items = (item for g in compile_.graphs if LOWERED_PART.get(g.kind) == part for item in graph_items(g))
-        case Layer.KERNELS:
-            items = (item for k in compile_.kernels if k.phase == part for item in _kernel_items(k))
-        case Layer.ENVIRONMENT:
-            raise AssertionError("the environment belongs to the rank; use environment_items")
-    if layer in UNORDERED:
-        return tuple(sorted(_unique(items), key=lambda item: item.text))
-    return tuple(items)
+    """Items of one layer of one compile."""
+    return _in_order(SPECS[layer].items(compile_, part), is_ordered=SPECS[layer].is_ordered)
 
 
-def environment_items(record: RankRecord) -> tuple[Item, ...]:
-    """Canonical items of the environment layer of a rank."""
-    return tuple(Item(text=f"{key}{SEPARATOR}{value}") for key, value in sorted(record.environment))
+def rank_items(record: RankRecord, layer: Layer = Layer.ENVIRONMENT) -> tuple[Item, ...]:
+    """Items of a layer that belong to the rank."""
+    return _in_order(SPECS[layer].of_rank(record), is_ordered=SPECS[layer].is_ordered)
 
 
-def _unique(items: Iterable[Item]) -> Iterable[Item]:
-    return {item.text: item for item in items}.values()
+environment_items = rank_items
 
 
-def _input_item(tensor: InputTensor) -> Item:
-    says = (
-        f"dtype={tensor.dtype} shape={tensor.shape} stride={tensor.stride} device={tensor.device} "
-        f"requires_grad={tensor.requires_grad} dynamic={tensor.dynamic or 'none'}"
-    )
-    return Item(text=f"{tensor.source}{SEPARATOR}{says}")
-
-
-def _program_items(compile_: CompileRecord) -> Iterator[Item]:
-    for graph in compile_.graphs:
-        if graph.kind == "dynamo":
-            yield from graph_items(graph)
-    for found in compile_.breaks:
-        where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
-        yield Item(text=f"graph break at {where}{SEPARATOR}{found.reason}", line=found.line)
-    if compile_.failure:
-        yield Item(text=f"compile failed{SEPARATOR}{compile_.failure}", line=compile_.failure_line or compile_.line)
-
-
-def graph_items(graph: Graph) -> Iterator[Item]:
-    """Items of one FX graph, a node each, in order."""
-    by_scope: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        nodes = by_scope.setdefault(node.scope, [])
-        nodes.append(node)
-    for nodes in by_scope.values():
-        for index, node in enumerate(nodes):
-            yield Item(text=node_text(node, index), line=blamed_line(nodes, index), raw=node.name)
-
-
-def node_text(node: Node, index: int) -> str:
-    """`scope%index = target(args) -> value`: everything of a node that counts."""
-    args = ", ".join([*node.args, *(f"{key}={value}" for key, value in node.kwargs)])
-    return f"{node.scope}%{index}{SEPARATOR}{node.op} {node.target}({args}) -> {node.value}"
-
-
-def _guard_item(guard: Guard) -> Item:
-    # By source, so that TRUE_MATCH here and FALSE_MATCH there are one difference.
-    about = guard.source or guard.type
-    # Nobody can change a line of torch; the line of the compiled frame says more.
-    line = guard.line if guard.line and not is_library(guard.line) else None
-    return Item(text=f"{about}{SEPARATOR}{guard.type}: {guard.expression}", line=line)
-
-
-def _collective_item(collective: Collective) -> Item:
-    says = (
-        f"{collective.op}(reduce_op={collective.reduce_op or '-'}, dtype={collective.dtype}, shape={collective.shape}, "
-        f"group={collective.group}, waited={collective.waited})"
-    )
-    # A dropped result is another edge of the graph; the schedule of collectives is the same.
-    raw = "" if collective.used else UNUSED
-    return Item(text=f"{collective.phase}{SEPARATOR}{says}", line=collective.line, raw=raw)
-
-
-def _kernel_items(kernel: Kernel) -> Iterator[Item]:
-    return (Item(text=f"{kernel.name}{SEPARATOR}{line}") for line in kernel.code.splitlines())
+def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
+    """A layer that is a set has every item once, sorted: its order says nothing."""
+    if is_ordered:
+        return tuple(items)
+    unique = {item.key: item for item in items}
+    return tuple(unique[key] for key in sorted(unique))
 
 
 def _sha(items: Iterable[Item]) -> str:
     hasher = hashlib.sha256()
     for item in items:
-        data = item.text.encode()
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
+        for part in (*item.key, ""):
+            data = part.encode()
+            hasher.update(len(data).to_bytes(8, "little"))
+            hasher.update(data)
     return hasher.hexdigest()

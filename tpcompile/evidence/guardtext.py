@@ -16,6 +16,18 @@ from tpcompile.evidence.records import Guard, UserLine
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
 _ID_CALL = re.compile(r"(___check_(?:obj_id|type_id|fake_script_type)\(.*?), \d+\)(?=, type=|\s*$)")
+_COMPARING = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LENGTH_CHECK", "LAMBDA_GUARD",
+                        "NONE_MATCH", "NOT_NONE_MATCH", "DICT_KEYS_MATCH", "SEQUENCE_LENGTH"})  # fmt: skip
+_COMPARED = re.compile(r"^(?P<subject>.+?) (?:==|is) (?P<value>\S.*)$")
+_IS = re.compile(r"^(?P<left>[LG]\['\S+) is (?P<right>[LG]\['\S+)$")
+_ELEMENT = re.compile(r"^list\((?P<keys>dict\.keys\()?(?P<container>[^()]+)\)?\)\[\d+\]")
+"""The n-th key of a dict, or the n-th element of a set."""
+_VARIABLE = re.compile(r"(?:\.environ|\['environ'\])(?:\._data)?\[b?'(?P<name>[^']+)'\]")
+"""A variable of the environment, also where `environ` came with a star import."""
+_TENSOR_PARTS = re.compile(
+    r"DispatchKeySet\((?P<keys>[^)]*)\).*?requires_grad=(?P<requires_grad>\w+)"
+    r"(?:, size=\[(?P<size>[\d, ]*)\](?:, stride=\[(?P<stride>[\d, ]*)\])?)?"
+)
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """A handle of a hook is a number that the process counts up, whichever module the hook is on."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
@@ -56,6 +68,31 @@ def _expression(text: str, roles: GroupRoles) -> str:
     if match := _TYPE_SUFFIX.search(text):
         text = text[: match.start()] + f"), type={normalise.objects(match[1])}"
     return normalise.generic(normalise.sets(text))
+
+
+def parts_of(guard: Guard) -> dict[str, str]:
+    """What a guard holds, in parts.
+
+    `subject` and `value` of a comparison; `order` (`dict` or `set`) and `container` of one about the n-th element;
+    `variable` of the environment; `set` when the value is a set; `same` when two names are one
+    object; properties of a checked tensor.
+    """
+    if guard.type == "TENSOR_MATCH":
+        found = _TENSOR_PARTS.search(guard.expression)
+        return {key: value or "" for key, value in found.groupdict().items()} if found else {}
+    if match := _IS.match(guard.expression):
+        return {"same": f"{match['left']} is {match['right']}"}
+    match = _COMPARED.match(guard.expression)
+    if match is None or guard.type not in _COMPARING:
+        return {}
+    parts = {"subject": match["subject"], "value": match["value"]}
+    if variable := _VARIABLE.search(match["subject"]):
+        parts["variable"] = variable["name"]
+    if match["value"].startswith("{"):
+        parts["set"] = match["value"]
+    if element := _ELEMENT.search(match["subject"]):
+        parts |= {"order": "dict" if element["keys"] else "set", "container": element["container"]}
+    return parts
 
 
 def split_comments(text: str) -> tuple[str, list[str]]:

@@ -14,7 +14,7 @@ from tpcompile.evidence.domains import Domain
 from tpcompile.evidence.jobdigest import Frame, Job
 from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup, UserLine
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
 
 _OP = "torch.ops._c10d_functional."
 Side = tuple[list[int], str, UserLine | None]
@@ -145,7 +145,9 @@ def _text(frame: Frame) -> str:
 
 
 def _divergence(domain: Domain, where: str, title: str, sides: Sequence[Side], cause: Cause, advice: str) -> Divergence:
-    groups = [RankGroup(ranks=tuple(ranks), item=Item(text=text), frame_line=line) for ranks, text, line in sides]
+    groups = [
+        RankGroup(ranks=tuple(ranks), item=value_item(title, text), frame_line=line) for ranks, text, line in sides
+    ]
     said = " against ".join(f"{text} on rank {ranks_text(ranks)}" for ranks, text, _ in sides)
     return Divergence(
         layer=Layer.COLLECTIVES,

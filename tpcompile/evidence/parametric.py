@@ -11,71 +11,77 @@ import math
 import re
 from collections.abc import Sequence
 
-from tpcompile.evidence.digest import SEPARATOR
-from tpcompile.evidence.records import Item
+from tpcompile.evidence.layerspec import Groups, Items, Row
+from tpcompile.evidence.records import Item, ItemKind
 
 _INTEGER = re.compile(r"(?<![\w.%#])-?\d+(?![\w.])")
-_SHAPE_AND_REFERENCE = re.compile(r"-> .*$")
 _ADDRESSING = re.compile(
-    r"^call (?:torch\.ops\.aten\.)?(?:lt|le|gt|ge|eq|ne|getitem|slice|slice_scatter|select|select_scatter|narrow|"
+    r"^(?:torch\.ops\.aten\.)?(?:lt|le|gt|ge|eq|ne|getitem|slice|slice_scatter|select|select_scatter|narrow|"
     r"as_strided|index_select|arange|constant_pad_nd|clamp|clamp_min|clamp_max|bitwise_\w+)\b"
 )
-_LOCAL_TENSOR = re.compile(
-    r"^(?P<head>\S*\._local_tensor :: TENSOR_MATCH: .*\bsize=)\[(?P<size>[\d, ]*)\](?P<tail>, stride=)"
-    r"\[(?P<stride>[\d, ]*)\]\)?$"
-)
-_INTEGER_VALUE = re.compile(r"-> (?:DTensor\()?[iub]\d+\[")
+_INTEGER_VALUE = re.compile(r"^(?:DTensor\()?[iub]\d+\[")
+_LOCAL_TENSOR = "._local_tensor"
 
 
-def constants(items: Sequence[Sequence[Item]], coordinates: Sequence[int]) -> list[tuple[Item, ...]] | None:
+def constants(items: Items, coordinates: Groups) -> list[Row] | None:
     """Rows of items that differ between ranks only in rank-parametric constants; None when anything else differs.
 
-    `items[k]` are the lowered items of the rank at `coordinates[k]`; each rank is alone in its group.
+    `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
-    if len({len(group) for group in items}) != 1:
+    if len({len(group) for group in items}) != 1 or any(len(places) > 1 for places in coordinates):
         return None
-    rows = [row for row in zip(*items, strict=True) if len({item.text for item in row}) > 1]
-    return rows if rows and all(_is_parametric(row, coordinates) for row in rows) else None
+    places = [at for at, *_ in coordinates]
+    rows = [row for row in zip(*items, strict=True) if len({item.key for item in row}) > 1]
+    is_parametric = rows and all(_is_parametric(row, places) for row in rows)
+    return [*rows] if is_parametric else None
 
 
 def _is_parametric(row: Sequence[Item], coordinates: Sequence[int]) -> bool:
-    calls = [item.text.partition(SEPARATOR)[2] for item in row]
-    skeletons = {_INTEGER.sub("#", _SHAPE_AND_REFERENCE.sub("", call)) for call in calls}
-    values = {call.rpartition("-> ")[2] for call in calls}
-    if len(skeletons) != 1 or len(values) != 1:
+    if any(item.kind != ItemKind.NODE for item in row):
         return False
-    if not (_ADDRESSING.match(calls[0]) or _INTEGER_VALUE.search(calls[0])):
+    calls = [(i.fields["op"], i.fields["target"], _INTEGER.sub("#", i.fields["args"]), i.fields["value"]) for i in row]
+    if len(set(calls)) != 1:
         return False
-    columns = zip(*([int(n) for n in _INTEGER.findall(_SHAPE_AND_REFERENCE.sub("", c))] for c in calls), strict=True)
-    return all(_is_affine(column, coordinates) for column in columns)
+    first = row[0].fields
+    is_address = _ADDRESSING.match(first["target"]) or _INTEGER_VALUE.search(first["value"])
+    numbers = [[int(number) for number in _INTEGER.findall(item.fields["args"])] for item in row]
+    return bool(is_address) and all(_is_affine(column, coordinates) for column in zip(*numbers, strict=True))
 
 
-def is_uneven_shard(row: Sequence[Item | None], coordinates: Sequence[Sequence[int]]) -> bool:
+def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
     """True for the guard on the local tensor of a DTensor whose dimension the ranks do not divide.
 
     `row[k]` is what the ranks at `coordinates[k]` have: equal but for one size, which every rank but the last to hold
     anything has whole, as `torch.chunk` splits; strides follow the sizes.
     """
-    found = [match for item in row if item and (match := _LOCAL_TENSOR.match(item.text))]
-    if len(found) < len(row) or len({(m["head"], m["tail"]) for m in found}) > 1:
+    found = [item for item in row if item is not None and item.about.endswith(_LOCAL_TENSOR) and "size" in item.notes]
+    if len(found) < len(row) or len({_without_sizes(item) for item in found}) > 1:
         return False
-    sizes = [[int(n) for n in _INTEGER.findall(m["size"])] for m in found]
-    strides = [[int(n) for n in _INTEGER.findall(m["stride"])] for m in found]
+    sizes = [_numbers(item, "size") for item in found]
+    strides = [_numbers(item, "stride") for item in found]
     if len({len(size) for size in sizes}) > 1:
         return False
-    uneven = [dim for dim, column in enumerate(zip(*sizes, strict=True)) if len(set(column)) > 1]
-    fits = len(uneven) == 1 and (_are_contiguous(sizes, strides) or len({tuple(s) for s in strides}) == 1)
-    return fits and _is_chunked([size[uneven[0]] for size in sizes], coordinates)
+    uneven = [column for column in zip(*sizes, strict=True) if len(set(column)) > 1]
+    has_one_layout = len({tuple(stride) for stride in strides}) == 1 or _are_contiguous(sizes, strides)
+    return len(uneven) == 1 and has_one_layout and _is_chunked(uneven[0], coordinates)
+
+
+def _without_sizes(item: Item) -> str:
+    notes = item.notes
+    says = item.fields["expression"]
+    return says.replace(f"size=[{notes['size']}]", "").replace(f"stride=[{notes['stride']}]", "")
+
+
+def _numbers(item: Item, name: str) -> list[int]:
+    return [int(number) for number in _INTEGER.findall(item.notes[name])]
 
 
 def _are_contiguous(sizes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
-    return all(
-        list(stride) == [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-        for size, stride in zip(sizes, strides, strict=True)
-    )
+    expected = [[math.prod(size[dim + 1 :]) for dim in range(len(size))] for size in sizes]
+    return expected == [list(stride) for stride in strides]
 
 
-def _is_chunked(values: Sequence[int], coordinates: Sequence[Sequence[int]]) -> bool:
+def _is_chunked(values: Sequence[int], coordinates: Groups) -> bool:
     """`4, 4, 3` or `4, 4, 1, 0` in the order of the coordinates: whole chunks, then the rest, then nothing."""
     by_coordinate = sorted((at, value) for value, places in zip(values, coordinates, strict=True) for at in places)
     in_order = [value for _, value in by_coordinate]

@@ -38,6 +38,7 @@ class ReasonKind(StrEnum):
     KEYS = "keys"
     IDENTITY = "object identity"
     TYPE = "Python type"
+    DUPLICATE = "one tensor for two arguments"
     OTHER = "other"
 
 
@@ -77,6 +78,7 @@ _KEYS = re.compile(r"dict\.keys\((?P<source>[^)]+)\)|___dict_contains\(.*, (?P<h
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
 _OBJECT_ID = re.compile(r", \d{6,}\)")
 _TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
+_DUPLICATE = re.compile(r"^Duplicate tensors found: (?P<source>.*)$")
 _PLAIN = re.compile(r"^<class '(?:int|float|bool|complex|str|NoneType|list|tuple|dict)'>$")
 _INT = re.compile(r"^-?\d+$")
 _TENSOR_KINDS = {
@@ -114,6 +116,7 @@ def parse_reason(text: str) -> Reason:
     entry = _ENTRY.match(head)
     head = head[entry.end() :] if entry else head
     guard, comments = split_comments(" ".join(head.split("\n")))
+    guard = guard.partition(". Guard failed on a parameter")[0]  # what follows is advice
     guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
     found = _tensor(guard) or _sized(guard) or _state(guard) or _value(guard) or _object(guard)
     reason = found or Reason(kind=ReasonKind.OTHER, guard=guard)
@@ -130,8 +133,8 @@ def _tensor(guard: str) -> Reason | None:
         guard=guard,
         source=match["source"],
         dim=int(match["dim"]) if match["dim"] else None,
-        expected=match["expected"] or "",
-        actual=match["actual"] or "",
+        expected=(match["expected"] or ""),
+        actual=(match["actual"] or ""),
     )
 
 
@@ -172,6 +175,8 @@ def _value_kind(source: str, expected: str) -> ReasonKind:
 
 
 def _object(guard: str) -> Reason | None:
+    if match := _DUPLICATE.match(guard):
+        return Reason(kind=ReasonKind.DUPLICATE, guard=guard, source=match["source"])
     if match := _TENSOR_TYPE.search(guard):
         kind = ReasonKind.TYPE if _PLAIN.match(match["actual"]) else ReasonKind.TENSOR_TYPE
         return Reason(kind=kind, guard=guard, **match.groupdict())

@@ -48,6 +48,7 @@ _ADVICE = {
     ReasonKind.IDENTITY: (
         "{source} is another object than before: make it once, outside of the loop, and pass the same one again"
     ),
+    ReasonKind.DUPLICATE: "pass two tensors, or one tensor twice, in every call and on every rank",
     ReasonKind.TYPE: "pass {source} with one Python type in every call",
     ReasonKind.OTHER: "TORCH_LOGS=recompiles_verbose lists every guard that failed",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from tpcompile.evidence import guardtext
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
 
 VALUE_GUARDS = frozenset({
@@ -33,7 +34,14 @@ def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
     """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
     reads = tuple(_confirmed(read, compile_, where) for read in compile_.rank_reads or ())
     named = tuple(
-        RankRead(what="guard", kind=kind, text=f"{g.source} :: {g.expression}", line=g.line, where=where)
+        RankRead(
+            what="guard",
+            kind=kind,
+            text=g.expression,
+            line=g.line,
+            value=guardtext.parts_of(g).get("value", ""),
+            where=where,
+        )
         for g in compile_.guards
         if (kind := kind_of_name(g)) is not None
     )
@@ -45,7 +53,7 @@ def kind_of_name(guard: Guard) -> TaintKind | None:
     if guard.type not in VALUE_GUARDS:
         return None
     names = [a or b or c for a, b, c in _SEGMENT.findall(guard.source)]
-    if not names or ".environ" in guard.source:
+    if not names or "environ" in guard.source:
         return None  # variables of the environment are told apart by their values
     if names[-2:] == ["device", "index"]:
         return TaintKind.DEVICE_INDEX

@@ -9,7 +9,7 @@ from typing import Literal
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
-from tpcompile.evidence.compare import Allowed, compare, equal_groups
+from tpcompile.evidence.compare import Allowed, Fetch, compare, equal_groups
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.incidental import hidden_check
 from tpcompile.evidence.ranktext import ranks_text
@@ -25,7 +25,6 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
-from tpcompile.evidence.rows import Fetch
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.taint import find_taints, taint_check
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.checks import AGREED, ARRIVED, STEADY
-from tpcompile.evidence.digest import SEPARATOR, frame_name, layer_items
+from tpcompile.evidence.digest import frame_name, layer_items
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, CompileRecord, Item, Layer, Status
 from tpcompile.gate.status import StatusBoard
@@ -25,7 +25,7 @@ class Agreement:
     def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
-        self._last: list[str] | None = None
+        self._last: list[tuple[str, ...]] | None = None
         self.phase = ""
         self.mode = ""
 
@@ -37,8 +37,8 @@ class Agreement:
         if not items:
             return  # nobody can hang in it; if only one rank has it, the verdict says so
         self._counts[self.phase] += 1
-        texts = [item.text for item in items]
-        unchanged, self._last = texts == self._last, texts
+        keys = [item.key for item in items]
+        unchanged, self._last = keys == self._last, keys
         self._store.put(self._key(self._store.rank), [i.model_dump(mode="json") for i in items])
         if self.phase == f"C/{STEADY}" and unchanged:
             return  # a recompile the others may not share, but one that cannot hang them
@@ -55,9 +55,9 @@ class Agreement:
         if late:
             self._end(self._one_rank(compile_, late))
         issued = {rank: [Item.model_validate(item) for item in items] for rank, items in sorted(found.items())}
-        alike: dict[tuple[str, ...], list[int]] = {}
+        alike: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for rank, items in issued.items():
-            alike.setdefault(tuple(item.text for item in items), []).append(rank)
+            alike.setdefault(tuple(item.key for item in items), []).append(rank)
         if len(alike) > 1:
             # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
             usual, *odd = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks[0]))
@@ -79,9 +79,7 @@ class Agreement:
         """The first collective in which the lowest of the `odd` ranks leaves what rank `usual` does."""
         rank = odd[0]
         pairs = enumerate(itertools.zip_longest(issued[rank], issued[usual]))
-        number, (theirs, wanted) = next(
-            (n, (a, b)) for n, (a, b) in pairs if a is None or b is None or a.text != b.text
-        )
+        number, (theirs, wanted) = next((n, (a, b)) for n, (a, b) in pairs if a is None or b is None or a.key != b.key)
         if theirs and wanted:
             what = f"#{number} is {_says(theirs)} on rank {rank} and {_says(wanted)} on rank {usual}"
         else:
@@ -115,4 +113,4 @@ class Agreement:
 
 
 def _says(item: Item) -> str:
-    return item.text.partition(SEPARATOR)[2]
+    return item.says

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.digest import SEPARATOR
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, value_item
 
 UNSET = "unset"
 _BRIEF = 100
@@ -59,7 +58,7 @@ def difference(
     step: int | None = None,
 ) -> Divergence:
     """One difference, declared when the allow-list says why; the title ends in `note`, or says `found` only."""
-    items = [Item(text=f"{key}{SEPARATOR}{kind.missing if value is None else value}") for _, value in groups]
+    items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
     reason = _reason(kind.layer, [item.text for item in items], allowed)
     sides = [f"{_shown(value, kind)} on rank {ranks_text(ranks)}" for ranks, value in reversed(groups)]
     return Divergence(

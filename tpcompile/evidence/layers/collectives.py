@@ -1,0 +1,103 @@
+"""Collectives of a compiled graph, in issue order -> one item each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
+from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
+from tpcompile.evidence.rows import rows_of
+
+_CAUSES = {
+    "group": Cause.GROUP,
+    "reduce_op": Cause.REDUCE_OP,
+    "dtype": Cause.COLLECTIVE_SIZES,
+    "shape": Cause.COLLECTIVE_SIZES,
+    "waited": Cause.UNWAITED,
+}
+"""Field that differs -> cause, the one that says most first."""
+UNUSED = "result is dropped"
+"""Note of a collective whose result nobody reads: another edge of the graph, the schedule is the same."""
+
+
+def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
+    return (_item(collective) for collective in compile_.collectives)
+
+
+def _item(collective: Collective) -> Item:
+    fields = {
+        "op": collective.op,
+        "reduce_op": collective.reduce_op or "-",
+        "dtype": collective.dtype,
+        "shape": collective.shape,
+        "group": collective.group,
+        "waited": str(collective.waited),
+    }
+    notes = {} if collective.used else {UNUSED: "yes"}
+    about = collective.phase
+    return Item(kind=ItemKind.COLLECTIVE, about=about, fields=fields, notes=notes, line=collective.line)
+
+
+def _parts(compile_: CompileRecord) -> Sequence[str]:
+    """A rank that loaded its code from a cache has the Dynamo graph only, whose collectives are worded differently."""
+    if not compile_.graphs:
+        return ()
+    has_lowered = any(graph.kind != "dynamo" for graph in compile_.graphs)
+    is_lost = compile_.is_cut or any(event.endswith("_hit") for event in compile_.cache)
+    is_early = compile_.is_cut and not compile_.guards
+    return ("",) if (has_lowered or not is_lost) and not is_early else ()
+
+
+def _explain(difference: Difference) -> Explanation:
+    return explained(difference.items, difference.rows)
+
+
+def explained(items: Items, rows: Sequence[Row]) -> Explanation:
+    """Cause of collectives that do not match, and the first of them."""
+    row = rows[0]
+    pairs = [pair for pair in rows if None not in pair]
+    cause = _cause(items, row, pairs[0] if pairs else None)
+    if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
+        row = next(column for column in zip(*items, strict=True) if len({item.key for item in column}) > 1)
+    if cause == Cause.EXTRA_COLLECTIVE:
+        row = next((extra for extra in rows if None in extra), row)
+    return Explanation(cause, Directness.COLLECTIVE, row, hangs=True)
+
+
+def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
+    # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
+    counts = [Counter(_unnumbered(item) for item in group) for group in items]
+    if all(count == counts[0] for count in counts):
+        first = next(item for item in row if item is not None)
+        return Cause.ORDER_BACKWARD if first.about == "backward" else Cause.ORDER_FORWARD
+    is_longer = len({len(group) for group in items}) > 1
+    if is_longer or pair is None:
+        return Cause.EXTRA_COLLECTIVE
+    return _field_cause([item for item in pair if item is not None])
+
+
+def _unnumbered(item: Item) -> tuple[str, ...]:
+    is_numbered = item.fields["group"].startswith("group#")
+    return (item.about, *(v for k, v in item.fields.items() if not (is_numbered and k == "group")))
+
+
+def _field_cause(items: Sequence[Item]) -> Cause:
+    """Cause by the first field in which collectives of one op differ."""
+    if len({item.fields["op"] for item in items}) > 1:
+        return Cause.EXTRA_COLLECTIVE
+    differing = [name for name in _CAUSES if len({item.fields[name] for item in items}) > 1]
+    return _CAUSES[differing[0]] if differing else Cause.EXTRA_COLLECTIVE
+
+
+def issued(difference: Difference) -> Explanation | None:
+    """The same for the compile of another layer's difference; None when its collectives match."""
+    if not difference.compile.differs(Layer.COLLECTIVES):
+        return None
+    items = difference.compile.items(Layer.COLLECTIVES)
+    rows = rows_of(items, is_ordered=True)
+    return explained(items, rows) if rows else None
+
+
+SPEC = LayerSpec(layer=Layer.COLLECTIVES, explain=_explain, items=_items, parts=_parts)

@@ -1,0 +1,26 @@
+"""Versions, variables and settings of a rank -> one item each; they belong to the rank, not to a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpcompile.evidence import state
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.records import Item, Layer, RankRecord, value_item
+
+
+def _items(record: RankRecord) -> Iterator[Item]:
+    return (value_item(key, value) for key, value in sorted(record.environment))
+
+
+def _explain(difference: Difference) -> Explanation:
+    """A setting that torch guards has a cause of its own, as when a guard on it fails."""
+    row = difference.rows[0]
+    item = next(item for item in row if item is not None)
+    found = state.cause_of(item.about)
+    cause = Cause.ENVIRONMENT if found == Cause.PROCESS_STATE else found
+    return Explanation(cause, Directness.STATE, row)
+
+
+SPEC = LayerSpec(layer=Layer.ENVIRONMENT, explain=_explain, of_rank=_items, is_ordered=False)

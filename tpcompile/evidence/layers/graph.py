@@ -1,0 +1,220 @@
+"""Dynamo graphs, graph breaks and failed compiles of one frame -> one item each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tpcompile.evidence import normalise
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.layers.collectives import UNUSED, issued
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
+from tpcompile.evidence.rows import rows_of
+
+LIMIT = "Dynamo recompile limit exceeded"
+"""How torch's error begins when it gave up on a function."""
+ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
+_REFERENCE = re.compile(r"%\d+")
+_STRING = re.compile(r"'[^']*'")
+_VALUE = re.compile(r"^(?P<dtype>[\w(]+)(?P<shape>\[[^\]]*\])(?P<stride>\[[^\]]*\])?")
+"""What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
+_COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
+_METADATA = {"dtype": Cause.DTYPE, "shape": Cause.SHAPE, "stride": Cause.STRIDE}
+
+
+def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
+    for graph in compile_.graphs:
+        if graph.kind == "dynamo":
+            yield from graph_items(graph)
+    yield from map(_break_item, compile_.breaks)
+    if compile_.failure:
+        line = compile_.failure_line or compile_.line
+        fields = {"error": compile_.failure}
+        yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
+
+
+def graph_items(graph: Graph) -> Iterator[Item]:
+    """Items of one FX graph, a node each, in order."""
+    by_scope: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        by_scope.setdefault(node.scope, []).append(node)
+    for nodes in by_scope.values():
+        for index in range(len(nodes)):
+            yield _node_item(nodes, index)
+
+
+def _node_item(nodes: Sequence[Node], index: int) -> Item:
+    """Everything of a node that counts; its constants and the nodes it reads also apart."""
+    node = nodes[index]
+    args = ", ".join([*node.args, *(f"{key}={value}" for key, value in node.kwargs)])
+    reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
+    notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}
+    if _COLLECTIVE.match(node.target):
+        notes |= {"collective": "yes", "group": _group(node), "numbers": _STRING.sub("", notes["constants"])}
+    return Item(
+        kind=ItemKind.NODE,
+        about=f"{node.scope}%{index}",
+        fields={"op": node.op, "target": node.target, "args": args, "value": node.value},
+        notes=notes,
+        line=blamed_line(list(nodes), index),
+    )
+
+
+def _group(node: Node) -> str:
+    args = [*node.args, *(value for _, value in node.kwargs)]
+    return " ".join(arg for arg in args if arg.startswith("group:"))
+
+
+def _break_item(found: GraphBreak) -> Item:
+    where = f"{normalise.short_path(found.line.file)}:{found.line.line}" if found.line else "?"
+    about = f"graph break at {where}"
+    return Item(kind=ItemKind.BREAK, about=about, fields={"reason": found.reason}, line=found.line)
+
+
+def _parts(compile_: CompileRecord) -> Sequence[str]:
+    """A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before."""
+    return ("",) if compile_.graphs or not compile_.is_cut else ()
+
+
+def _explain(difference: Difference) -> Explanation:
+    ended = _ended(difference)
+    if ended is not None:
+        return ended
+    collectives = issued(difference)
+    program = _program(difference)
+    if collectives is None:
+        return program
+    is_fed = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER)
+    return program if is_fed else collectives
+
+
+def _ended(difference: Difference) -> Explanation | None:
+    """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
+    ends = [tuple(item for item in group if item.kind in ENDS) for group in difference.items]
+    if len({tuple(item.key for item in group) for group in ends}) == 1:
+        return None
+    everywhere = set.intersection(*({item.key for item in group} for group in ends))
+    own = [[item for item in group if item.key not in everywhere] for group in ends]
+    row = tuple(group[0] if group else None for group in own)
+    guilty = frozenset(index for index, item in enumerate(row) if item is not None)
+    first = next(item for item in row if item is not None)
+    return Explanation(_end_cause(first), Directness.ENDED, row, guilty=guilty)
+
+
+def _end_cause(item: Item) -> Cause:
+    if item.kind == ItemKind.BREAK:
+        return Cause.GRAPH_BREAK
+    is_limit = item.fields["error"].startswith(LIMIT)
+    return Cause.RECOMPILE_LIMIT if is_limit else Cause.COMPILE_FAILED
+
+
+def _program(difference: Difference) -> Explanation:
+    row = _shown(difference)
+    cause = _cause(row)
+    if cause == Cause.RANK_BRANCH and _is_dropped(difference):
+        return _unused(difference, row)
+    if cause == Cause.RANK_BRANCH and _set_behind(difference, row):
+        columns = zip(*difference.items, strict=True)
+        first = next(column for column in columns if len({_op(item) for item in column}) > 1)
+        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, first)
+    is_collective = any(item is not None and "collective" in item.notes for item in row)
+    directness = Directness.COLLECTIVE if cause in _OF_COLLECTIVES else Directness.PROGRAM
+    hangs = is_collective and cause in _OF_COLLECTIVES
+    return Explanation(cause, directness, row, hangs=hangs)
+
+
+_OF_COLLECTIVES = frozenset({Cause.GROUP, Cause.REDUCE_OP, Cause.COLLECTIVE_SIZES})
+
+
+def _shown(difference: Difference) -> Row:
+    """The first node that does something: inputs and outputs follow from the nodes that use them."""
+    calls = [row for row in difference.rows if all(item is None or _is_call(item) for item in row)]
+    return calls[0] if calls else difference.rows[0]
+
+
+def _is_call(item: Item) -> bool:
+    return item.fields.get("op") not in ("placeholder", "output")
+
+
+def _cause(row: Row) -> Cause:
+    """Cause of a node that differs."""
+    nodes = [item for item in row if item is not None]
+    if len(nodes) < len(row) or len({(n.fields["op"], n.fields["target"]) for n in nodes}) > 1:
+        return Cause.RANK_BRANCH
+    if len({n.fields["args"] for n in nodes}) == 1:
+        return _of_values(nodes)
+    if len({n.notes["constants"] for n in nodes}) == 1:
+        return Cause.RANK_BRANCH  # the same op reads other tensors
+    return _of_collective(nodes) if "collective" in nodes[0].notes else Cause.RANK_CONSTANT
+
+
+def _of_collective(nodes: Sequence[Item]) -> Cause:
+    if len({n.notes["group"] for n in nodes}) > 1:
+        return Cause.GROUP
+    has_equal_numbers = len({n.notes["numbers"] for n in nodes}) == 1
+    return Cause.REDUCE_OP if has_equal_numbers else Cause.COLLECTIVE_SIZES
+
+
+def _of_values(nodes: Sequence[Item]) -> Cause:
+    """The same call with another result: the metadata of what it reads differs."""
+    values = [node.fields["value"] for node in nodes]
+    if len({"#" in value for value in values}) > 1:
+        return Cause.AUTOMATIC_DYNAMIC
+    parts = [match for value in values if (match := _VALUE.match(value))]
+    if len(parts) < len(values):
+        return Cause.UNKNOWN
+    differing = [name for name in _METADATA if len({part[name] for part in parts}) > 1]
+    if differing and "collective" in nodes[0].notes:
+        return Cause.COLLECTIVE_SIZES
+    return _METADATA[differing[0]] if differing else Cause.UNKNOWN
+
+
+def _is_dropped(difference: Difference) -> bool:
+    """True when the same collectives are issued, and one group never reads a result."""
+    if difference.compile.differs(Layer.COLLECTIVES):
+        return False
+    collectives = difference.compile.items(Layer.COLLECTIVES)
+    return len({tuple(UNUSED in item.notes for item in group) for group in collectives}) > 1
+
+
+def _unused(difference: Difference, row: Row) -> Explanation:
+    """The collective whose result one group drops, where only some groups drop any."""
+    collectives = difference.compile.items(Layer.COLLECTIVES)
+    dropped = tuple(next((item for item in group if UNUSED in item.notes), None) for group in collectives)
+    if None not in dropped:
+        return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
+    guilty = frozenset(index for index, item in enumerate(dropped) if item is not None)
+    return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=guilty)
+
+
+def _set_behind(difference: Difference, row: Row) -> bool:
+    """True when the ranks run the same ops in a different order, where a set is iterated and no rank is read."""
+    ops = [Counter(_op(item) for item in group if item.kind == ItemKind.NODE) for group in difference.items]
+    if len(ops[0]) < 2 or any(count != ops[0] for count in ops) or difference.compile.rank_reads():
+        return False
+    functions = {(item.line.file, item.line.function) for item in row if item is not None and item.line is not None}
+    guards = [guard for group in difference.compile.items(Layer.GUARDS) for guard in group]
+    sets = [guard.line for guard in guards if "set" in guard.notes and guard.line is not None]
+    return any(_is_in(line.file, line.function, functions) for line in sets)
+
+
+def _op(item: Item) -> tuple[str, str]:
+    return item.fields["op"], item.fields["target"]
+
+
+def _is_in(file: str, function: str, functions: set[tuple[str, str]]) -> bool:
+    """Torch may have cut the front of the path."""
+    return any(known == function and whole.endswith(file) for whole, known in functions)
+
+
+SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts)
+
+
+def program_rows(difference: Difference) -> tuple[Row, ...]:
+    """Rows of the program in the compile of another layer's difference."""
+    if not difference.compile.differs(Layer.GRAPH):
+        return ()
+    return rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)

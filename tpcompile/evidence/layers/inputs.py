@@ -1,0 +1,62 @@
+"""Tensors that enter a compiled graph -> one item each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
+
+_CAUSES = {
+    "dtype": Cause.DTYPE,
+    "device": Cause.DISPATCH_KEY,
+    "shape": Cause.SHAPE,
+    "stride": Cause.STRIDE,
+    "requires_grad": Cause.REQUIRES_GRAD,
+    "dynamic": Cause.AUTOMATIC_DYNAMIC,
+}
+"""Field that differs -> cause, the one that says most first."""
+PARAMETERS = "._parameters["
+"""In the source of a tensor that is a parameter of a module."""
+
+
+def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
+    return (_item(tensor) for tensor in compile_.inputs)
+
+
+def _item(tensor: InputTensor) -> Item:
+    fields = {
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "stride": tensor.stride,
+        "device": tensor.device,
+        "requires_grad": str(tensor.requires_grad),
+        "dynamic": tensor.dynamic or "none",
+    }
+    return Item(kind=ItemKind.INPUT, about=tensor.source, fields=fields)
+
+
+def _parts(compile_: CompileRecord) -> Sequence[str]:
+    return ("",) if compile_.inputs else ()
+
+
+def _explain(difference: Difference) -> Explanation:
+    row = difference.rows[0]
+    if None in row:
+        # A tensor that only one side reads: why is in the program, and this is what is left to say.
+        return Explanation(Cause.RANK_BRANCH, Directness.ONE_SIDED, row)
+    return Explanation(_cause(row, difference), Directness.FED, row)
+
+
+def _cause(row: Row, difference: Difference) -> Cause:
+    items = [item for item in row if item is not None]
+    differing = [name for name in _CAUSES if len({item.fields[name] for item in items}) > 1]
+    if "shape" in differing and len(set(difference.compile.is_symbolic())) > 1:
+        return Cause.AUTOMATIC_DYNAMIC
+    if differing == ["requires_grad"] and PARAMETERS in items[0].about:
+        return Cause.FROZEN_PARAMETER
+    return _CAUSES[differing[0]] if differing else Cause.UNKNOWN
+
+
+SPEC = LayerSpec(layer=Layer.INPUTS, explain=_explain, items=_items, parts=_parts, is_ordered=False)

@@ -1,0 +1,106 @@
+"""What a layer is, what it is given to explain a difference, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord
+
+Row = tuple[Item | None, ...]
+"""What each group of ranks has at one place; None where a group has nothing."""
+Groups = tuple[tuple[int, ...], ...]
+Items = tuple[tuple[Item, ...], ...]
+"""Items of a layer, one tuple per group of ranks."""
+
+
+class Directness(IntEnum):
+    """How directly an explanation names what happened: of several layers that differ, the lowest is the finding."""
+
+    ENDED = 0
+    """A graph break or a failed compile: whatever comes later is missing."""
+    TOOLCHAIN = 1
+    """A different backend."""
+    STATE = 2
+    """A setting of the process that is guarded."""
+    FED = 3
+    """A tensor that both sides have, with other metadata."""
+    ARRANGED = 4
+    """Order of a container, tensors that are one object."""
+    COLLECTIVE = 5
+    """Collectives that do not match."""
+    VALUE = 6
+    """A Python value that is guarded on both sides."""
+    PROGRAM = 7
+    """Another node of the program."""
+    ONE_SIDED = 8
+    """Something that only one side has."""
+    LOWERED = 9
+
+
+class Compile(Protocol):
+    """The compile in which a layer differs, as all ranks saw it; groups are those of the difference."""
+
+    def items(self, layer: Layer) -> Items:
+        """Items of a layer, of the first part."""
+
+    def differs(self, layer: Layer) -> bool:
+        """True when the hashes of that layer differ."""
+
+    def is_symbolic(self) -> tuple[bool, ...]:
+        """For each group: a size is a symbol."""
+
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """For each group: places of its ranks in the domain."""
+
+    def rank_reads(self) -> Sequence[RankRead]:
+        """Reads of the rank in the traced code of this frame, sure ones only."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One layer in which groups of ranks differ."""
+
+    layer: Layer
+    groups: Groups
+    items: Items
+    rows: tuple[Row, ...]
+    """What differs and nobody declared."""
+    compile: Compile
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a layer differs."""
+
+    cause: Cause
+    directness: Directness
+    row: Row
+    """The items to show, one per group."""
+    headline: str = ""
+    """The difference in one line; by default that of the row."""
+    guilty: frozenset[int] = frozenset()
+    """Indices of the groups that evidence names."""
+    hangs: bool = False
+    guard: Row = ()
+    """The guard behind it, where there is one."""
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """How the items of a layer are made, compared and explained."""
+
+    layer: Layer
+    explain: Callable[[Difference], Explanation]
+    items: Callable[[CompileRecord, str], Iterable[Item]] = lambda _compile, _part: ()
+    parts: Callable[[CompileRecord], Sequence[str]] = lambda _compile: ()
+    """Parts of the layer that were observed; the rest is *not observed*, never different."""
+    of_rank: Callable[[RankRecord], Iterable[Item]] = field(default=lambda _record: ())
+    """Items that belong to the rank, not to a compile."""
+    is_strict: bool = True
+    """The user's program: equal on every rank of a domain, or red."""
+    is_ordered: bool = True
+    """Compared by position; else by what items are about."""

@@ -1,0 +1,118 @@
+"""What every record is made of: immutable models, layers, lines of source, items."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 2
+"""Raised when a record changes shape; readers refuse another version instead of guessing."""
+
+
+class Frozen(BaseModel):
+    """Immutable record; an unknown key is an error, so a typo or a newer schema never passes unseen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Sorted, stable JSON: equal records give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=indent)
+
+
+class Layer(StrEnum):
+    """Layers of a digest, from cause to effect; the first that differs is the finding."""
+
+    ENVIRONMENT = "environment"
+    INPUTS = "inputs"
+    GRAPH = "graph"
+    GUARDS = "guards"
+    COLLECTIVES = "collectives"
+    LOWERED = "lowered"
+    KERNELS = "kernels"
+
+
+class UserLine(Frozen):
+    """A line of source: `file:line`, the function around it and the code on it."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+class ItemKind(StrEnum):
+    """What an item is; says which fields it has."""
+
+    VALUE = "value"
+    SETTING = "setting"
+    """A setting of the process that a guard holds: autocast, grad mode, ..."""
+    INPUT = "input"
+    NODE = "node"
+    BREAK = "graph break"
+    FAILURE = "failed compile"
+    GUARD = "guard"
+    COLLECTIVE = "collective"
+    CODE = "code"
+    """A line of generated code."""
+
+
+_SAYS = {
+    ItemKind.VALUE: "{value}",
+    ItemKind.SETTING: "{value}",
+    ItemKind.INPUT: (
+        "dtype={dtype} shape={shape} stride={stride} device={device} requires_grad={requires_grad} dynamic={dynamic}"
+    ),
+    ItemKind.NODE: "{op} {target}({args}) -> {value}",
+    ItemKind.BREAK: "{reason}",
+    ItemKind.FAILURE: "{error}",
+    ItemKind.GUARD: "{type}: {expression}",
+    ItemKind.COLLECTIVE: "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
+    ItemKind.CODE: "{code}",
+}
+
+
+class Item(Frozen):
+    """One thing in a layer: what it is about, what it says as fields, and the user's line."""
+
+    kind: ItemKind = ItemKind.VALUE
+    about: str
+    """Items of two ranks about the same thing are compared."""
+    fields: dict[str, str] = {}
+    """What it says; compared and hashed."""
+    notes: dict[str, str] = {}
+    """The same in smaller parts, or known besides; never compared."""
+    line: UserLine | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Equal for items that say the same."""
+        return (self.kind, self.about, *self.fields.values())
+
+    @property
+    def says(self) -> str:
+        """The fields as one line, for the reader and for the allow-list."""
+        return _SAYS[self.kind].format_map(self.fields)
+
+    @property
+    def text(self) -> str:
+        """The whole item as one line, for the reader and for the allow-list."""
+        return f"{self.about} :: {self.says}"
+
+
+def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:
+    """An item that says one value."""
+    return Item(about=about, fields={"value": value}, line=line)
+
+
+class Status(StrEnum):
+    """Outcome of one check."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INFO = "info"
+    SKIPPED = "skipped"

@@ -1,0 +1,96 @@
+"""The same evidence hashed: what travels between ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
+from tpcompile.evidence.records.compile import GraphBreak, Normalised, PhaseCounters, RankRead, Recompile, SkippedFrame
+
+
+class LayerDigest(Frozen):
+    """Hash of one layer of one compile."""
+
+    layer: Layer
+    part: str = ""
+    """`forward` or `backward` where a layer comes in two pieces that need not both be observed."""
+    sha256: str
+    num_items: int
+
+
+class CompileDigest(Frozen):
+    """Hashes of one compile, with what is needed to align and name it."""
+
+    index: int
+    """Position in this rank's record, to ask for details."""
+    compile_id: str
+    phase: str
+    frame: str
+    """`function file:line`, path-independent."""
+    step: int | None = None
+    line: UserLine | None = None
+    """First line of the compiled frame."""
+    recompile_reason: str = ""
+    """The guard of the newest earlier compile that failed; `""` for a first compile."""
+    limit_reached: bool = False
+    is_dynamic: bool = False
+    """True when a size in the Dynamo graph is a symbol."""
+    cache: tuple[str, ...] = ()
+    """Distinct cache outcomes; information."""
+    normalised: tuple[Normalised, ...] = ()
+    layers: tuple[LayerDigest, ...]
+
+    def sha(self, layer: Layer, part: str = "") -> str | None:
+        """Hash of that layer, None when it was not observed."""
+        return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
+
+    def num_items(self, layer: Layer) -> int:
+        """Items of that layer, both parts of it; 0 when it was not observed."""
+        return sum(d.num_items for d in self.layers if d.layer == layer)
+
+
+class SplitCall(Frozen):
+    """A compiled callable whose calls enter more than one compiled region."""
+
+    phase: str
+    runs_at: UserLine
+    """Where the code around the regions, which runs in Python, enters one of them."""
+    name: str = ""
+    """Of that code, `Stack.forward` where it is known to be what the user compiled."""
+    regions_per_call: int = 0
+    """At most; 0 when they were not counted, as in a trace file."""
+    pieces: tuple[UserLine, ...] = ()
+    """First lines of the frames that were compiled on their own inside of it, where their compiles were seen."""
+    skipped: SkippedFrame | None = None
+    """Why it runs in Python, where torch still knows."""
+
+
+class RankDigest(Frozen):
+    """What travels between ranks: a few kilobytes, hashes and counters only."""
+
+    schema_version: int = SCHEMA_VERSION
+    rank: int
+    domain: str
+    coordinate: int
+    environment: str
+    compiles: tuple[CompileDigest, ...] = ()
+    counters: tuple[PhaseCounters, ...] = ()
+    is_cut: bool = False
+    """True when this rank's log ends inside a compile: compiles it lacks were not observed."""
+    splits: tuple[SplitCall, ...] = ()
+    """Compiled callables that do not run as one region."""
+    regions_counted: int = 0
+    """Calls of compiled callables over which regions were counted; 0 when nobody counted."""
+    breaks: tuple[tuple[str, GraphBreak], ...] = ()
+    """(phase, break), so that every rank's reasons and lines reach the verdict."""
+    recompile_reasons: tuple[tuple[str, str], ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    places: dict[str, int] = {}
+    suspects: tuple[RankRead, ...] = ()
+    """Rank reads and guards with a rank's name, each once."""
+    is_code_seen: bool = False
+    """True when somebody looked for rank reads in the traced code."""
+    undeclared_ops: tuple[Item, ...] = ()
+    overwritten: tuple[Item, ...] = ()
+    """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
+    facts: dict[str, Any] = {}

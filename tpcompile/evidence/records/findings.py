@@ -1,0 +1,139 @@
+"""What is concluded from the digests of all ranks: differences, rank-dependent values, recompiles."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine
+from tpcompile.evidence.records.compile import TaintKind
+
+
+class DivergenceClass(StrEnum):
+    """How bad a difference is."""
+
+    LABEL = "label only"
+    """Equal content under other compile ids or in another order; information."""
+    RANK_PARAMETRIC = "rank-parametric"
+    """A lowered constant that follows the rank's coordinate under equal graphs; listed and green."""
+    DECLARED = "declared"
+    """Differs, and the config's allow-list says why that is intended; listed and green."""
+    CONTENT = "content differs"
+    """Collectives are equal, the program is not: wrong numbers, or a recompile some day."""
+    COLLECTIVES = "collectives differ"
+    """Ranks will wait for each other: a hang."""
+
+
+class RankGroup(Frozen):
+    """Ranks that hold the same content, and what that content is at the first difference."""
+
+    ranks: tuple[int, ...]
+    item: Item | None = None
+    """The first differing item; None when this group has nothing there."""
+    frame_line: UserLine | None = None
+    """The user's line of the compiled frame, for a side whose item has none."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """The user's line of this side: the item's, else the frame's."""
+        return self.item.line if self.item and self.item.line else self.frame_line
+
+
+class Divergence(Frozen):
+    """One difference between ranks of a symmetry domain."""
+
+    layer: Layer
+    cls: DivergenceClass
+    domain: str
+    where: str
+    """Compile (phase and frame) it was found in, `""` for the whole rank."""
+    groups: tuple[RankGroup, ...]
+    title: str
+    """One line: the difference, `autocast cpu: off / on`."""
+    cause: Cause = Cause.UNKNOWN
+    guard: str = ""
+    """The guard that failed on the odd ranks, as torch words it."""
+    held: str = ""
+    """The same guard on the ranks where it held, with their value where it is known."""
+    step: int | None = None
+    """Step of the run, None when nobody counted."""
+    is_rank_known: bool = False
+    """True when the evidence says which ranks are at fault, not only that they differ."""
+    advice: str = ""
+    """What to do about it."""
+    consequences: tuple[Layer, ...] = ()
+    """Later layers of the same compile that differ too."""
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
+        sizes = [len(group.ranks) for group in self.groups]
+        has_majority = 2 * max(sizes, default=0) > sum(sizes)
+        if not self.is_rank_known and not has_majority:
+            return ()
+        return tuple(sorted(rank for group in self.groups[1:] for rank in group.ranks))
+
+    @property
+    def line(self) -> UserLine | None:
+        """The user's line to blame: an item's before a frame's, the odd ranks' before the others'."""
+        groups = self.groups[::-1]
+        items = (g.item.line for g in groups if g.item)
+        return next(filter(None, [*items, *(g.frame_line for g in groups)]), None)
+
+    @property
+    def is_red(self) -> bool:
+        """True when the gate must fail on it."""
+        return self.cls in (DivergenceClass.CONTENT, DivergenceClass.COLLECTIVES)
+
+    @property
+    def is_choice(self) -> bool:
+        """True when ranks run other kernels for one program, with equal collectives: each chose by its own timings."""
+        return self.cause == Cause.AUTOTUNE and self.cls == DivergenceClass.CONTENT
+
+
+class Grade(StrEnum):
+    """How sure a taint is."""
+
+    CERTAIN = "certain"
+    """Observed to differ, or torch's own read of the rank on a line that was traced; only this may be red."""
+    LIKELY = "likely"
+    """A read of the rank that a trace may have passed by, or on an object nothing identifies."""
+    POSSIBLE = "possible"
+    """Only the name says so."""
+
+
+class Taint(Frozen):
+    """A guard, graph constant or read that depends on the rank, whether or not the graphs agree today."""
+
+    what: Literal["guard", "constant", "read"]
+    kind: TaintKind
+    grade: Grade
+    text: str
+    """One line: the guard, the node or the code."""
+    groups: tuple[RankGroup, ...] = ()
+    """What each group of ranks has there, where that is known."""
+    variable: str = ""
+    """Name of the environment variable that is read."""
+    where: str = ""
+    """Phase and frame it was first seen in."""
+    line: UserLine | None = None
+    reason: str = ""
+    """Why the config's allow-list says it is intended; empty for none."""
+    suggestion: str = ""
+
+
+class RecompileCause(Frozen):
+    """One guard that made ranks compile again: how often, where, and what to do about it."""
+
+    guard: str
+    kind: str
+    count: int
+    """Recompiles over all ranks."""
+    ranks: tuple[int, ...]
+    phases: tuple[str, ...]
+    frame: str
+    values: str = ""
+    """`8 -> 9, 9 -> 10`: what was expected and what came, the first few."""
+    line: UserLine | None = None
+    advice: str
