@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators import FAULTS, HEALTHY
-from tpcompile.corpus.generated.plan import HELD_OUT, Case, fault_case, healthy_case, pairs
+from tpcompile.corpus.generated.operators.operator import Operator
+from tpcompile.corpus.generated.plan import HELD_OUT, MAX_RANKS, Case, fault_case, healthy_case, pairs
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
 _PRELOADED = (
@@ -98,10 +99,10 @@ def _sweep(args: argparse.Namespace) -> int:
     from tpcompile.corpus.generated.table import line_of, results, tables
 
     without = _missing()
-    if args.nccl:
-        without += _too_large()
+    max_ranks = _num_gpus() if args.nccl else MAX_RANKS
+    without += [program.name for program in PROGRAMS.values() if min(program.world_sizes) > max_ranks]
 
-    cases = _cases(args, without)
+    cases = _cases(args, without, max_ranks)
     is_transformers_needed = any(case.program.needs for case in cases)
     preload([*_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
     command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
@@ -136,28 +137,27 @@ def _missing() -> list[str]:
     return missing
 
 
-def _too_large() -> list[str]:
-    """Programs that need more ranks than there are GPUs."""
+def _num_gpus() -> int:
+    """GPUs of this machine; programs that need more ranks are left out, and said so."""
     import torch
 
-    num_gpus = torch.cuda.device_count()
+    num_gpus: int = torch.cuda.device_count()
     large = [program.name for program in PROGRAMS.values() if min(program.world_sizes) > num_gpus]
     print(f"{num_gpus} GPUs; left out, more ranks are needed: {', '.join(large) or 'none'}", flush=True)
-    return large
+    return num_gpus
 
 
-def _cases(args: argparse.Namespace, without: Sequence[str]) -> list[Case]:
+def _cases(args: argparse.Namespace, without: Sequence[str], max_ranks: int) -> list[Case]:
+    makers: list[tuple[Callable[..., Case], Sequence[Operator]]] = []
+    if args.kind != "healthy":
+        makers.append((fault_case, FAULTS))
+    if args.kind != "faults":
+        makers.append((healthy_case, HEALTHY))
     made: list[Case] = []
-    kinds: list[tuple[Callable[..., Case], bool]] = [
-        (fault_case, args.kind != "healthy"),
-        (healthy_case, args.kind != "faults"),
-    ]
-    for make, is_wanted in kinds:
-        if not is_wanted:
-            continue
+    for make, operators in makers:
+        drawn = {"program": args.program, "without": without, "max_ranks": max_ranks}
         if args.each:
-            operators = FAULTS if make is fault_case else HEALTHY
-            made += [make(args.seeds[0], program=args.program, operator=operator.name) for operator in operators]
+            made += [make(args.seeds[0], operator=operator.name, **drawn) for operator in operators]
         else:
-            made += [make(seed, program=args.program, operator=args.operator, without=without) for seed in args.seeds]
+            made += [make(seed, operator=args.operator, **drawn) for seed in args.seeds]
     return made
