@@ -8,12 +8,11 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators import FAULTS, HEALTHY
-from tpcompile.corpus.generated.operators.operator import Operator
 from tpcompile.corpus.generated.plan import HELD_OUT, MAX_RANKS, Case, fault_case, healthy_case, pairs
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
@@ -61,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--routes", type=_routes, default=tuple(Route), help="separated by commas; default: all")
     parser.add_argument("--program", default="", help="draw only from this program")
     parser.add_argument("--operator", default="", help="draw only from this operator")
-    parser.add_argument(
-        "--each", action="store_true", help="every operator once, in a drawn program, for the first seed"
-    )
+    parser.add_argument("--each", action="store_true", help="every operator once, for the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--keep", type=Path, help="keep programs, logs and verdicts below this folder")
@@ -148,16 +145,14 @@ def _num_gpus() -> int:
 
 
 def _cases(args: argparse.Namespace, without: Sequence[str], max_ranks: int) -> list[Case]:
-    makers: list[tuple[Callable[..., Case], Sequence[Operator]]] = []
-    if args.kind != "healthy":
-        makers.append((fault_case, FAULTS))
-    if args.kind != "faults":
-        makers.append((healthy_case, HEALTHY))
+    kinds = {"both": ("fault", "healthy"), "faults": ("fault",), "healthy": ("healthy",)}[args.kind]
     made: list[Case] = []
-    for make, operators in makers:
+    for kind in kinds:
+        make = fault_case if kind == "fault" else healthy_case
         drawn = {"program": args.program, "without": without, "max_ranks": max_ranks}
         if args.each:
-            made += [make(args.seeds[0], operator=operator.name, **drawn) for operator in operators]
+            fitting = {name for program, name in pairs(kind, without=without) if args.program in ("", program)}
+            made += [make(args.seeds[0], operator=name, **drawn) for name in sorted(fitting)]
         else:
             made += [make(seed, operator=args.operator, **drawn) for seed in args.seeds]
     return made

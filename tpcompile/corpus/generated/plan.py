@@ -128,13 +128,16 @@ def _backends(program: Program, operator: Operator) -> list[str]:
 
 def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str], max_ranks: int) -> Case:
     draw = random.Random(f"{kind} {seed}")
-    fitting = [pair for pair in pairs(kind, without=without) if program in ("", pair[0]) and operator in ("", pair[1])]
-    if not fitting:
-        raise DoesNotFit(f"{operator or kind} does not fit {program or 'any program'}")
+    programs_of: dict[str, list[str]] = {}
+    for name, found in pairs(kind, without=without):
+        if program in ("", name):
+            programs_of.setdefault(found, []).append(name)
     # All operators have equal weight, however many programs they fit.
-    drawn_operator = draw.choice(sorted({name for _, name in fitting}))
-    drawn_program = draw.choice([name for name, found in fitting if found == drawn_operator])
-    return drawn_case(draw, seed, PROGRAMS[drawn_program], ALL[drawn_operator], max_ranks=max_ranks)
+    drawn = operator or draw.choice(sorted(programs_of))
+    if drawn not in programs_of:
+        raise DoesNotFit(f"{drawn} does not fit {program or 'any program'}")
+    chosen = PROGRAMS[draw.choice(programs_of[drawn])]
+    return drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks)
 
 
 def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators.operator import Ends, Operator, Start, Trace
 from tpcompile.corpus.generated.template import Insert
 
@@ -46,10 +47,14 @@ OPERATORS = (
             """,
         ),
     ),
-    _healthy(
-        "same_break",
-        "all ranks break their graph in the same place",
-        Insert("region", 'print("mean", $x.mean())'),
+    Operator(
+        name="same_break",
+        what="all ranks break their graph in the same place",
+        edits=(Insert("region", 'print("mean", $x.mean())'),),
+        start=Start.STEP,
+        ends=Ends.RUNS,
+        trace=Trace.ABSENT,
+        not_asked=(Route.CHECK_RANKS,),  # one graph, without breaks, is what it asks for
     ),
     _healthy(
         "same_recompile",
