@@ -237,7 +237,8 @@ def _play(program: Path) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads, as the end of Python does
+    # What the interpreter does at its end.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,12 +8,12 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators import FAULTS, HEALTHY
-from tpcompile.corpus.generated.plan import HELD_OUT, Case, fault_case, healthy_case, pairs
+from tpcompile.corpus.generated.plan import HELD_OUT, MAX_RANKS, Case, fault_case, healthy_case, pairs
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
 _PRELOADED = (
@@ -60,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--routes", type=_routes, default=tuple(Route), help="separated by commas; default: all")
     parser.add_argument("--program", default="", help="draw only from this program")
     parser.add_argument("--operator", default="", help="draw only from this operator")
-    parser.add_argument(
-        "--each", action="store_true", help="every operator once, in a drawn program, for the first seed"
-    )
+    parser.add_argument("--each", action="store_true", help="every operator once, for the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--keep", type=Path, help="keep programs, logs and verdicts below this folder")
@@ -98,10 +96,10 @@ def _sweep(args: argparse.Namespace) -> int:
     from tpcompile.corpus.generated.table import line_of, results, tables
 
     without = _missing()
-    if args.nccl:
-        without += _too_large()
+    max_ranks = _num_gpus() if args.nccl else MAX_RANKS
+    without += [program.name for program in PROGRAMS.values() if min(program.world_sizes) > max_ranks]
 
-    cases = _cases(args, without)
+    cases = _cases(args, without, max_ranks)
     is_transformers_needed = any(case.program.needs for case in cases)
     preload([*_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
     command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
@@ -136,28 +134,25 @@ def _missing() -> list[str]:
     return missing
 
 
-def _too_large() -> list[str]:
-    """Programs that need more ranks than there are GPUs."""
+def _num_gpus() -> int:
+    """GPUs of this machine; programs that need more ranks are left out, and said so."""
     import torch
 
-    num_gpus = torch.cuda.device_count()
+    num_gpus: int = torch.cuda.device_count()
     large = [program.name for program in PROGRAMS.values() if min(program.world_sizes) > num_gpus]
     print(f"{num_gpus} GPUs; left out, more ranks are needed: {', '.join(large) or 'none'}", flush=True)
-    return large
+    return num_gpus
 
 
-def _cases(args: argparse.Namespace, without: Sequence[str]) -> list[Case]:
+def _cases(args: argparse.Namespace, without: Sequence[str], max_ranks: int) -> list[Case]:
+    kinds = {"both": ("fault", "healthy"), "faults": ("fault",), "healthy": ("healthy",)}[args.kind]
     made: list[Case] = []
-    kinds: list[tuple[Callable[..., Case], bool]] = [
-        (fault_case, args.kind != "healthy"),
-        (healthy_case, args.kind != "faults"),
-    ]
-    for make, is_wanted in kinds:
-        if not is_wanted:
-            continue
+    for kind in kinds:
+        make = fault_case if kind == "fault" else healthy_case
+        drawn = {"program": args.program, "without": without, "max_ranks": max_ranks}
         if args.each:
-            operators = FAULTS if make is fault_case else HEALTHY
-            made += [make(args.seeds[0], program=args.program, operator=operator.name) for operator in operators]
+            fitting = {name for program, name in pairs(kind, without=without) if args.program in ("", program)}
+            made += [make(args.seeds[0], operator=name, **drawn) for name in sorted(fitting)]
         else:
-            made += [make(seed, program=args.program, operator=args.operator, without=without) for seed in args.seeds]
+            made += [make(seed, operator=args.operator, **drawn) for seed in args.seeds]
     return made

@@ -27,6 +27,8 @@ from tpcompile.corpus.generated.template import (
 
 HELD_OUT = 1000
 """Seeds from here on are run once, by nobody who develops."""
+MAX_RANKS = 4
+"""As many as the largest program has; fewer where there are fewer GPUs."""
 _IMPORTS = Insert(
     "file",
     """
@@ -82,14 +84,18 @@ class Case:
         return {"policy": "stop", **self.operator.options}
 
 
-def fault_case(seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = ()) -> Case:
+def fault_case(
+    seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
+) -> Case:
     """The faulty case of a seed. Program and operator can be given, the rest is drawn."""
-    return _case(seed, "fault", program=program, operator=operator, without=without)
+    return _case(seed, "fault", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
 
-def healthy_case(seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = ()) -> Case:
+def healthy_case(
+    seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
+) -> Case:
     """The healthy case of a seed."""
-    return _case(seed, "healthy", program=program, operator=operator, without=without)
+    return _case(seed, "healthy", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
 
 def pairs(kind: str, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -120,20 +126,23 @@ def _backends(program: Program, operator: Operator) -> list[str]:
     return [name for name in program.backends if not operator.backends or name in operator.backends]
 
 
-def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str]) -> Case:
+def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str], max_ranks: int) -> Case:
     draw = random.Random(f"{kind} {seed}")
-    fitting = [pair for pair in pairs(kind, without=without) if program in ("", pair[0]) and operator in ("", pair[1])]
-    if not fitting:
-        raise DoesNotFit(f"{operator or kind} does not fit {program or 'any program'}")
+    programs_of: dict[str, list[str]] = {}
+    for name, found in pairs(kind, without=without):
+        if program in ("", name):
+            programs_of.setdefault(found, []).append(name)
     # All operators have equal weight, however many programs they fit.
-    drawn_operator = draw.choice(sorted({name for _, name in fitting}))
-    drawn_program = draw.choice([name for name, found in fitting if found == drawn_operator])
-    return drawn_case(draw, seed, PROGRAMS[drawn_program], ALL[drawn_operator])
+    drawn = operator or draw.choice(sorted(programs_of))
+    if drawn not in programs_of:
+        raise DoesNotFit(f"{drawn} does not fit {program or 'any program'}")
+    chosen = PROGRAMS[draw.choice(programs_of[drawn])]
+    return drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks)
 
 
-def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator) -> Case:
+def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Case:
     """A case of this program and operator; the rest is drawn."""
-    world_size = draw.choice(program.world_sizes)
+    world_size = draw.choice([size for size in program.world_sizes if size <= max_ranks])
     rank = draw.randrange(world_size)
     step = draw.randrange(2, program.num_steps - 1) if operator.start == Start.STEP else 0
     backend = draw.choice(_backends(program, operator))

@@ -62,11 +62,12 @@ OPERATORS = (
         what="a parameter of rank R has a gradient hook with a collective, from a step on",
         edits=(
             Insert(
-                "loop",
+                "called",
                 """
-                if job.rank == $rank and step == $step:
-                    def summed(grad: torch.Tensor) -> None:
-                        dist.all_reduce(torch.zeros(1, device=job.device), group=job.group)  # fault
+                def summed(grad: torch.Tensor) -> None:
+                    dist.all_reduce(torch.zeros(1, device=job.device), group=job.group)  # fault
+
+                if job.rank == $rank and step == $step and $loss.requires_grad:
                     next($model.parameters()).register_hook(summed)  # fault
                 """,
             ),
