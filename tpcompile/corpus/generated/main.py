@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -112,16 +113,20 @@ def _sweep(args: argparse.Namespace) -> int:
         if args.json:
             args.json.write_text(json.dumps(results(seen, command=command), indent=1, sort_keys=True) + "\n")
 
-    with tempfile.TemporaryDirectory(prefix="generated-") as temporary:
-        settings = Settings(
-            routes=args.routes,
-            directory=(args.keep or Path(temporary)).absolute(),
-            caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
-            jobs=args.jobs,
-            keep=args.keep is not None,
-            is_nccl=args.nccl,
-        )
+    # Not a TemporaryDirectory: its finalizer would run in every forked rank that ends, and remove the others' files.
+    temporary = Path(tempfile.mkdtemp(prefix="generated-"))
+    settings = Settings(
+        routes=args.routes,
+        directory=(args.keep or temporary).absolute(),
+        caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
+        jobs=args.jobs,
+        keep=args.keep is not None,
+        is_nccl=args.nccl,
+    )
+    try:
         rows = sweep(cases, settings, report=report)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     print(tables(rows))
     return 0 if all(row.judged.outcome.is_right for row in rows) else 1
 
