@@ -89,9 +89,9 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int) -> dict[str, An
                 with Sentinel() as sentinel:
                     call()
                     time.sleep(_SETTLE_S)
-                    before = sentinel.channel.num_operations
+                    before = sentinel.log.num_operations
                     on.append(seconds_per_call(call, calls))
-                    operations += sentinel.channel.num_operations - before
+                    operations += sentinel.log.num_operations - before
                     dist.barrier()  # a rank that is through tells the others, while they measure
             else:
                 time.sleep(_SETTLE_S)
@@ -114,14 +114,14 @@ def growth(call: Callable[[], Any], calls: int) -> dict[str, int]:
     with Sentinel() as sentinel:
         for _ in range(calls // 10):
             call()
-        before, operations = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, sentinel.channel.num_operations
+        before, operations = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, sentinel.log.num_operations
         for _ in range(calls):
             call()
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {
             "calls": calls,
             "peak_memory_growth_kb": after - before,
-            "store_operations": sentinel.channel.num_operations - operations,
+            "store_operations": sentinel.log.num_operations - operations,
         }
 
 

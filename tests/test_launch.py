@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -330,3 +330,52 @@ def test_a_process_that_left_the_session_is_swept_after_a_normal_end() -> None:
     assert outcome == process_tree.Outcome(exit_code=0)
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert marker not in running
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_running() -> None:
+    marker = f"sleep-{os.getpid()}-killed"
+    tree = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 600 # {marker}'], start_new_session=True)"
+    script = (
+        "import os, sys\nfrom tpcompile.process_tree import run_tree\n"
+        f"run_tree([sys.executable, '-c', {tree!r}], environ=os.environ, timeout_s=600)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
+    assert became(lambda: marker in running("sh"))
+    launcher.kill()
+    launcher.wait()
+    assert became(lambda: marker not in running("sh"))
+
+
+def running(name: str) -> str:
+    """Command lines of the processes of that name."""
+    return subprocess.run(["ps", "-C", name, "-o", "args"], capture_output=True, text=True, check=False).stdout
+
+
+def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Wait until something is so."""
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_an_unknown_fault_is_refused_before_the_start(tmp_path: Path) -> None:
+    request = launch.GateRequest(device="cpu", run_dir=tmp_path / "run", fault="rank_constnat")
+    with pytest.raises(ConfigError, match=r"unknown fault 'rank_constnat'.*rank_constant"):
+        launch.plan(request)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 7])
+def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: int) -> None:
+    request = launch.GateRequest(
+        device="cpu", nproc=2, run_dir=tmp_path / "run", fault="rank_constant", fault_rank=rank
+    )
+    with pytest.raises(ConfigError, match="the job has ranks 0 to 1"):
+        launch.plan(request)
+
+
+def test_the_launcher_knows_every_fault() -> None:
+    code = "from tpcompile.faults import ALL; print(*sorted(ALL))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert tuple(found.stdout.split()) == launch.FAULTS

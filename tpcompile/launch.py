@@ -25,6 +25,31 @@ from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report.publish import publish
 from tpcompile.report.wording import named_ranks
 
+FAULTS = (
+    "bias_before_reduce",
+    "custom_op",
+    "disabled_collective",
+    "double_copy",
+    "dropped_result",
+    "get_rank_constant",
+    "killed",
+    "leading_print",
+    "local_norm",
+    "never_arrives",
+    "never_starts",
+    "nothing_compiled",
+    "one_rank_compiles",
+    "one_rank_output",
+    "one_rank_print",
+    "other_reduce_op",
+    "raises",
+    "rank_branch",
+    "rank_constant",
+    "trailing_print",
+    "triton_kernel",
+)
+"""Names of `tpcompile.faults.ALL`, known before torch is imported."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateRequest:
@@ -68,6 +93,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     preset = request.preset or ("wan14b" if device == "cuda" else "cpu_smoke")
     resolved = _config(request, preset)
     resolved.check_tp(nproc)
+    _check_fault(request, nproc)
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
@@ -257,6 +283,13 @@ def _device(asked: str, nproc: int, num_gpus: int) -> str:
     if nproc > num_gpus:
         raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
     return "cuda"
+
+
+def _check_fault(request: GateRequest, nproc: int) -> None:
+    if request.fault and request.fault not in FAULTS:
+        raise ConfigError(f"unknown fault {request.fault!r}; choose from {', '.join(FAULTS)}")
+    if request.fault_rank is not None and not 0 <= request.fault_rank < nproc:
+        raise ConfigError(f"--fault-rank {request.fault_rank}: the job has ranks 0 to {nproc - 1}")
 
 
 def _config(request: GateRequest, preset: str) -> config.RunConfig:

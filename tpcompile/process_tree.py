@@ -1,10 +1,11 @@
-"""Command -> Outcome: one process tree, ended whole at timeout, SIGINT or SIGTERM."""
+"""Command -> Outcome: one process tree, ended whole at timeout, SIGINT or SIGTERM, or when the launcher is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ LAUNCH_ID = "TPCOMPILE_LAUNCH_ID"
 so killing torchrun's process group alone leaves ranks behind."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ROOT = str(Path(__file__).resolve().parents[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,7 @@ def run_tree(
     """Run a command, output streamed; at timeout, SIGINT or SIGTERM end it and everything it started."""
     grace_s = GRACE_S if grace_s is None else grace_s
     launch_id = uuid.uuid4().hex
-    with _signals_raised():
+    with _watched(launch_id), _signals_raised():
         process = None
         try:
             process = subprocess.Popen(command, env={**environ, LAUNCH_ID: launch_id}, start_new_session=True)
@@ -55,6 +57,28 @@ def run_tree(
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # what is left takes milliseconds and must not be cut short
             _sweep(launch_id)
+
+
+@contextmanager
+def _watched(launch_id: str) -> Iterator[None]:
+    """A process beside the tree that ends it when this one is gone, by a SIGKILL for instance."""
+    command = [sys.executable, "-m", "tpcompile.process_tree", launch_id]
+    paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, start_new_session=True)
+    try:
+        yield
+    finally:
+        watchdog.kill()
+        watchdog.wait()
+        if watchdog.stdin is not None:
+            watchdog.stdin.close()
+
+
+def _watch(launch_id: str) -> None:
+    """Wait until the launcher's end of the pipe is closed, then end what it left."""
+    os.read(0, 1)
+    _sweep(launch_id)
 
 
 class _Signalled(Exception):
@@ -106,3 +130,7 @@ def _marked(mark: bytes) -> list[int]:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -66,10 +67,10 @@ def test_a_write_that_fails_leaves_the_old_file_whole(run: RunDir, monkeypatch: 
     run.write_status(status())
 
     def fail(*args: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(rundir_module.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(PreflightError, match="disk full"):
         run.write_status(status(phase="later"))
     assert run.read_statuses() == [status()]
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.report import samples
+from tpcompile.errors import PreflightError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import junit
 from tpcompile.report.publish import publish
@@ -21,3 +24,33 @@ def test_publish_writes_junit_prints_the_report_and_leaves_annotations_unwrapped
     assert len(annotations) == 1
     assert annotations[0].endswith("or declare it under gate.allow")
     assert f"tpcompile compare {run.path}" in out.getvalue()
+
+
+def unwritable(*_: object) -> str:
+    """What a full disk says."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_the_files_and_not_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = RunDir.create(tmp_path / "run"), io.StringIO()
+    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    publish(samples.failing(), run, Console(file=out, width=80), {})
+    assert "FAIL (exit 1)" in out.getvalue()
+    assert "no junit.xml" in out.getvalue() and "No space left on device" in out.getvalue()
+
+
+def test_a_run_directory_on_a_full_disk_is_an_environment_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir.create(tmp_path / "run")
+    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    with pytest.raises(PreflightError, match=r"cannot write .*No space left on device"):
+        run.write_verdict(samples.failing())
+
+
+def test_a_step_summary_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
+    run, out = RunDir.create(tmp_path / "run"), io.StringIO()
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+    publish(samples.failing(), run, Console(file=out, width=80), environ)
+    warnings = [line for line in out.getvalue().splitlines() if line.startswith("::warning ")]
+    assert warnings == [f"::warning title=tpcompile::no step summary: {tmp_path}: Is a directory"]

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.records import Check, Status, Verdict
-from tpcompile.sentinel import Sentinel, following
+from tpcompile.sentinel import Sentinel, protocol
 
 WAIT_S = 60.0
 
@@ -79,10 +79,10 @@ class Ranks:
         with self.sentinel() as sentinel:
             for size in (3, 3, 4, 3):
                 step(torch.ones(size))
-            before = sentinel.channel.num_operations
+            before = sentinel.log.num_operations
             for _ in range(50):
                 step(torch.ones(3))
-            steady = sentinel.channel.num_operations - before
+            steady = sentinel.log.num_operations - before
         return self.summary(sentinel) | {"steady": steady}
 
     def reset_in_mid_run(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Ranks:
             return funcol.all_reduce(x.sum(), "sum", dist.group.WORLD)
 
         expert = torch.compile(load, backend=backend, dynamic=False)
-        with mock.patch.object(following, "_COMPILE_S", 0.1), self.sentinel() as sentinel:
+        with mock.patch.object(protocol, "_COMPILE_S", 0.1), self.sentinel() as sentinel:
             expert = sentinel.watch(expert, name="load", uneven="tokens are routed")
             for size in sizes:
                 expert(torch.ones(size))
@@ -169,7 +169,10 @@ class Ranks:
     def compiled_while_handling(self) -> dict[str, Any]:
         """A compile in an `except` block has not failed: its code waits for the other ranks like any other."""
         step = self.compiled()
-        with self.sentinel() as sentinel, mock.patch.object(sentinel, "wait_for_verdict") as waits:
+        with (
+            self.sentinel() as sentinel,
+            mock.patch.object(sentinel.protocol, "must_wait", return_value=False) as waits,
+        ):
             try:
                 raise ValueError("out of memory, say")
             except ValueError:
@@ -186,11 +189,11 @@ class Ranks:
                 function = torch.compile(lambda x, n=number: x + n, backend="eager")
                 for _ in range(2):
                     function(torch.ones(3))
-                known.append(len(sentinel._compiling._regions))
+                known.append(len(sentinel._hooks._regions))
                 del function
                 torch.compiler.reset()
                 gc.collect()
-            known.append(len(sentinel._compiling._regions))
+            known.append(len(sentinel._hooks._regions))
         return self.summary(sentinel) | {"known": known}
 
     def modules(self) -> dict[str, Any]:
@@ -432,7 +435,7 @@ class Ranks:
         with self.sentinel() as sentinel:
             step(torch.ones(3))
             if self.rank == 1:
-                sentinel.follower._heard = _fail  # type: ignore[method-assign]
+                sentinel.listener._heard = _fail  # type: ignore[method-assign]
             step(torch.ones(4))
             dist.barrier()
             deadline = threading.Event()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.sentinel import scenarios
 from tpcompile.dist.signals import SigtermPipe
-from tpcompile.sentinel import rounds
+from tpcompile.sentinel import Sentinel
 from tpcompile.testing.ranks import run_on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -72,15 +72,11 @@ def test_a_forked_worker_is_no_rank() -> None:
 def test_a_terminated_rank_ends_although_the_store_is_gone() -> None:
     codes: list[int] = []
 
-    def gone(rank: int) -> None:
+    def gone() -> None:
         raise RuntimeError("store is gone")
 
-    channel = SimpleNamespace(members=(0, 1), process_of=gone)
+    ends = SimpleNamespace(terminated=codes.append, exit_code=None)
     for is_active in (True, False):
-        sentinel: Any = SimpleNamespace(
-            channel=channel, left={}, is_active=is_active,
-            shutdown=SimpleNamespace(terminated=codes.append, exit_code=None),
-            problems=SimpleNamespace(of_lost=None),
-        )  # fmt: skip
-        rounds.Rounds(sentinel)._terminated()
+        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _blame_lost=gone)
+        Sentinel._terminated(sentinel)
     assert codes == [128 + signal.SIGTERM] * 2

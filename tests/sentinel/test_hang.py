@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel.clock import COMPILING, RUNNING, WAITING
 from tpcompile.sentinel.hang import Lost, departed, describe, judge
 from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.progress import COMPILING, RUNNING, WAITING
 
 GROUP = "0 default_pg"
 AT = Position(region="f", call=4, index=0)

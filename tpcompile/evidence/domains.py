@@ -91,9 +91,11 @@ def by_groups(groups: Mapping[int, Sequence[str]]) -> Domains:
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
     parts = _connected(groups)
-    lonely = sorted(rank for part in parts if len(part) == 1 for rank in part)
     shared = [part for part in parts if len(part) > 1]
-    if len(shared) == 1:  # whose compiled code names no group, or a group of its own, has nowhere else to be
+    lonely = sorted(rank for part in parts if len(part) == 1 for rank in part)
+    num_users = sum(bool(groups[rank]) for rank in lonely)
+    # Who names no group, or a group of its own, is with its like if one of them issues collectives, else with the rest.
+    if len(shared) == 1 and (not num_users or len(lonely) == 1):
         shared = [sorted(shared[0] + lonely)]
     elif lonely:
         shared.append(lonely)

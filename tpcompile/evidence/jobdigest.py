@@ -14,10 +14,13 @@ from tpcompile.evidence.domains import Domain, Domains, roles_of
 from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 
-SMALL_BYTES = 8_000_000
+SMALL_BYTES = 1_000_000
 """Text of a job that is parsed whole."""
-BUDGET_BYTES = 16_000_000
+BUDGET_BYTES = 2_000_000
 """Differing text that is parsed first; the rest only when that explains nothing."""
+
+MAX_EQUAL = 200
+"""Frames of equal text that are listed in a digest."""
 
 Frame = tuple[str, str, int]
 _PARTS = {
@@ -79,13 +82,10 @@ class Selection:
     """What is parsed, by domain."""
 
     parsed: Mapping[str, frozenset[Frame]]
-    left: Mapping[str, frozenset[Frame]]
-    """Frames that differ in their text and are left out altogether."""
-
-    @property
-    def num_left(self) -> int:
-        """Frames that were not looked into."""
-        return sum(len(frames) for frames in self.left.values())
+    by_text: Mapping[str, frozenset[Frame]]
+    """Frames of equal text that are listed; more than a report needs are left out."""
+    num_left: int = 0
+    """Frames that differ in their text and were not looked into."""
 
 
 def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = SMALL_BYTES) -> Selection:
@@ -93,14 +93,24 @@ def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = S
     sizes = _sizes(job)
     is_small = sum(sizes.values()) <= small_bytes
     parsed: dict[str, frozenset[Frame]] = {}
-    left: dict[str, frozenset[Frame]] = {}
+    by_text: dict[str, frozenset[Frame]] = {}
+    num_left = 0
     for domain in job.domains.domains:
         every = [frame for name, frame in sizes if name == domain.name]
         chosen = every if is_small else open_frames(job, domain)
         kept = _within(chosen, sizes, domain.name, budget_bytes / len(job.domains.domains))
         parsed[domain.name] = frozenset(kept)
-        left[domain.name] = frozenset(chosen) - parsed[domain.name]
-    return Selection(parsed, left)
+        by_text[domain.name] = _listed(job, domain, every, frozenset(chosen))
+        num_left += len(chosen) - len(kept)
+    return Selection(parsed, by_text, num_left)
+
+
+def _listed(job: Job, domain: Domain, every: Sequence[Frame], chosen: frozenset[Frame]) -> frozenset[Frame]:
+    """Frames of equal text to list: the first, unless ranks made them in another order."""
+    equal = [frame for frame in every if frame not in chosen]
+    among = frozenset(equal)
+    orders = {tuple(c.frame for c in log.compiles if c.issued and c.frame in among) for log in job.logs_of(domain)}
+    return frozenset(equal[:MAX_EQUAL] if len(orders) == 1 else equal)
 
 
 def _sizes(job: Job) -> dict[tuple[str, Frame], int]:
@@ -164,7 +174,7 @@ class JobDigest:
             if compile_.frame in self.selection.parsed[domain]:
                 part = digest_rank(self._rank(log, (self.records[log.rank](number),)))
                 parts.append(_numbered(part, number))
-            elif compile_.frame not in self.selection.left[domain]:
+            elif compile_.frame in self.selection.by_text[domain]:
                 by_text = text_digest(self.job, log.rank, number)
                 parts.append(parts[0].model_copy(update={"compiles": (by_text,)}))
         return _merged(parts)

@@ -28,13 +28,18 @@ _GROUP = re.compile(
     rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
 _GROUP_GUARD = re.compile(rb"((?:group_name|pg_name)\S* == ')(?P<group>[^'\n]*)(?=')")
-_IDS = re.compile(
-    rb"(?<=, )\d{7,}(?=\)(?:, type=|\s*(?:#|$)))|\b0x[0-9a-fA-F]{5,}\b|(?<=__dtensor_spec_)\d+"
-    rb"|_\d{6,}_c(?:!?\d+/)*\d+\b|(?<=cuda:)\d+\b|(?<=index=)\d+\b"
-    rb"|^Guard latency = .*$",
-    re.MULTILINE,
+_BY_NATURE = (
+    (b"Guard latency = ", re.compile(rb"(Guard latency = )[^\n]*")),
+    (
+        b"___check_",
+        re.compile(rb"(___check_(?:obj_id|type_id|fake_script_type)\([^\n]*?), \d+\)(?=, type=|[ ]*(?:#|\n|$))"),
+    ),
+    (b"0x", re.compile(rb"(?<!\w)(0x)[0-9a-fA-F]{5,}\b")),
+    (b"__dtensor_spec_", re.compile(rb"(__dtensor_spec_)\d+")),
+    (b"cuda:", re.compile(rb"(?<!\w)(cuda:)\d+\b")),
+    (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+")),
 )
-"""A part of what a full parse takes out. Less is safe: texts that still differ are parsed."""
+"""A part of what a full parse takes out, by text that must be there. Less is safe: texts that differ are parsed."""
 _TENSOR_FIELDS = ("id", "describer_id", "dtype", "size", "stride", "device", "requires_grad")
 _FAILURE_FIELDS = ("fail_type", "fail_reason", "fail_user_frame_filename", "fail_user_frame_lineno")
 _HASH_BYTES = 16
@@ -54,7 +59,7 @@ class LoggedCompile:
     line: UserLine | None = None
     size_bytes: int = 0
     """Text a full parse has to read."""
-    names: set[str] = field(default_factory=set)
+    names: frozenset[str] = frozenset()
     groups: dict[str, None] = field(default_factory=dict)
     """Process groups its graphs name, as torch names them, in order of appearance."""
     issued: list[tuple[str, str]] = field(default_factory=list)
@@ -63,7 +68,8 @@ class LoggedCompile:
     """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
     failure: tuple[str, str] | None = None
     """(type, first line) of the error, when the compile failed."""
-    text: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=_HASH_BYTES))
+    sha: str = ""
+    """Hash of the whole text, without what differs by nature and without names of groups."""
 
     @property
     def is_ended(self) -> bool:
@@ -76,11 +82,6 @@ class LoggedCompile:
         if self.line is None:
             return self.function, "", 0
         return self.function, normalise.short_path(self.line.file), self.line.line
-
-    @property
-    def sha(self) -> str:
-        """Hash of the whole text, without what differs by nature and without names of groups."""
-        return str(self.text.hexdigest())
 
 
 @dataclass
@@ -123,6 +124,7 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
     reader = _Reader(log)
     for record in file.records():
         reader.take(record)
+    reader.close()
     return log
 
 
@@ -132,6 +134,8 @@ class _Reader:
     def __init__(self, log: RankLog) -> None:
         self.log = log
         self.number_of = CompileNumbers()
+        self.texts: list[hashlib.blake2b] = []
+        self.names: list[set[str]] = []
 
     def take(self, record: Record) -> None:
         found = record.event
@@ -151,9 +155,11 @@ class _Reader:
         number = self.number_of(found)
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
+            self.texts.append(hashlib.blake2b(digest_size=_HASH_BYTES))
+            self.names.append(set())
         compile_ = self.log.compiles[number]
         compile_.places.append(record.start)
-        compile_.names.add(found.name)
+        self.names[number].add(found.name)
         if found.name == "dynamo_start":
             compile_.start = record.start
             self.name(compile_, found)
@@ -162,7 +168,15 @@ class _Reader:
         elif found.name == "compilation_metrics":
             compile_.failure = _failure(found) or compile_.failure
         compile_.size_bytes += len(record.payload)
-        _hash(compile_, found, b"" if found.name in CACHE_EVENTS else record.payload)
+        text = _text(compile_, found, b"" if found.name in CACHE_EVENTS else record.payload)
+        self.texts[number].update(f"{found.name} {found.attempt} {len(text)} ".encode() + text)
+
+    def close(self) -> None:
+        """No event will follow."""
+        known: dict[frozenset[str], frozenset[str]] = {}
+        for compile_, text, names in zip(self.log.compiles, self.texts, self.names, strict=True):
+            compile_.sha = text.hexdigest()
+            compile_.names = known.setdefault(frozenset(names), frozenset(names))
 
     def begun(self, found: TraceEvent, number: int) -> LoggedCompile:
         before = self.number_of.before[number]
@@ -178,24 +192,31 @@ class _Reader:
         compile_.line = frame_line(stack)
 
 
-def _hash(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> None:
-    """Add one event to the hash of its compile: what the digest of a full parse could depend on."""
+def _text(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    """What the digest of a full parse could depend on, of one event."""
     name = found.name
     if name == "dynamo_start":
-        text = repr(compile_.frame).encode()
-    elif name == "describe_tensor":
-        tensor = found.metadata["describe_tensor"]
-        marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
-        fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
-        text = normalise.device(repr((fields, marks))).encode()
-    elif name == "describe_source":
-        text = json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
-    elif name in ("compilation_metrics", "bwd_compilation_metrics"):
-        text = repr(compile_.failure).encode()
-    else:
-        text = _IDS.sub(b"", _without_groups(compile_, name, payload))
-    compile_.text.update(f"{name} {found.attempt} {len(text)} ".encode())
-    compile_.text.update(text)
+        return repr(compile_.frame).encode()
+    if name == "describe_tensor":
+        return _tensor_text(found.metadata["describe_tensor"])
+    if name == "describe_source":
+        return json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
+    if name in ("compilation_metrics", "bwd_compilation_metrics"):
+        return repr(compile_.failure).encode()
+    return _without_ids(_without_groups(compile_, name, payload))
+
+
+def _tensor_text(tensor: Mapping[str, Any]) -> bytes:
+    marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
+    fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
+    return normalise.device(repr((fields, marks))).encode()
+
+
+def _without_ids(payload: bytes) -> bytes:
+    for mark, pattern in _BY_NATURE:
+        if mark in payload:
+            payload = pattern.sub(rb"\1", payload)
+    return payload
 
 
 def _without_groups(compile_: LoggedCompile, name: str, payload: bytes) -> bytes:

@@ -124,11 +124,17 @@ class RunDir:
 
     def write_verdict(self, verdict: Verdict) -> bool:
         """Write the verdict unless there is one already; True when this call wrote it."""
-        temporary = self._temporary(self.path, verdict.to_json(indent=1))
+        path = self.path / "verdict.json"
         try:
-            os.link(temporary, self.path / "verdict.json")
+            temporary = self._temporary(self.path, verdict.to_json(indent=1))
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        try:
+            os.link(temporary, path)
         except FileExistsError:
             return False
+        except OSError as error:
+            raise _unwritable(path, error) from None
         finally:
             os.unlink(temporary)
         return True
@@ -150,15 +156,24 @@ class RunDir:
         return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))
 
     def _write(self, name: str, text: str) -> Path:
+        """Raises PreflightError where the disk is full or the folder must not be written."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(self._temporary(path.parent, text), path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self._temporary(path.parent, text), path)
+        except OSError as error:
+            raise _unwritable(path, error) from None
         return path
 
     @staticmethod
     def _temporary(folder: Path, text: str) -> str:
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False) as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                os.unlink(file.name)
+                raise
             os.fchmod(file.fileno(), 0o644)  # CI uploads what its user can read
             return file.name
 
@@ -174,3 +189,7 @@ class RunDir:
             return model.model_validate(data)
         except ValidationError as error:
             raise ConfigError(f"{path} is damaged: {error.errors()[0]['msg']}") from None
+
+
+def _unwritable(path: Path, error: OSError) -> PreflightError:
+    return PreflightError(f"cannot write {path}: {error.strerror}")

@@ -7,7 +7,10 @@ verdict is neither green nor red, exit code 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +38,8 @@ from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
+SIDE_BY_SIDE_BYTES = 30_000_000
+"""Size of logs from which a process of their own pays."""
 _SIZES = frozenset({Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC})
 _PROGRAM = frozenset({Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED})
 
@@ -59,7 +64,7 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     """Judge the logs of a job. Raises ConfigError, PreflightError."""
     question = question or Question()
     files = find_logs(folders)
-    logs = {rank: _read(rank, path) for rank, path in files.paths.items()}
+    logs = _read_all(files.paths)
     world_size = _world_size(question, logs)
     missing = sorted(set(range(world_size)) - set(logs))
     ends = log_ends(logs.values(), missing)
@@ -70,6 +75,16 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
         incomplete=frozenset(end.rank for end in ends if end.lacks),
     )
     return _Diagnosis(job, question, ends, files.left_out).verdict()
+
+
+def _read_all(paths: Mapping[int, Path]) -> dict[int, RankLog]:
+    """Read the logs, large ones side by side."""
+    num_workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    if num_workers < 2 or sum(path.stat().st_size for path in paths.values()) < SIDE_BY_SIDE_BYTES:
+        return {rank: _read(rank, path) for rank, path in paths.items()}
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        logs = pool.map(_read, paths, paths.values())
+        return dict(zip(paths, logs, strict=True))
 
 
 def _read(rank: int, path: Path) -> RankLog:

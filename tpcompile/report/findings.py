@@ -13,7 +13,7 @@ from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict
 from tpcompile.evidence.taint import value_text
 from tpcompile.report.wording import plain
 
-MAX_ROWS = 20
+MAX_ROWS = 5
 """Rows per table; the others are counted, verdict.json holds them all."""
 
 

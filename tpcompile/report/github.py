@@ -56,11 +56,15 @@ def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:
     """In Actions, append the step summary and return the annotation lines to print; elsewhere do nothing."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return []
+    found = annotations(verdict, Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()))
     target = environ.get("GITHUB_STEP_SUMMARY")
     if target:
-        with Path(target).open("a", encoding="utf-8") as file:
-            file.write(summary(verdict))
-    return annotations(verdict, Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()))
+        try:
+            with Path(target).open("a", encoding="utf-8") as file:
+                file.write(summary(verdict))
+        except OSError as error:
+            found.append(f"::warning title=tpcompile::{_escape(f'no step summary: {target}: {error.strerror}')}")
+    return found
 
 
 def _error(line: UserLine | None, title: str, message: str, workspace: Path) -> str:

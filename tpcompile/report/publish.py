@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import github, junit, terminal
@@ -16,10 +17,14 @@ def publish(
 ) -> None:
     """Write junit.xml, print the verdict to `console`, and in GitHub Actions add summary and annotations.
 
-    `command` is the part of tpcompile that judged, for the title.
+    `command` is the part of tpcompile that judged, for the title. A report that cannot be written is one line: the
+    verdict stands.
     """
-    run_dir.write_text(run_dir.junit.name, junit.render(verdict))
     terminal.render(verdict, console, run=run_dir.path, command=command)
+    try:
+        run_dir.write_text(run_dir.junit.name, junit.render(verdict))
+    except PreflightError as error:
+        console.print(f"no {run_dir.junit.name}: {error}", markup=False, soft_wrap=True)
     for line in github.write(verdict, environ):
         console.file.write(f"{line}\n")  # as it is: a workflow command must not be wrapped or styled
     console.file.flush()

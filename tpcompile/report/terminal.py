@@ -34,6 +34,11 @@ from tpcompile.report.wording import (
 MAX_GROUPS = 4
 """Groups of ranks shown side by side in one panel; the others are counted."""
 
+MAX_PANELS = 3
+"""Differences shown in full: a screen; the others are counted, the verdict's JSON holds them all."""
+MAX_DETAILS = 8
+"""Lines below a failed check, and lines of accepted differences."""
+
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", Status.SKIPPED: "dim"}
 
 
@@ -55,8 +60,9 @@ def render(verdict: Verdict, console: Console, *, run: Path | None = None, comma
         if has_more and check.id != CheckId.LAYER:  # a layer's difference has a panel
             console.print(_failure(check))
     divergences = red(verdict)
-    for number, divergence in enumerate(divergences, start=1):
+    for number, divergence in enumerate(divergences[:MAX_PANELS], start=1):
         console.print(_panel(divergence, f"difference {number} of {len(divergences)}"))
+    _more(console, len(divergences) - MAX_PANELS, "differences")
     for table in findings.tables(verdict):
         console.print(table)
         console.print()
@@ -127,7 +133,10 @@ def _failure(check: Check) -> Group:
     parts: list[RenderableType] = [Text(f"{mode_title(check.mode)}, {plain(check.name)}", style="red")]
     if check.ranks:
         parts.append(_indented(Text(named_ranks(check.ranks))))
-    details = [_indented(Text(plain(detail), overflow="fold")) for detail in check.details]
+    shown = list(check.details[:MAX_DETAILS])
+    if len(check.details) > MAX_DETAILS:
+        shown.append(f"and {len(check.details) - MAX_DETAILS} more")
+    details = [_indented(Text(plain(detail), overflow="fold")) for detail in shown]
     return Group(*parts, *_source(check.line), *details)
 
 
@@ -172,8 +181,15 @@ def _accepted(verdict: Verdict, console: Console) -> None:
     if not divergences:
         return
     _line(console, "accepted differences:", "bold")
-    for d in divergences:
+    for d in divergences[:MAX_DETAILS]:
         ranks = groups_text(g.ranks for g in d.groups)
         reason = f"; {plain(d.advice)}" if d.advice else ""
         text = f"{d.cls.value}, {d.layer.value}: {plain(d.title)} (ranks {ranks}){reason}"
         console.print(_indented(Text(text, overflow="fold")))
+    _more(console, len(divergences) - MAX_DETAILS, "accepted differences")
+
+
+def _more(console: Console, number: int, what: str) -> None:
+    """What a screen has no room for."""
+    if number > 0:
+        _line(console, f"and {number} more {what}: verdict.json, or --json FILE, holds them all", "dim")

@@ -10,11 +10,14 @@ import faulthandler
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from tpcompile.dist.liveness import process_state
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import flight
+from tpcompile.sentinel.events import Absence
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
@@ -47,6 +50,17 @@ class BlackBox:
         self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
         self._file = None
+
+
+def absence_of(process: Mapping[str, Any] | None) -> Absence:
+    """What is known of a rank that does not answer, from what it said of its process when it came."""
+    if process is None:
+        return Absence("unknown")
+    how = process_state(process["pid"], process["host"])
+    if how != "dead":
+        return Absence(how)
+    path = process["black_box"]
+    return Absence(how, last_stack(path, process["main_thread"]), has_aborted(path))
 
 
 def forget(path: str) -> None:

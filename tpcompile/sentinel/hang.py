@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel.clock import COMPILES, COMPILING
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
+from tpcompile.sentinel.progress import COMPILES, COMPILING
 from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 
@@ -67,6 +67,12 @@ def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapp
         if found is not None:
             return replace(found, details=details)
     return None
+
+
+def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
+    """The call that one of two ranks made or left out before one of them compiled alone."""
+    found = _parted({here.rank: here, theirs.rank: theirs})
+    return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
 def describe(state: RankState) -> str:

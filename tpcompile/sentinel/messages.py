@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
-from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.digest import digest_compile
+from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
@@ -49,6 +51,29 @@ class CompilePost(Frozen):
     lowered: str
     """Hash of AOT graphs and kernels; empty where they were not observed."""
     num_collectives: int
+
+
+_PROGRAM = (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS)
+
+
+def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePost:
+    """What the other ranks compare; of a region declared uneven, its collectives only."""
+    digest = digest_compile(compile_, 0)
+    program = "" if is_uneven else _sha(digest, _PROGRAM)
+    lowered = "" if is_uneven else _sha(digest, (Layer.LOWERED, Layer.KERNELS))
+    return CompilePost(
+        rank=rank,
+        frame=digest.frame,
+        program=program,
+        collectives=_sha(digest, (Layer.COLLECTIVES,)),
+        lowered=lowered,
+        num_collectives=len(compile_.collectives),
+    )
+
+
+def _sha(digest: CompileDigest, layers: tuple[Layer, ...]) -> str:
+    texts = [f"{layer.layer}{layer.part}{layer.sha256}" for layer in digest.layers if layer.layer in layers]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 class Issued(Frozen):
@@ -136,10 +161,10 @@ class RankState(Frozen):
         return self.stack[-1] if self.stack else None
 
 
-class Event(Frozen):
-    """One entry of the event log that every listener follows."""
+class Entry(Frozen):
+    """One entry of the log that every listener follows."""
 
     kind: str
-    """`compile`, `ask`, `alarm`, `left`, `degraded`, or a decision on a position: `ok`, `passed`, `go on`."""
+    """`compile`, `passed`, `decided`, `ask`, `alarm`, `left` or `degraded`."""
     rank: int
     data: dict[str, Any] = {}

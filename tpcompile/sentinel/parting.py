@@ -17,6 +17,7 @@ from tpcompile.sentinel.messages import Issued, RankState
 
 Place = tuple[tuple[str, int], ...]
 Key = tuple[str, Place]
+_KEPT = 1 << 20
 _CONTEXT = 3
 """Collectives before one that say what follows them."""
 
@@ -80,7 +81,7 @@ def _of_group(state: RankState, group: str) -> dict[int, Issued]:
 def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | None:
     differing = list(_differing(by_rank))
     for number in differing:
-        odd = _unusual(by_rank, number)
+        odd = _unusual(by_rank, number) or _alone(by_rank, number, at_most=1)
         if odd:
             return _describe(by_rank, number, odd)
     first = _first_unlike(by_rank, differing)
@@ -105,11 +106,15 @@ def _unusual(by_rank: Mapping[int, Mapping[int, Issued]], number: int) -> tuple[
     return odd if len(odd) < len(having) else ()
 
 
-def _alone(by_rank: Mapping[int, Mapping[int, Issued]], number: int) -> tuple[int, ...]:
-    """Ranks that issued it from a line of their own, where another rank did not."""
+def _alone(by_rank: Mapping[int, Mapping[int, Issued]], number: int, *, at_most: int = _KEPT) -> tuple[int, ...]:
+    """Ranks that issued it from a line of their own, and so often at most, where another rank did not."""
     having = {rank: issued for rank, issued in by_rank.items() if number in issued}
-    alone = tuple(rank for rank in having if _own_frames(having, number, rank))
-    return alone if len(alone) < len(having) else ()
+    alone = []
+    for rank, issued in having.items():
+        times = sum(key_of(one) == key_of(issued[number]) for one in issued.values())
+        if times <= at_most and _own_frames(having, number, rank):
+            alone.append(rank)
+    return tuple(alone) if len(alone) < len(having) else ()
 
 
 def _is_usual(issued: Mapping[int, Issued], number: int) -> bool | None:

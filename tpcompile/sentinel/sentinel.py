@@ -1,4 +1,8 @@
-"""A running job -> divergence between its ranks ends in seconds, with the cause; steady state costs nothing."""
+"""A running job -> divergence between its ranks ends in seconds, with the cause; steady state costs nothing.
+
+Wires the parts: torch's hooks, the log, a timer and the program's own end give events to the protocol, whose actions
+are carried out here. No part knows this class.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal
+from signal import SIGTERM
+from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,25 +26,29 @@ from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.records import Check, Verdict
 from tpcompile.sentinel import adapter
-from tpcompile.sentinel.blackbox import BlackBox
-from tpcompile.sentinel.channel import Channel
-from tpcompile.sentinel.clock import Clock
-from tpcompile.sentinel.compiling import Compiling, region_name
-from tpcompile.sentinel.ending import Ending, Kernels
-from tpcompile.sentinel.following import Follower
-from tpcompile.sentinel.messages import Position, RankState
-from tpcompile.sentinel.problems import Problems
-from tpcompile.sentinel.rounds import Rounds, state_of
+from tpcompile.sentinel import events as ev
+from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.blackbox import BlackBox, absence_of
+from tpcompile.sentinel.findings import failure_check, finding_check, one_rank_check
+from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.hooks import Hooks, region_name
+from tpcompile.sentinel.listener import Listener
+from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
+from tpcompile.sentinel.protocol import Protocol
+from tpcompile.sentinel.raised import Losses, line_of
+from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
+from tpcompile.sentinel.snapshot import Snapshot
+from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
+from tpcompile.sentinel.timer import Timer
 
-Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 _NUMBERS: dict[str, itertools.count[int]] = {}
 _LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
 """Sentinels of this process that are active."""
-_CLOSE_S, _DECIDE_S = 10.0, 2.0
+_CLOSE_S, _DECIDE_S, _ANSWER_S = 10.0, 2.0, 2.0
 
 
 class Sentinel:
@@ -85,45 +93,82 @@ class Sentinel:
         members = _members(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
-        logger.rank = self.rank
-        self.coordinate = members.index(self.rank)
-        self.policy: Policy = policy
-        self.hang_after_s, self.unresponsive_s, self.skew_limit_s = hang_after_s, unresponsive_s, skew_limit_s
-        self.is_active, self.is_leaving = False, False
-        self.findings: list[Verdict] = []
-        """Red verdicts so far; more than one only with a policy that goes on."""
-        self.timeline: list[tuple[float, str]] = []
-        """(Unix time, what happened): compiles, alarms and verdicts of this rank."""
-        self.left: dict[int, RankState] = {}
-        """Ranks that closed their sentinel."""
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
         make = connect or self._connect
-        self.channel = Channel(lambda: make(prefix), members)
+        logger.rank = self.rank
+        self.log = StoreLog(lambda: make(prefix), members)
         self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
-        self.follower, self.rounds, self.problems = Follower(self), Rounds(self), Problems(self)
-        self.ending = Ending(self, allow=allow, kernels=kernels, run_dir=run_dir)
-        self.clock = Clock(self.follower.tell_passed)
-        self._compiling = Compiling(self)
-        self.black_box = BlackBox()
-        self.shutdown = Shutdown(last_act=self.black_box.close)
-        self._main, self._pid = threading.get_ident(), os.getpid()
-        self._settled = threading.Condition()
-        self._open: set[Position] = set()
-        """Positions at which this rank has compiled."""
-        self._may_wait = True
-        """False when a policy went on after ranks were found out of step."""
-        self._free: set[Position] = set()
-        """Positions whose code may run."""
+        self.policy: Policy = policy
+        self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
+        self._progress = Progress(lambda found: self._on(ev.WentPast(found)))
+        self.protocol = Protocol(self.rank, members, self._progress, self._limits)
+        self._timeline, self._black_box = Timeline(), BlackBox()
+        self.shutdown = Shutdown(last_act=self._black_box.close)
+        self._snapshot = Snapshot(self.protocol, main_thread=threading.get_ident())
+        self._settlement = Settlement(
+            self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
+            policy=policy, allow=allow, kernels=kernels, run_dir=run_dir,
+            place=(self.world_size, self.domain, members.index(self.rank)),
+        )  # fmt: skip
+        self._hooks = Hooks(
+            self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
+            say_raising=self._say_raising,
+        )  # fmt: skip
+        self._losses = Losses(self.log, self.protocol, self._snapshot)
+        self.listener = Listener(self.log, self._on)
+        self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._late: list[threading.Timer] = []
+        self._effects: dict[type, Callable[[Any], None]] = {
+            ev.Announce: lambda action: self.log.announce(action.found),
+            ev.Post: self._post,
+            ev.Wait: self._wait,
+            ev.Release: lambda action: self._release(),
+            ev.DecideEqual: lambda action: self.log.decide(action.position, DECIDED),
+            ev.TellPassed: self._tell_passed,
+            ev.RaiseAlarm: lambda action: self._alarm(ev.Alarm(key=action.position.key, position=action.position)),
+            ev.RaiseOneRank: self._raise_one_rank,
+            ev.RaiseFinding: lambda action: self._raise_once(finding_check(action.finding), action.finding.gone),
+            ev.Later: self._later,
+            ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
+            ev.Look: self._look,
+            ev.Ask: self._ask,
+            ev.Say: lambda action: logger.warning("{}", action.text),
+            ev.Settle: self._settle,
+            ev.StopWatching: self._stop_watching,
+        }
+
+    @property
+    def is_active(self) -> bool:
+        """True while this rank is watched."""
+        return self._progress.is_active
+
+    @property
+    def findings(self) -> list[Verdict]:
+        """Red verdicts so far; more than one only with a policy that goes on."""
+        return self._settlement.findings
+
+    @property
+    def timeline(self) -> list[tuple[float, str]]:
+        """(Unix time, what happened): compiles, alarms and verdicts of this rank."""
+        return self._timeline.entries
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """Counts so far: store operations, compiles, and calls by region."""
+        calls = {f"calls of {name}": count for name, count in self._progress.calls().items()}
+        return {"store operations": self.log.num_operations, "compiles": self._hooks.num_compiles, **calls}
 
     def __enter__(self) -> Sentinel:
         self.session.__enter__()
-        self.black_box.open()
-        self.channel.say_here(black_box=self.black_box.path)
-        self._compiling.install()
-        self.is_active = True
+        self._black_box.open()
+        self.log.say_here(black_box=self._black_box.path)
+        self._hooks.install()
+        self._progress.is_active = True
         _LIVE.add(self)
-        self.follower.start()
-        self.rounds.start()
+        self.listener.start()
+        self._timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -135,44 +180,26 @@ class Sentinel:
             self._wait_for_decisions()
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
 
-    def _raises(self, error: BaseException) -> None:
-        """An exception ends this process: its traceback first, then a finding; who raised first ends first."""
-        text, known = self.shutdown.raises(error), len(self.findings)
-        self.safely(lambda: self._keep(error, text))
-        if self.shutdown.exit_code is None:
-            self.problems.raised(error)
-            self.wait_for_finding(known)
-        if self.policy == "stop":
-            self.safely(self.ending.let_the_first_go)
-
-    def _keep(self, error: BaseException, text: str) -> None:
-        is_first = self.channel.raises_first()
-        if self.policy != "stop":
-            return  # the job may go on
-        self.ending.keep_traceback(text)
-        if is_first:
-            self.shutdown.tell_launcher(error)
-
     def close(self, why: str = "finished") -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
-        was_active, self.is_active = self.is_active, False
-        self.is_leaving = was_active  # until the others know, they count on this rank
+        was_active = self.is_active
+        self._on(ev.Leaving())
         _LIVE.discard(self)
-        if not self.follower.has_started or os.getpid() != self._pid:
+        if not self.listener.has_started or os.getpid() != self._pid:
             return  # nothing of this is a forked child's
-        self._compiling.remove()
+        self._hooks.remove()
         if was_active:
-            state = state_of(self).model_copy(update={"ended": why, "waits_at": None})
-            try:
-                self.channel.tell("left", state=state.model_dump(mode="json"))
-                if self.shutdown.unwinds:
-                    self.channel.say_closed()
-            except RuntimeError:
-                logger.debug("the store was gone when the sentinel closed")
-        self.rounds.close()
-        self.follower.close()
-        self.channel.close_client()
-        self.black_box.close()
+            self._say_left(why)
+        self._timer.close()
+        if self.shutdown.unwinds:
+            self.shutdown.stay_for_sigterm(self._timer.signals)
+        else:
+            self._timer.signals.restore()
+        for late in self._late:
+            late.cancel()
+        self.listener.close()
+        self.log.close_client()
+        self._black_box.close()
         self.session.__exit__(None, None, None)
 
     def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
@@ -182,87 +209,176 @@ class Sentinel:
         where it was never compiled, and may be declared `uneven`: its content may differ between ranks for that reason
         (tokens of an expert, say), its collectives may not.
         """
-        region = self.clock.region(name or region_name(target))
+        region = self._progress.region(name or region_name(target))
         region.is_watched, region.reason_uneven = True, uneven
-        return self._compiling.watched(target, region)
-
-    @property
-    def stats(self) -> Mapping[str, int]:
-        """Counts so far: store operations, compiles, and calls by region."""
-        calls = {f"calls of {name}": region.call for name, region in self.clock.regions.items()}
-        return {"store operations": self.channel.num_operations, "compiles": self._compiling.num_compiles, **calls}
-
-    # For the parts.
-
-    def safely(self, act: Callable[[], None]) -> None:
-        """A sentinel that cannot reach the store must not hurt the job."""
-        try:
-            act()
-        except RuntimeError as error:
-            self.degrade(f"the job's store is gone: {error}")
-
-    def degrade(self, why: str) -> None:
-        """Watch no longer, on no rank, and say so once; the job goes on as if there were no sentinel."""
-        if not self.is_active:
-            return
-        self.is_active = False
-        logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, why)
-        with self._settled:
-            self._settled.notify_all()
-        with suppress(RuntimeError):  # half a sentinel would take this rank for one that does not answer
-            self.channel.tell("degraded", why=f"on rank {self.rank}, {why}")
-
-    def note(self, what: str) -> None:
-        """Write into the timeline."""
-        self.timeline.append((time.time(), what))
-
-    def main_frame(self) -> FrameType | None:
-        """Innermost Python frame of the thread that made the sentinel."""
-        return adapter.main_thread_frame(self._main)
-
-    def wait_for_verdict(self, position: Position) -> None:
-        """On the compiling thread: until all ranks agree, or have settled that they go on."""
-        with self._settled:
-            region = self.clock.region(position.region)
-            while self.is_active and self._may_wait and position not in self._free and not region.is_reported:
-                self._settled.wait(timeout=1.0)  # in slices, so that Ctrl-C is heard
-
-    def free(self, position: Position) -> None:
-        """What was compiled there may run."""
-        with self._settled:
-            self._free.add(position)
-            self._settled.notify_all()
-
-    def expect(self, position: Position) -> None:
-        """What was compiled there is compared with the other ranks."""
-        with self._settled:
-            self._open.add(position)
-
-    def _wait_for_decisions(self) -> None:
-        """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
-        with self._settled:
-            self._settled.wait_for(lambda: self._open <= self._free or not self.is_active, timeout=_DECIDE_S)
+        return self._hooks.watched(target, region)
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks a moment to settle an alarm before this process ends; it had `known` findings before."""
-        with self._settled:
-            self._settled.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
 
-    def settled(self, position: Position | None, verdict: Verdict | None, *, is_red: bool) -> None:
-        """The ranks have a verdict, and the policy did not end the process."""
-        if is_red and verdict is not None:
-            self.findings.append(verdict)
-        if position is not None:
-            region = self.clock.region(position.region)
-            region.is_reported = region.is_reported or is_red
-        with self._settled:
-            if position is not None:
-                # Of a region that was reported nothing is compared any more: nobody would say that the rest may run.
-                self._free |= {p for p in self._open if p == position or (is_red and p.region == position.region)}
-                self._free.add(position)
-            elif is_red:
-                self._may_wait = False  # the ranks are not in step, and go on: none may wait for what does not come
-            self._settled.notify_all()
+    def forget(self) -> None:
+        """In a forked child: the connections, the threads and the pipe for signals are the parent's."""
+        self._progress.is_active = False
+        self._timer.signals.forget()
+
+    # Events to the protocol, its actions to the parts.
+
+    def _on(self, event: ev.Event) -> None:
+        try:
+            for action in self.protocol.on(event):
+                self._effects[type(action)](action)
+        except RuntimeError as error:  # a sentinel that cannot reach the store must not hurt the job
+            if not isinstance(event, ev.Failed):
+                self._on(ev.Failed(f"the job's store is gone: {error}"))
+
+    def _post(self, action: ev.Post) -> None:
+        is_last, is_equal = self.log.post(action.position, action.post)
+        self._on(ev.Posted(action.position, is_last, is_equal))
+
+    def _wait(self, action: ev.Wait) -> None:
+        """On the compiling thread: until all ranks agree, or have settled that they go on."""
+        self._progress.waits_at = action.position
+        self._progress.set(WAITING)
+        try:
+            with self._changed:
+                while self.protocol.must_wait(action.position):
+                    self._changed.wait(timeout=1.0)  # in slices, so that Ctrl-C is heard
+        finally:
+            self._progress.waits_at = None
+            self._progress.set(RUNNING)
+
+    def _release(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _tell_passed(self, action: ev.TellPassed) -> None:
+        self.log.decide(action.position, PASSED, state=self._snapshot.state().model_dump(mode="json"))
+
+    def _raise_one_rank(self, action: ev.RaiseOneRank) -> None:
+        position = action.position
+        parted = calls_parted(self._snapshot.state(), action.theirs)
+        if parted is not None:  # the ranks were out of step before
+            self._raise_once(finding_check(parted))
+        elif self.log.claim(f"passed/{position.key}"):
+            compile_id = self._progress.region(position.region).compiled.get((position.call, position.index), "?")
+            problem = one_rank_check(self.rank, position, action.theirs, self.session.compile(compile_id))
+            self._alarm(ev.Alarm(key=position.key, position=position, problem=problem))
+
+    def _raise_once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
+        if self.log.claim("problem"):
+            self._alarm(ev.Alarm(key="problem", problem=problem, gone=gone))
+
+    def _alarm(self, alarm: ev.Alarm) -> None:
+        self.log.tell("alarm", **alarm.model_dump(mode="json"))
+
+    def _later(self, action: ev.Later) -> None:
+        late = threading.Timer(action.after_s, self._on_late, [action.event])
+        late.daemon = True
+        self._late.append(late)
+        late.start()
+
+    def _on_late(self, event: ev.Event) -> None:
+        self._on(event)
+        self.log.close_client()  # of the timer's thread
+
+    def _look(self, action: ev.Look) -> None:
+        is_stuck = self._snapshot.is_stuck(for_s=self._limits.hang_after_s)
+        self._on(ev.Looked(time.monotonic(), is_stuck))
+
+    def _ask(self, action: ev.Ask) -> None:
+        number = self.log.number("asks")
+        self.log.tell("ask", ask=number)
+        absent = {rank: absence_of(self.log.process_of(rank)) for rank in action.expected}
+        expected = [rank for rank, found in absent.items() if found.how not in ("dead", "stopped")]
+        states = self.log.answers(str(number), expected, timeout_s=_ANSWER_S)
+        silent = [rank for rank in action.expected if rank not in states]
+        absent = {rank: absence_of(self.log.process_of(rank)) for rank in silent}
+        self._on(ev.Answers(time.monotonic(), states, absent))
+
+    def _settle(self, action: ev.Settle) -> None:
+        is_red = self._settlement.settle(action.alarm, action.present)
+        if is_red is not None:
+            self._on(ev.Settled(action.alarm.position, is_red))
+
+    def _stop_watching(self, action: ev.StopWatching) -> None:
+        """Watch no longer, on no rank, and say so once; the job goes on as if there were no sentinel."""
+        logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
+        self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
+
+    # How the block ends.
+
+    def _wait_for_decisions(self) -> None:
+        """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
+
+    def _say_left(self, why: str) -> None:
+        state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
+        try:
+            self.log.tell("left", state=state.model_dump(mode="json"))
+            if self.shutdown.unwinds:
+                self.log.say_closed()
+        except RuntimeError:
+            logger.debug("the store was gone when the sentinel closed")
+
+    def _say_raising(self) -> None:
+        """The error of a compile is on its way to the end of the program: nobody ends before its traceback is out."""
+        self.shutdown.is_raising = True
+        self._safely(self.log.raises_first)
+
+    def _raises(self, error: BaseException) -> None:
+        """An exception ends this process: its traceback first, then a finding; who raised first ends first."""
+        text, known = self.shutdown.raises(error), len(self.findings)
+        self._safely(lambda: self._keep(error, text))
+        if self.shutdown.exit_code is None:
+            self._safely(lambda: self._raise_error(error))
+            self.wait_for_finding(known)
+        if self.policy == "stop":
+            self._safely(self._settlement.let_the_first_go)
+
+    def _keep(self, error: BaseException, text: str) -> None:
+        is_first = self.log.raises_first()
+        if self.policy != "stop":
+            return  # the job may go on
+        self._settlement.keep_traceback(text)
+        if is_first:
+            self.shutdown.tell_launcher(error)
+
+    def _raise_error(self, error: BaseException) -> None:
+        """A rank that died or left is the cause of an exception, if there is one."""
+        line = line_of(error)
+        found = self._losses.behind(error, line)
+        if found is not None:
+            self._raise_once(finding_check(found), found.gone)
+            return
+        failed = [compile_ for compile_ in self.session.compiles() if compile_.failure]
+        is_of_compiler = adapter.is_of_compiler(error)
+        self._raise_once(failure_check(self.rank, error, line, failed=failed, is_of_compiler=is_of_compiler))
+
+    def _terminated(self) -> None:
+        """torchrun ends the job because a rank died, or somebody ends it; does not return."""
+        try:
+            if self.is_active and self.shutdown.exit_code is None:
+                self._blame_lost()
+        except RuntimeError as error:
+            logger.debug("no word of who died: the store is gone ({})", error)
+        finally:
+            self.shutdown.terminated(128 + SIGTERM)
+
+    def _blame_lost(self) -> None:
+        found = self._losses.soon()
+        if found is not None:
+            known = len(self.findings)
+            self._raise_once(finding_check(found), found.gone)
+            self.wait_for_finding(known)
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except RuntimeError as error:
+            self._on(ev.Failed(f"the job's store is gone: {error}"))
 
     def _connect(self, prefix: str) -> RankStore:
         return RankStore.connect(prefix, rank=self.rank, world_size=self.world_size)
@@ -271,8 +387,7 @@ class Sentinel:
 def _in_a_forked_child() -> None:
     """A worker of a data loader or of a pool is no rank: it has the parent's connections, and none of its threads."""
     for sentinel in _LIVE:
-        sentinel.is_active = False
-        sentinel.rounds.forget()
+        sentinel.forget()
     _LIVE.clear()
 
 

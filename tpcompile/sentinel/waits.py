@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel.clock import COMPILES
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.progress import COMPILES
 
 
 def waits(state: RankState) -> bool:
@@ -86,23 +87,33 @@ def compiles(state: RankState) -> bool:
 
 def runs(state: RankState, region: str) -> bool:
     """True when the rank is inside the function of that region, compiled or not."""
-    name, _, place = region.rpartition(" ")
-    file, _, first_line = place.rpartition(":")
-    function = name.rpartition(".")[2]
+    wanted = _code_of(region)
     stuck = stuck_in(state)
     frames = [*state.stack]
     if stuck is not None:
         frames += stuck.stack or ([stuck.line] if stuck.line else [])
-    there = [frame.line for frame in frames if frame.function == function and frame.file.endswith(file)]
-    return any(_is_nearest(line, int(first_line or 0), function, file, state) for line in there)
+    there = [frame for frame in frames if frame.function == wanted.function and frame.file.endswith(wanted.file)]
+    return any(_is_nearest(frame.line, wanted, state) for frame in there)
 
 
-def _is_nearest(line: int, first_line: int, function: str, file: str, state: RankState) -> bool:
-    """True when no other known function of that name in that file begins between `first_line` and `line`."""
-    begin = [first_line]
-    for region in state.calls:
-        name, _, place = region.rpartition(" ")
-        if name.rpartition(".")[2] == function and place.rpartition(":")[0] == file:
-            begin.append(int(place.rpartition(":")[2]))
-    nearest = max((first for first in begin if first <= line), default=None)
-    return nearest == first_line
+class _Code(NamedTuple):
+    """Where a region's function begins."""
+
+    function: str
+    file: str
+    first_line: int
+
+
+def _code_of(region: str) -> _Code:
+    """Of a region that the user named, the name is all there is."""
+    name, _, place = region.rpartition(" ")
+    file, _, first_line = place.rpartition(":")
+    return _Code(name.rpartition(".")[2], file, int(first_line) if first_line.isdigit() else 0)
+
+
+def _is_nearest(line: int, wanted: _Code, state: RankState) -> bool:
+    """True when no other known function of that name in that file begins between its first line and `line`."""
+    known = [wanted, *(_code_of(region) for region in state.calls)]
+    namesakes = [code for code in known if (code.function, code.file) == (wanted.function, wanted.file)]
+    nearest = max((code.first_line for code in namesakes if code.first_line <= line), default=None)
+    return nearest == wanted.first_line

@@ -28,8 +28,10 @@ from tpcompile.corpus.generated.names import AFTER, ENDED, TRACE
 _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL; torchrun leaves 30."""
 _POLL_S = 0.05
-_LOOK_S = 0.5
+_LOOK_S = 1.0
 """Seconds between two looks at the CPU time of the ranks; each reads all of /proc."""
+_BUSY_TICKS = 5
+"""CPU time, in ticks of 10 ms, of all ranks between two looks that is more than their idle threads use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class _Watch:
     def __init__(self, launch: Launch) -> None:
         self.began_at = time.time()
         self._launch = launch
-        self._cpu_ticks = -1
+        self._cpu_ticks = 0
         self._busy_at = time.time()
         self._looked_at = 0.0
 
@@ -127,8 +129,9 @@ class _Watch:
             self._busy_at = now
             return False
         ticks = _cpu_ticks(set(pids))
-        if ticks > self._cpu_ticks + 1:  # a poll of its own threads costs a rank some ticks
-            self._cpu_ticks, self._busy_at = ticks, now
+        if ticks - self._cpu_ticks >= _BUSY_TICKS:
+            self._busy_at = now
+        self._cpu_ticks = ticks
         return now - self._busy_at > self._launch.stuck_s
 
     def _acts(self) -> bool:
@@ -234,7 +237,8 @@ def _play(program: Path) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads, as the end of Python does
+    # What the interpreter does at its end.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -114,3 +114,8 @@ def other_dtype(x: torch.Tensor) -> torch.dtype:
 def flip_grad_mode() -> None:
     """No gradients where there were, and the other way round."""
     torch.set_grad_enabled(not torch.is_grad_enabled())
+
+
+def local_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters as this rank holds them."""
+    return {name: getattr(p, "_local_tensor", p).detach().clone() for name, p in model.named_parameters()}

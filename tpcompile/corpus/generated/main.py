@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators import FAULTS, HEALTHY
-from tpcompile.corpus.generated.plan import HELD_OUT, Case, fault_case, healthy_case, pairs
+from tpcompile.corpus.generated.plan import HELD_OUT, MAX_RANKS, Case, fault_case, healthy_case, pairs
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 
 _PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch._dynamo.convert_frame",
+    "setuptools",
+    "sympy.combinatorics",
+    "sympy.physics",
     "torch._dynamo.backends.common",
-    "torch._inductor.compile_fx",
+    "torch._dynamo.convert_frame",
     "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.distributed._functional_collectives",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
-    "torch.distributed._functional_collectives",
+    "torch.export._trace",
     "tpcompile.corpus.generated.frame",
+    "tpcompile.testing.forms",
+)
+_TRANSFORMERS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+    "transformers.models.qwen3.modeling_qwen3",
 )
 
 
@@ -49,9 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--routes", type=_routes, default=tuple(Route), help="separated by commas; default: all")
     parser.add_argument("--program", default="", help="draw only from this program")
     parser.add_argument("--operator", default="", help="draw only from this operator")
-    parser.add_argument(
-        "--each", action="store_true", help="every operator once, in a drawn program, for the first seed"
-    )
+    parser.add_argument("--each", action="store_true", help="every operator once, for the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--keep", type=Path, help="keep programs, logs and verdicts below this folder")
@@ -86,56 +96,68 @@ def _sweep(args: argparse.Namespace) -> int:
     from tpcompile.corpus.generated.sweep import Row, Settings, sweep
     from tpcompile.corpus.generated.table import line_of, results, tables
 
-    needed = {program.needs for program in PROGRAMS.values() if program.needs}
-    missing = set(preload([*_PRELOADED, *sorted(needed)])) & needed
-    without = [program.name for program in PROGRAMS.values() if program.needs in missing and program.needs]
-    if without:
-        print(f"left out, {', '.join(sorted(missing))} is missing: {', '.join(without)}", flush=True)
-    if args.nccl:
-        without += _too_large()
+    without = _missing()
+    max_ranks = _num_gpus() if args.nccl else MAX_RANKS
+    without += [program.name for program in PROGRAMS.values() if min(program.world_sizes) > max_ranks]
+
+    cases = _cases(args, without, max_ranks)
+    is_transformers_needed = any(case.program.needs for case in cases)
+    preload([*_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
+    command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
+    seen: list[Row] = []
 
     def report(row: Row) -> None:
+        """Print the row and write what there is: a sweep that is stopped has results."""
         print(line_of(row), flush=True)
+        seen.append(row)
+        if args.json:
+            args.json.write_text(json.dumps(results(seen, command=command), indent=1, sort_keys=True) + "\n")
 
-    with tempfile.TemporaryDirectory(prefix="generated-") as temporary:
-        settings = Settings(
-            routes=args.routes,
-            directory=(args.keep or Path(temporary)).absolute(),
-            caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
-            jobs=args.jobs,
-            keep=args.keep is not None,
-            is_nccl=args.nccl,
-        )
-        rows = sweep(_cases(args, without), settings, report=report)
+    # Not a TemporaryDirectory: its finalizer would run in every forked rank that ends, and remove the others' files.
+    temporary = Path(tempfile.mkdtemp(prefix="generated-"))
+    settings = Settings(
+        routes=args.routes,
+        directory=(args.keep or temporary).absolute(),
+        caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
+        jobs=args.jobs,
+        keep=args.keep is not None,
+        is_nccl=args.nccl,
+    )
+    try:
+        rows = sweep(cases, settings, report=report)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     print(tables(rows))
-    if args.json:
-        command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
-        args.json.write_text(json.dumps(results(rows, command=command), indent=1, sort_keys=True) + "\n")
     return 0 if all(row.judged.outcome.is_right for row in rows) else 1
 
 
-def _too_large() -> list[str]:
-    """Programs that need more ranks than there are GPUs."""
+def _missing() -> list[str]:
+    """Programs that need a package that is not here."""
+    missing = [p.name for p in PROGRAMS.values() if p.needs and importlib.util.find_spec(p.needs) is None]
+    if missing:
+        print(f"left out, a package is missing: {', '.join(missing)}", flush=True)
+    return missing
+
+
+def _num_gpus() -> int:
+    """GPUs of this machine; programs that need more ranks are left out, and said so."""
     import torch
 
-    num_gpus = torch.cuda.device_count()
+    num_gpus: int = torch.cuda.device_count()
     large = [program.name for program in PROGRAMS.values() if min(program.world_sizes) > num_gpus]
     print(f"{num_gpus} GPUs; left out, more ranks are needed: {', '.join(large) or 'none'}", flush=True)
-    return large
+    return num_gpus
 
 
-def _cases(args: argparse.Namespace, without: Sequence[str]) -> list[Case]:
+def _cases(args: argparse.Namespace, without: Sequence[str], max_ranks: int) -> list[Case]:
+    kinds = {"both": ("fault", "healthy"), "faults": ("fault",), "healthy": ("healthy",)}[args.kind]
     made: list[Case] = []
-    kinds: list[tuple[Callable[..., Case], bool]] = [
-        (fault_case, args.kind != "healthy"),
-        (healthy_case, args.kind != "faults"),
-    ]
-    for make, is_wanted in kinds:
-        if not is_wanted:
-            continue
+    for kind in kinds:
+        make = fault_case if kind == "fault" else healthy_case
+        drawn = {"program": args.program, "without": without, "max_ranks": max_ranks}
         if args.each:
-            operators = FAULTS if make is fault_case else HEALTHY
-            made += [make(args.seeds[0], program=args.program, operator=operator.name) for operator in operators]
+            fitting = {name for program, name in pairs(kind, without=without) if args.program in ("", program)}
+            made += [make(args.seeds[0], operator=name, **drawn) for name in sorted(fitting)]
         else:
-            made += [make(seed, program=args.program, operator=args.operator, without=without) for seed in args.seeds]
+            made += [make(seed, operator=args.operator, **drawn) for seed in args.seeds]
     return made

@@ -27,6 +27,8 @@ from tpcompile.corpus.generated.template import (
 
 HELD_OUT = 1000
 """Seeds from here on are run once, by nobody who develops."""
+MAX_RANKS = 4
+"""As many as the largest program has; fewer where there are fewer GPUs."""
 _IMPORTS = Insert(
     "file",
     """
@@ -39,6 +41,7 @@ _IMPORTS = Insert(
     """,
 )
 _ACTS = Insert("loop", "if job.rank == $rank and step == $step:\n    job.acts()")
+_ACTS_AT_START = Insert("start", "if job.rank == $rank:\n    job.acts()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +84,18 @@ class Case:
         return {"policy": "stop", **self.operator.options}
 
 
-def fault_case(seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = ()) -> Case:
+def fault_case(
+    seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
+) -> Case:
     """The faulty case of a seed. Program and operator can be given, the rest is drawn."""
-    return _case(seed, "fault", program=program, operator=operator, without=without)
+    return _case(seed, "fault", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
 
-def healthy_case(seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = ()) -> Case:
+def healthy_case(
+    seed: int, *, program: str = "", operator: str = "", without: Iterable[str] = (), max_ranks: int = MAX_RANKS
+) -> Case:
     """The healthy case of a seed."""
-    return _case(seed, "healthy", program=program, operator=operator, without=without)
+    return _case(seed, "healthy", program=program, operator=operator, without=without, max_ranks=max_ranks)
 
 
 def pairs(kind: str, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -119,20 +126,23 @@ def _backends(program: Program, operator: Operator) -> list[str]:
     return [name for name in program.backends if not operator.backends or name in operator.backends]
 
 
-def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str]) -> Case:
+def _case(seed: int, kind: str, *, program: str, operator: str, without: Iterable[str], max_ranks: int) -> Case:
     draw = random.Random(f"{kind} {seed}")
-    fitting = [pair for pair in pairs(kind, without=without) if program in ("", pair[0]) and operator in ("", pair[1])]
-    if not fitting:
-        raise DoesNotFit(f"{operator or kind} does not fit {program or 'any program'}")
+    programs_of: dict[str, list[str]] = {}
+    for name, found in pairs(kind, without=without):
+        if program in ("", name):
+            programs_of.setdefault(found, []).append(name)
     # All operators have equal weight, however many programs they fit.
-    drawn_operator = draw.choice(sorted({name for _, name in fitting}))
-    drawn_program = draw.choice([name for name, found in fitting if found == drawn_operator])
-    return drawn_case(draw, seed, PROGRAMS[drawn_program], ALL[drawn_operator])
+    drawn = operator or draw.choice(sorted(programs_of))
+    if drawn not in programs_of:
+        raise DoesNotFit(f"{drawn} does not fit {program or 'any program'}")
+    chosen = PROGRAMS[draw.choice(programs_of[drawn])]
+    return drawn_case(draw, seed, chosen, ALL[drawn], max_ranks=max_ranks)
 
 
-def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator) -> Case:
+def drawn_case(draw: random.Random, seed: int, program: Program, operator: Operator, *, max_ranks: int) -> Case:
     """A case of this program and operator; the rest is drawn."""
-    world_size = draw.choice(program.world_sizes)
+    world_size = draw.choice([size for size in program.world_sizes if size <= max_ranks])
     rank = draw.randrange(world_size)
     step = draw.randrange(2, program.num_steps - 1) if operator.start == Start.STEP else 0
     backend = draw.choice(_backends(program, operator))
@@ -142,8 +152,7 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
     main = spots[0]
     names = {**main.names, "rank": str(rank), "step": str(step)}
     edits: list[tuple[Edit, Spot]] = [(_IMPORTS, template.places("file")[0])]
-    acts = template.places("loop")[0]
-    edits.append((_ACTS, acts))
+    edits.append(_acts(template, operator, form))
     edits += zip(form, spots, strict=True)
     source = mutated(template, edits, names)
     truth = _truth(program, operator, source, rank=rank, world_size=world_size)
@@ -158,6 +167,15 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
         source=source,
         truth=truth,
     )
+
+
+def _acts(template: Template, operator: Operator, form: Sequence[Edit]) -> tuple[Edit, Spot]:
+    """Where the time of the fault is written: before the warm-up, if there is one and the fault acts in it."""
+    starts = template.places("start")
+    acts_in_warm_up = operator.start == Start.FIRST_CALL and form[0].at != "loop"
+    if starts and acts_in_warm_up:
+        return _ACTS_AT_START, starts[0]
+    return _ACTS, template.places("loop")[0]
 
 
 def _spots(draw: random.Random, template: Template, form: Sequence[Edit]) -> list[Spot]:

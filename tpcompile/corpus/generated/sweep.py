@@ -93,7 +93,8 @@ def sweep(cases: Sequence[Case], settings: Settings, *, report: Callable[[Row], 
 
     runs = Runs(settings.jobs, done)
     for case in cases:
-        for route in settings.routes:
+        asked = [route for route in settings.routes if route not in case.operator.not_asked]
+        for route in asked:
             launch = _launch(case, route, settings)
             running[launch.out] = (case, route)
             runs.add(launch, settings.caches)

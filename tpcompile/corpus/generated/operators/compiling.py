@@ -89,7 +89,7 @@ OPERATORS = (
         what="rank R has a recompile limit of 1, and a second shape comes",
         edits=(
             Insert("setup", "if job.rank == $rank:\n    torch._dynamo.config.recompile_limit = 1  # fault"),
-            Insert("loop", "if step >= 2:\n    $x = $x[:-1]"),
+            Insert("loop", "if step >= 2:\n    $batch = $batch[:-1]"),
         ),
         causes=causes("recompile_limit"),
         tags=_REGION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators.operator import Ends, Operator, Start, Trace
 from tpcompile.corpus.generated.template import Insert
 
@@ -46,21 +47,25 @@ OPERATORS = (
             """,
         ),
     ),
-    _healthy(
-        "same_break",
-        "all ranks break their graph in the same place",
-        Insert("region", 'print("mean", $x.mean())'),
+    Operator(
+        name="same_break",
+        what="all ranks break their graph in the same place",
+        edits=(Insert("region", 'print("mean", $x.mean())'),),
+        start=Start.STEP,
+        ends=Ends.RUNS,
+        trace=Trace.ABSENT,
+        not_asked=(Route.CHECK_RANKS,),  # one graph, without breaks, is what it asks for
     ),
     _healthy(
         "same_recompile",
         "all ranks get a smaller batch from a step on",
-        Insert("loop", "if step >= $step:\n    $x = $x[:-1]"),
+        Insert("loop", "if step >= $step:\n    $batch = $batch[:-1]"),
     ),
     _healthy(
         "order_of_compiles",
         "rank R compiles two functions without collectives in opposite order",
         Insert(
-            "setup",
+            "loop",
             """
             parts = [torch.compile(part, backend=job.backend) for part in (first_part, second_part)]
             for part in reversed(parts) if job.rank == $rank else parts:
@@ -85,11 +90,14 @@ OPERATORS = (
         Insert(
             "called",
             """
-            scorers = [torch.compile(make(), backend=job.backend) for make in (mean_scorer, peak_scorer)]
             scorers[0](torch.ones(6, device=job.device))
             if job.rank == $rank and step >= $step:
                 scorers[1](torch.ones(7, device=job.device))
             """,
+        ),
+        Insert(
+            "setup",
+            "scorers = [torch.compile(make(), backend=job.backend) for make in (mean_scorer, peak_scorer)]",
         ),
         Insert(
             "file",
@@ -128,7 +136,7 @@ OPERATORS = (
             "called",
             """
             if job.rank == $rank and step == $step:
-                torch.save([p.detach().cpu() * 1 for p in $model.parameters()], job.out / "state.pt")
+                torch.save(frame.local_state($model), job.out / "state.pt")
             """,
         ),
     ),

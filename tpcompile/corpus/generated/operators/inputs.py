@@ -24,8 +24,8 @@ OPERATORS = (
     Operator(
         name="input_shape",
         what="rank R is fed a smaller batch at a step",
-        edits=(_at_step("$x = $x[: $x.shape[0] // 2]"),),
-        variants=((_from_step("$x = $x[:-1]"),),),
+        edits=(_at_step("$half = $half[: $half.shape[0] // 2]"),),
+        variants=((_from_step("$batch = $batch[:-1]"),),),
         causes=causes("shape"),
         tags=_ENTERS,
         start=Start.STEP,
@@ -80,8 +80,8 @@ OPERATORS = (
             Insert(
                 "loop",
                 """
-                $x = funcol.all_reduce($x, "max", job.group)
-                if job.rank != $rank or step != $step:
+                $x = funcol.all_reduce($x, "max", job.group)  # fault
+                if job.rank != $rank or step != $step:  # fault
                     $x = funcol.wait_tensor($x)  # fault
                 """,
             ),
@@ -93,7 +93,7 @@ OPERATORS = (
     Operator(
         name="mark_dynamic",
         what="rank R marks a size of its batch dynamic",
-        edits=(_from_step("torch._dynamo.mark_dynamic($x, 0)"),),
+        edits=(_from_step("torch._dynamo.mark_dynamic($half, 0)"),),
         causes=causes("automatic_dynamic", "dynamic_mark"),
         tags=_ENTERS,
         start=Start.STEP,
@@ -101,7 +101,7 @@ OPERATORS = (
     Operator(
         name="mark_dynamic_at_first",
         what="rank R marks a size of its first batch dynamic",
-        edits=(Insert("loop", "if job.rank == $rank:\n    torch._dynamo.maybe_mark_dynamic($x, 0)  # fault"),),
+        edits=(Insert("loop", "if job.rank == $rank:\n    torch._dynamo.maybe_mark_dynamic($half, 0)  # fault"),),
         causes=causes("automatic_dynamic", "dynamic_mark"),
         blame=Blame.DIFFER,
         tags=_ENTERS,
@@ -136,13 +136,13 @@ OPERATORS = (
     Operator(
         name="weight_stride",
         what="a weight of rank R lies transposed in memory",
-        edits=(_on_one_rank("$one.weight.data = $one.weight.data.t().contiguous().t()"),),
+        edits=(_on_one_rank("$two.weight.data = $two.weight.data.t().contiguous().t()"),),
         causes=causes("stride"),
         blame=Blame.DIFFER,
         tags=_ENTERS,
     ),
     Operator(
-        name="unfrozen_later",
+        name="frozen_later",
         what="rank R freezes a parameter at a step",
         edits=(_at_step("next($model.parameters()).requires_grad_(False)"),),
         causes=causes("frozen_parameter", "requires_grad"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.template import Edit
 
 
@@ -67,14 +68,12 @@ class Operator:
     trace: Trace = Trace.SHOWS
     ends: Ends = Ends.MAY_HANG
     start: Start = Start.FIRST_CALL
-    last_step_free: bool = True
-    """False where the steps that follow are part of the fault."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the sentinel."""
     backends: tuple[str, ...] = ()
     """Backends under which it acts; empty for all."""
-    world_sizes: tuple[int, ...] = ()
-    """Numbers of ranks at which it acts; empty for all."""
+    not_asked: tuple[Route, ...] = ()
+    """Routes that do not take it for healthy, by their own rules."""
 
     @property
     def is_healthy(self) -> bool:

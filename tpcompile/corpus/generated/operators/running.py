@@ -20,7 +20,7 @@ OPERATORS = (
         edits=(_at_step("loop", "continue"),),
         variants=((Insert("loop", "if job.rank == $rank and step == $step:  # fault\n    continue  # fault"),),),
         causes=causes("call_count"),
-        tags=("call",),
+        tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
         ends=Ends.HANGS,
@@ -30,7 +30,7 @@ OPERATORS = (
         what="rank R calls the compiled model once more",
         edits=(_at_step("called", "$again"),),
         causes=causes("call_count"),
-        tags=("call",),
+        tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
         ends=Ends.HANGS,
@@ -40,7 +40,7 @@ OPERATORS = (
         what="rank R leaves its loop",
         edits=(_at_step("loop", "break"),),
         causes=causes("call_count", "left_early", "stuck_collective"),
-        tags=("call",),
+        tags=("call", "entered"),
         start=Start.STEP,
         trace=Trace.ABSENT,
         ends=Ends.HANGS,
@@ -53,7 +53,7 @@ OPERATORS = (
             Insert("called", "if not torch.isfinite($loss):  # fault\n    continue  # fault"),
         ),
         causes=causes("call_count", "stuck_collective"),
-        tags=("call",),
+        tags=("call", "entered", "backward"),
         start=Start.STEP,
         trace=Trace.ABSENT,
     ),
@@ -62,11 +62,12 @@ OPERATORS = (
         what="a parameter of rank R has a gradient hook with a collective, from a step on",
         edits=(
             Insert(
-                "loop",
+                "called",
                 """
-                if job.rank == $rank and step == $step:
-                    def summed(grad: torch.Tensor) -> None:
-                        dist.all_reduce(torch.zeros(1, device=job.device), group=job.group)  # fault
+                def summed(grad: torch.Tensor) -> None:
+                    dist.all_reduce(torch.zeros(1, device=job.device), group=job.group)  # fault
+
+                if job.rank == $rank and step == $step and $loss.requires_grad:
                     next($model.parameters()).register_hook(summed)  # fault
                 """,
             ),

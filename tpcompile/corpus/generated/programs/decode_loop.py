@@ -42,9 +42,10 @@ def main() -> None:
     job = frame.start()
     # place: setup
     model = Decoder(40, 24, 6, 12, job.group).to(job.device)
-    # place: built model=model
-    compiled = torch.compile(model, backend=job.backend, dynamic=False)  # site: decode_compile
+    # place: built model=model two=model.qkv
+    compiled = torch.compile(model, backend=job.backend, dynamic=False)  # site: compile
     with job.watching(), torch.no_grad():
+        # place: start
         prompt = torch.randint(40, (2, 4), device=job.device)
         ids = compiled(prompt, torch.arange(4, device=job.device))[:, -1:].argmax(-1)
         for step in range(job.num_steps):

@@ -53,10 +53,10 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(6, 8, 24, device=job.device)
-            # place: loop x=x model=model
+            # place: loop x=x batch=x half=x model=model
             loss = compiled(x).square().mean()  # site: call
             # place: called model=model again=compiled(x).mean() loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             # place: trained model=model
             optimizer.step()
             optimizer.zero_grad()

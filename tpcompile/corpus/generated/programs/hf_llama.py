@@ -54,10 +54,10 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             ids = torch.randint(96, (4, 12), device=job.device)
-            # place: loop x=ids model=model
+            # place: loop x=ids batch=ids half=ids model=model
             loss = compiled(ids)  # site: call
             # place: called model=model again=compiled(ids) loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

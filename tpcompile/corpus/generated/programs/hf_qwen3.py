@@ -54,7 +54,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             ids = torch.randint(96, (4, 12), device=job.device)
-            # place: loop x=ids model=model
+            # place: loop x=ids batch=ids half=ids model=model
             loss = compiled(ids)  # site: call
             print(f"step {step}: loss {loss.item():.4f}")
             # place: called model=model again=compiled(ids)

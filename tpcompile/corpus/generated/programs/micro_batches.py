@@ -39,7 +39,7 @@ def main() -> None:
     job = frame.start()
     # place: setup
     model = Mlp(24, job.group).to(job.device)
-    # place: built model=model
+    # place: built model=model two=model.up
     compiled = torch.compile(loss_of, backend=job.backend)  # site: compile
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with job.watching():
@@ -48,10 +48,10 @@ def main() -> None:
             for _ in range(MICRO_BATCHES):
                 x = torch.randn(4, 6, 24, device=job.device)
                 target = torch.randn(4, 6, 24, device=job.device)
-                # place: loop x=x model=model
+                # place: loop x=x other=target model=model
                 loss = compiled(model, x, target)  # site: call
                 # place: called model=model again=compiled(model,x,target) loss=loss
-                (loss / MICRO_BATCHES).backward()
+                (loss / MICRO_BATCHES).backward()  # site: backward
             dist.all_reduce(model.scale.grad, group=job.group)
             optimizer.step()
             optimizer.zero_grad()

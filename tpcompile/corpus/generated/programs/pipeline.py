@@ -43,7 +43,7 @@ def main() -> None:
     # place: setup
     is_first = job.rank < job.tp
     model = (First if is_first else Last)(16, job.group).to(job.device)
-    # place: built model=model
+    # place: built model=model two=model.up
     compiled = torch.compile(model, backend=job.backend)  # site: compile
     with job.watching(), torch.no_grad():
         for step in range(job.num_steps):

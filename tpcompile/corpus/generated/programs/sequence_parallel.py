@@ -53,10 +53,10 @@ def main() -> None:
             torch.manual_seed(step)
             tokens = torch.randn(4, 12, 24, device=job.device)
             shard = tokens.chunk(job.tp, dim=1)[job.rank % job.tp].contiguous()
-            # place: loop x=shard model=model
+            # place: loop x=shard batch=shard half=shard model=model
             loss = compiled(shard).square().mean()  # site: call
             # place: called model=model again=compiled(shard).mean() loss=loss
-            loss.backward()
+            loss.backward()  # site: backward
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()

@@ -47,15 +47,16 @@ def main() -> None:
     job = frame.start()
     # place: setup
     model = Model(48, 24, job.group).to(job.device).eval()
-    # place: built model=model
+    # place: built model=model two=model.up
     server = Server(model, job.backend)
     with job.watching(), torch.inference_mode():
+        # place: start
         for size in SIZES:
             server.answer(torch.zeros(size, 6, dtype=torch.long, device=job.device))
         for step in range(job.num_steps):
             torch.manual_seed(step)
             ids = torch.randint(48, (SIZES[step % 3], 6), device=job.device)
-            # place: loop x=ids model=model
+            # place: loop x=ids batch=ids model=model
             server.answer(ids)
             # place: called model=model again=server.answer(ids)
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankGroup, Status, Verdict
 from tpcompile.evidence.verdict import agree_rules, conclude, fetch_from
-from tpcompile.sentinel.ending import Kernels, is_grave
+from tpcompile.sentinel.settle import Kernels, is_grave
 
 
 def verdict(*found: Divergence, problem: str = "") -> Verdict:

@@ -1,7 +1,7 @@
-"""Lookups and compiles of this process -> the clock, announcements and posts; on the thread that compiles.
+"""Guard lookups and compiles of this process -> progress, and events for the protocol; on the thread that compiles.
 
 Runs inside Dynamo, so it must neither raise nor be slow: a hit costs a walk of two or three frames, and only a compile
-talks to the store.
+is an event.
 """
 
 from __future__ import annotations
@@ -11,24 +11,32 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tpcompile.capture import CaptureSession
 from tpcompile.evidence import normalise
 from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.sentinel import adapter, flight
-from tpcompile.sentinel.agree import agree
-from tpcompile.sentinel.clock import RUNNING, TRIGGERS, Region
-from tpcompile.sentinel.messages import Announcement, Position
-
-if TYPE_CHECKING:
-    from tpcompile.sentinel.sentinel import Sentinel
+from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
+from tpcompile.sentinel.messages import Announcement, Position, post_of
+from tpcompile.sentinel.progress import RUNNING, TRIGGERS, Progress, Region
 
 
-class Compiling:
-    """The hooks in torch."""
+class Hooks:
+    """Listens to torch."""
 
-    def __init__(self, sentinel: Sentinel) -> None:
-        self._sentinel, self._clock = sentinel, sentinel.clock
+    def __init__(
+        self,
+        rank: int,
+        session: CaptureSession,
+        progress: Progress,
+        *,
+        on: Callable[[Event], None],
+        note: Callable[[str], None],
+        say_raising: Callable[[], None],
+    ) -> None:
+        self._rank, self._session, self._progress = rank, session, progress
+        self._on, self._note, self._say_raising = on, note, say_raising
         self._listener = adapter.CompileListener(self._starts, self._ends)
         self._previous_hook: adapter.GuardHook | None = None
         self._positions: dict[str, Position] = {}
@@ -45,8 +53,8 @@ class Compiling:
         """Hook in; a guard hook that is there already goes on working."""
         self._previous_hook = adapter.set_guard_hook(self._looked_up)
         self._listener.ensure()
-        self._sentinel.session.before_event = self._logged
-        self._sentinel.session.after_event = self._has_logged
+        self._session.before_event = self._logged
+        self._session.after_event = self._has_logged
 
     def remove(self) -> None:
         """Unhook; a guard hook that came after ours stays."""
@@ -54,21 +62,21 @@ class Compiling:
         if installed is not None and installed != self._looked_up:
             adapter.set_guard_hook(installed)
         self._listener.close()
-        self._sentinel.session.before_event = self._sentinel.session.after_event = None
+        self._session.before_event = self._session.after_event = None
 
     def watched(self, target: Any, region: Region) -> Any:
         """`target` with its calls counted as calls of the region."""
 
         def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
             def counted(*args: Any, **kwargs: Any) -> Any:
-                if region.is_inside or not self._sentinel.is_active:
+                if region.is_inside or not self._progress.is_active:
                     return call(*args, **kwargs)
                 region.is_inside = True
-                self._clock.enter(region)
+                self._progress.enter(region)
                 try:
                     return call(*args, **kwargs)
                 finally:
-                    self._clock.leave(region)
+                    self._progress.leave(region)
 
             return counted
 
@@ -78,36 +86,36 @@ class Compiling:
         """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
         if self._previous_hook is not None:
             hit = self._previous_hook(hit)
-        if not self._sentinel.is_active:
+        if not self._progress.is_active:
             return hit
-        clock = self._clock
-        current = clock.current
+        progress = self._progress
+        current = progress.current
         if current is None or not current.is_inside:
             frame = sys._getframe(1)
             function = adapter.entered_function(frame)
             region = self._regions.get(id(function)) or self._region_of(function, frame)
             if region is not None:
                 if hit:
-                    clock.enter_and_hit(region)
+                    progress.enter_and_hit(region)
                     return hit
-                clock.enter(region)
-        clock.lookup(hit)
+                progress.enter(region)
+        progress.lookup(hit)
         return hit
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
-        current = self._clock.current
+        current = self._progress.current
         if current is None or not current.is_inside:
             region = self._region_of(adapter.entered_function(frame), frame)
             if region is not None:
-                self._clock.enter(region)
+                self._progress.enter(region)
 
     def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
         """The region that a call of `function` through this frame enters; it is named once per function."""
         target = adapter.entered_callable(frame)
         if target is None:
             return None
-        region = self._clock.region(region_name(target))
+        region = self._progress.region(region_name(target))
         with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
             if function is not None:
                 key = id(function)
@@ -122,96 +130,81 @@ class Compiling:
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs something: which step it belongs to. A first compile has no lookup before the log of its start."""
-        if not self._sentinel.is_active:
+        if not self._progress.is_active:
             return
         if "dynamo_start" in metadata and not metadata.get("attempt"):
             self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
             self._enter_if_new(sys._getframe(1))
-        current = self._clock.current
-        self._sentinel.session.step = current.call if current is not None else None
+        current = self._progress.current
+        self._session.step = current.call if current is not None else None
 
     def _enter_if_new(self, frame: FrameType | None) -> None:
         """Begin a call, unless the lookup that missed has done so."""
-        current = self._clock.current
+        current = self._progress.current
         if current is None or not current.has_missed:
             self._enter_from(frame)
 
     def _starts(self, kind: str, compile_id: str) -> None:
-        sentinel = self._sentinel
-        if not sentinel.is_active:
+        if not self._progress.is_active:
             return
         if kind != "dynamo":
-            self._clock.set(TRIGGERS.get(kind, kind), compile_id)
+            self._progress.set(TRIGGERS.get(kind, kind), compile_id)
             return
         self._handled = sys.exception()  # the program compiles in an `except` block
-        sentinel.note(f"compile starts {compile_id}")
+        self._note(f"compile starts {compile_id}")
         self.num_compiles += 1
         self._begin(compile_id)
 
-    def _begin(self, compile_id: str) -> Position:
-        sentinel = self._sentinel
-        position = self._positions[compile_id] = self._clock.compile_starts(compile_id)
-        begun = sentinel.session.compile(compile_id)
-        self._clock.reason = nearest_reason(begun.recompile_reasons) if begun else ""
-        if not sentinel.clock.region(position.region).is_reported:
-            sentinel.safely(lambda: self._announce(position, compile_id))
-        return position
-
-    def _announce(self, position: Position, compile_id: str) -> None:
+    def _begin(self, compile_id: str) -> None:
+        position = self._positions[compile_id] = self._progress.compile_starts(compile_id)
+        begun = self._session.compile(compile_id)
+        reason = nearest_reason(begun.recompile_reasons) if begun else ""
+        self._progress.reason = reason
         stack = flight.user_stack(sys._getframe(1))
         line = stack[-1] if stack else None
-        reason = self._clock.reason
-        found = Announcement(
-            rank=self._sentinel.rank, position=position, compile_id=compile_id, reason=reason, line=line
-        )
-        if len(self._sentinel.channel.members) > 1:
-            self._sentinel.channel.announce(found)
+        found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
+        self._on(CompileStarted(found))
 
     def _ends(self, kind: str, compile_id: str) -> None:
         handled, self._handled = self._handled, None  # it holds all tensors of the frames it passed through
-        sentinel = self._sentinel
-        if not sentinel.is_active:
+        if not self._progress.is_active:
             return
-        self._clock.set(RUNNING)
-        sentinel.note(f"compile ends {compile_id}")
+        self._progress.set(RUNNING)
+        self._note(f"compile ends {compile_id}")
         if kind != "dynamo" or compile_id not in self._positions:
             return
         error = sys.exception()
-        if error is not None and error is not handled:
-            self._failed.add(compile_id)
-            if not adapter.swallows_errors():
-                sentinel.safely(self._say_raising)
-        else:
+        if error is None or error is handled:
             self._failed.discard(compile_id)  # an attempt before this one may have raised
-            self._agree(compile_id, may_wait=True)
-
-    def _say_raising(self) -> None:
-        """The error of a compile is on its way to the end of the program: nobody ends before its traceback is out."""
-        self._sentinel.shutdown.is_raising = True
-        self._sentinel.channel.raises_first()
+            self._ended(compile_id, may_wait=True)
+            return
+        self._failed.add(compile_id)
+        if not adapter.swallows_errors():
+            self._say_raising()
 
     def _has_logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs the end of a compile, also of one that failed or that the recompile limit did not let begin."""
-        if not self._sentinel.is_active or "compilation_metrics" not in metadata:
+        if not self._progress.is_active or "compilation_metrics" not in metadata:
             return
         compile_id = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}"
         if compile_id not in self._positions:
-            found = self._sentinel.session.compile(compile_id)
+            found = self._session.compile(compile_id)
             if found is None or not found.limit_reached:
                 return
             self._enter_if_new(sys._getframe(1))
             self._begin(compile_id)
-            self._clock.set(RUNNING)
+            self._progress.set(RUNNING)
         elif compile_id not in self._failed:
             return
         self._failed.discard(compile_id)
-        self._agree(compile_id, may_wait=False)
+        self._ended(compile_id, may_wait=False)
 
-    def _agree(self, compile_id: str, *, may_wait: bool) -> None:
-        sentinel, position = self._sentinel, self._positions[compile_id]
-        compile_ = sentinel.session.compile(compile_id)
+    def _ended(self, compile_id: str, *, may_wait: bool) -> None:
+        position, compile_ = self._positions[compile_id], self._session.compile(compile_id)
         if compile_ is not None:
-            sentinel.safely(lambda: agree(sentinel, position, compile_, may_wait=may_wait))
+            reason_uneven = self._progress.region(position.region).reason_uneven
+            post = post_of(self._rank, compile_, is_uneven=bool(reason_uneven))
+            self._on(CompileEnded(position, post, may_wait))
 
 
 def region_name(target: Any) -> str:

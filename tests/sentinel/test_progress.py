@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.sentinel.clock import Clock
 from tpcompile.sentinel.messages import Announcement, Position
+from tpcompile.sentinel.progress import Progress
 
 
 @pytest.fixture
@@ -14,20 +14,20 @@ def passed() -> list[Announcement]:
 
 
 @pytest.fixture
-def clock(passed: list[Announcement]) -> Clock:
-    return Clock(passed.append)
+def clock(passed: list[Announcement]) -> Progress:
+    return Progress(passed.append)
 
 
 def announcement(call: int, index: int = 0, region: str = "f") -> Announcement:
     return Announcement(rank=1, position=Position(region=region, call=call, index=index), compile_id="0/1")
 
 
-def test_a_first_compile_is_at_the_first_frame_of_the_first_call(clock: Clock) -> None:
+def test_a_first_compile_is_at_the_first_frame_of_the_first_call(clock: Progress) -> None:
     clock.enter(clock.region("f"))
     assert clock.compile_starts("0/0") == Position(region="f", call=1, index=0)
 
 
-def test_a_recompile_is_at_the_frame_whose_guards_missed(clock: Clock) -> None:
+def test_a_recompile_is_at_the_frame_whose_guards_missed(clock: Progress) -> None:
     clock.enter(clock.region("f"))
     clock.compile_starts("0/0")
     clock.enter(clock.region("f"))
@@ -36,17 +36,17 @@ def test_a_recompile_is_at_the_frame_whose_guards_missed(clock: Clock) -> None:
     assert clock.compile_starts("0/1") == Position(region="f", call=2, index=1)
 
 
-def test_a_hit_where_another_rank_compiles_is_a_pass(clock: Clock, passed: list[Announcement]) -> None:
+def test_a_hit_where_another_rank_compiles_is_a_pass(clock: Progress, passed: list[Announcement]) -> None:
     clock.enter(clock.region("f"))
-    clock.announce(announcement(call=1))
+    passed.extend(clock.announce(announcement(call=1)))
     assert passed == []
     clock.lookup(True)
     assert passed == [announcement(call=1)]
 
 
-def test_compiling_where_another_rank_compiles_is_no_pass(clock: Clock, passed: list[Announcement]) -> None:
+def test_compiling_where_another_rank_compiles_is_no_pass(clock: Progress, passed: list[Announcement]) -> None:
     clock.enter(clock.region("f"))
-    clock.announce(announcement(call=1))
+    passed.extend(clock.announce(announcement(call=1)))
     clock.lookup(False)
     clock.compile_starts("0/1")
     clock.enter(clock.region("f"))
@@ -54,10 +54,10 @@ def test_compiling_where_another_rank_compiles_is_no_pass(clock: Clock, passed: 
     assert clock.pending == {}
 
 
-def test_a_rank_that_is_behind_has_not_passed(clock: Clock, passed: list[Announcement]) -> None:
+def test_a_rank_that_is_behind_has_not_passed(clock: Progress, passed: list[Announcement]) -> None:
     clock.enter(clock.region("f"))
     clock.lookup(True)
-    clock.announce(announcement(call=3))
+    passed.extend(clock.announce(announcement(call=3)))
     clock.enter(clock.region("f"))
     clock.lookup(True)
     assert passed == []
@@ -67,28 +67,28 @@ def test_a_rank_that_is_behind_has_not_passed(clock: Clock, passed: list[Announc
     assert passed == [announcement(call=3)]
 
 
-def test_a_rank_that_was_ahead_when_it_heard_has_passed_at_once(clock: Clock, passed: list[Announcement]) -> None:
+def test_a_rank_that_was_ahead_when_it_heard_has_passed_at_once(clock: Progress, passed: list[Announcement]) -> None:
     for _ in range(4):
         clock.enter(clock.region("f"))
         clock.lookup(True)
-    clock.announce(announcement(call=2))
+    passed.extend(clock.announce(announcement(call=2)))
     assert passed == [announcement(call=2)]
 
 
-def test_a_compile_made_before_the_news_came_is_no_pass(clock: Clock, passed: list[Announcement]) -> None:
+def test_a_compile_made_before_the_news_came_is_no_pass(clock: Progress, passed: list[Announcement]) -> None:
     clock.enter(clock.region("f"))
     clock.compile_starts("0/0")
     clock.enter(clock.region("f"))
-    clock.announce(announcement(call=1))
+    passed.extend(clock.announce(announcement(call=1)))
     assert passed == []
 
 
 def test_the_first_frame_may_hit_while_a_later_one_compiles_everywhere(
-    clock: Clock, passed: list[Announcement]
+    clock: Progress, passed: list[Announcement]
 ) -> None:
     clock.enter(clock.region("f"))
     clock.lookup(True)
-    clock.announce(announcement(call=1, index=1))
+    passed.extend(clock.announce(announcement(call=1, index=1)))
     clock.lookup(False)
     clock.compile_starts("1/1")
     clock.enter(clock.region("f"))
@@ -96,32 +96,32 @@ def test_the_first_frame_may_hit_while_a_later_one_compiles_everywhere(
 
 
 def test_a_miss_that_no_compile_follows_counts_as_a_frame_that_ran_eagerly(
-    clock: Clock, passed: list[Announcement]
+    clock: Progress, passed: list[Announcement]
 ) -> None:
     clock.enter(clock.region("f"))
-    clock.announce(announcement(call=1))
+    passed.extend(clock.announce(announcement(call=1)))
     clock.lookup(False)
     assert passed == []
     clock.lookup(True)
     assert passed == [announcement(call=1)]
 
 
-def test_the_end_of_a_watched_call_passes_all_its_frames(clock: Clock, passed: list[Announcement]) -> None:
+def test_the_end_of_a_watched_call_passes_all_its_frames(clock: Progress, passed: list[Announcement]) -> None:
     region = clock.enter(clock.region("f"))
-    clock.announce(announcement(call=1, index=5))
+    passed.extend(clock.announce(announcement(call=1, index=5)))
     clock.leave(region)
     assert passed == [announcement(call=1, index=5)]
 
 
-def test_regions_are_counted_apart(clock: Clock, passed: list[Announcement]) -> None:
-    clock.announce(announcement(call=1, region="g"))
+def test_regions_are_counted_apart(clock: Progress, passed: list[Announcement]) -> None:
+    passed.extend(clock.announce(announcement(call=1, region="g")))
     for _ in range(3):
         clock.enter(clock.region("f"))
         clock.lookup(True)
     assert passed == []
 
 
-def test_every_event_is_progress(clock: Clock) -> None:
+def test_every_event_is_progress(clock: Progress) -> None:
     before = clock.ticks
     clock.enter(clock.region("f"))
     clock.lookup(True)
@@ -133,12 +133,12 @@ def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
     seen = []
     for at_once in (False, True):
         passed: list[Announcement] = []
-        clock = Clock(passed.append)
+        clock = Progress(passed.append)
         region = clock.region("f")
         clock.enter(region)
         clock.lookup(not missed)
         for call, index in ((1, 0), (1, 1), (2, 0), (2, 1)):
-            clock.announce(announcement(call, index))
+            passed.extend(clock.announce(announcement(call, index)))
         if at_once:
             clock.enter_and_hit(region)
         else:

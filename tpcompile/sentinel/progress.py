@@ -66,15 +66,17 @@ class Region:
         return Position(region=self.name, call=self.call, index=self.index)
 
 
-class Clock:
+class Progress:
     """Counts; and tells `passed` when this rank went past a position at which another rank compiles."""
 
-    def __init__(self, passed: Passed) -> None:
-        self._passed = passed
+    def __init__(self, passed: Passed, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._passed, self._clock = passed, clock
+        self.is_active = False
+        """This process is watched."""
         self.regions: dict[str, Region] = {}
         self.current: Region | None = None
         self.activity, self.compile_id = RUNNING, ""
-        self.since = time.monotonic()
+        self.since = self._clock()
         self.waits_at: Position | None = None
         """Compiled there, and waits for the others."""
         self.reason = ""
@@ -157,7 +159,7 @@ class Clock:
     def set(self, activity: str, compile_id: str = "") -> None:
         """What this rank does now."""
         self.activity, self.compile_id = activity, compile_id
-        self.since = time.monotonic()
+        self.since = self._clock()
         self.ticks += 1
 
     def calls(self) -> dict[str, int]:
@@ -173,12 +175,12 @@ class Clock:
                 continue
         return []
 
-    def announce(self, found: Announcement) -> None:
-        """Another rank compiles; called on the listener's thread."""
+    def announce(self, found: Announcement) -> list[Announcement]:
+        """Another rank compiles; what this rank is past already. Called on the listener's thread."""
         region = self.region(found.position.region)
         with self._lock:
             self.pending.setdefault(region.name, []).append(found)
-        self._look(region)
+        return self._passes(region)
 
     def _leave_lookup(self, region: Region) -> None:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.
@@ -188,18 +190,21 @@ class Clock:
             self._look(region)
 
     def _look(self, region: Region) -> None:
+        for found in self._passes(region):
+            self._passed(found)
+
+    def _passes(self, region: Region) -> list[Announcement]:
+        """Announcements this rank has passed without compiling; what it has made or passed is pending no longer."""
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
             here = (region.call, region.index)
-            done = [a for a in waiting if _place(a) in region.compiled or _place(a) < here]
-            left = [a for a in waiting if a not in done]
+            done = [found for found in waiting if _place(found) in region.compiled or _place(found) < here]
+            left = [found for found in waiting if found not in done]
             if left:
                 self.pending[region.name] = left
             else:
                 self.pending.pop(region.name, None)
-        for found in done:
-            if _place(found) not in region.compiled:
-                self._passed(found)
+        return [found for found in done if _place(found) not in region.compiled]
 
 
 def _place(found: Announcement) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Sentinel messages <-> keys of the job's store; one client for each thread, every operation counted.
+"""Messages of the sentinel <-> keys of the job's store; one client for each thread, every operation counted.
 
     here/<rank>             pid, host and black box of a rank, once
-    events, event/<n>       an append-only log; every listener blocks on the next entry
+    events, event/<n>       an append-only log; every listener blocks on its next entry
     first/<position>        counter: the first to compile there announces it
     post/<position>         what the first rank to finish compiled; all others compare with it
     posted/<position>       counter: how many have finished
@@ -12,7 +12,7 @@
     closed/<rank>           set when a rank that raised has nothing more to say
     run_dir                 where reports go
 
-No key is written while nothing compiles. A position is (region, call, index), see `clock`.
+No key is written while nothing compiles. A position is (region, call, index), see `progress`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from typing import Any
 
 from tpcompile.dist.liveness import this_host
 from tpcompile.dist.store import RankStore
-from tpcompile.sentinel.messages import Announcement, CompilePost, Event, Position, RankState
+from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 
 Connect = Callable[[], RankStore]
+COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
+"""Kinds of entries: a compile begins; a rank went past it; the ranks agree, or have settled that they go on."""
 _FOREVER_S = 365 * 86400.0
 
 
-class Channel:
+class StoreLog:
     """This rank's end. Each thread that talks gets its own client: a blocking wait stops everything else on it."""
 
     def __init__(self, connect: Connect, members: Sequence[int]) -> None:
@@ -68,24 +70,24 @@ class Channel:
         return self._count(1).peek(f"here/{rank}")
 
     def tell(self, kind: str, **data: Any) -> None:
-        """Append an event to the log: wakes every listener."""
+        """Append an entry to the log: wakes every listener."""
         store = self._count(2)
-        event = Event(kind=kind, rank=self.rank, data=data)
-        store.put(f"event/{store.count('events')}", event.model_dump(mode="json"))
+        entry = Entry(kind=kind, rank=self.rank, data=data)
+        store.put(f"event/{store.count('events')}", entry.model_dump(mode="json"))
 
-    def events(self) -> Iterator[Event]:
-        """Every event from the first one on, blocking in between. Raises RuntimeError when the store is gone."""
+    def entries(self) -> Iterator[Entry]:
+        """Every entry from the first one on, blocking in between. Raises RuntimeError when the store is gone."""
         number = 1
         while True:
             store = self._count(2)
             if store.wait(f"event/{number}", timeout_s=_FOREVER_S):
-                yield Event.model_validate(store.peek(f"event/{number}"))
+                yield Entry.model_validate(store.peek(f"event/{number}"))
                 number += 1
 
     def announce(self, found: Announcement) -> None:
         """Say that a compile begins, unless another rank has said so for this position."""
         if self._count(1).count(f"first/{found.position.key}") == 1:
-            self.tell("compile", announcement=found.model_dump(mode="json"))
+            self.tell(COMPILES, announcement=found.model_dump(mode="json"))
 
     def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
         """Publish what was compiled at a position; (this rank is the last to do so, all posts are equal)."""
@@ -96,12 +98,10 @@ class Channel:
         is_last = store.count(f"posted/{position.key}") == len(self.members)
         return is_last, not (is_last and store.peek(f"differs/{position.key}"))
 
-    def decide(self, position: Position, kind: str, **data: Any) -> bool:
-        """Decide on a position and tell every rank, unless it is decided; True when this call decided it."""
-        if self._count(1).count(f"decided/{position.key}") > 1:
-            return False
-        self.tell(kind, position=position.model_dump(mode="json"), **data)
-        return True
+    def decide(self, position: Position, kind: str, **data: Any) -> None:
+        """Decide on a position and tell every rank, unless it is decided."""
+        if self._count(1).count(f"decided/{position.key}") == 1:
+            self.tell(kind, position=position.model_dump(mode="json"), **data)
 
     def number(self, name: str) -> int:
         """The next number of a counter that all ranks share."""

@@ -1,0 +1,97 @@
+"""Every Python block of the README and the pages under docs/, run as it stands on two ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.ranks import run_on_ranks
+from tpcompile.parity import Handshake, InputParity
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+ELSEWHERE = ("check_twin", "check_contract")
+"""Blocks that tests/testing/test_documented.py runs."""
+
+
+class Model(nn.Module):
+    """What the blocks call `model`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.attention_backend = "math"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """(page and number, Python) of every block."""
+    for page in PAGES:
+        for number, part in enumerate(page.read_text().split("```python\n")[1:]):
+            yield f"{page.name} #{number}", part.partition("```")[0]
+
+
+def names() -> dict[str, Any]:
+    """What the pages take for granted, on this rank: a mesh, a model, data; alike on all ranks."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    model = Model()
+    step = torch.compile(model, backend="aot_eager")
+    x = torch.randn(4, 8)
+    return {
+        "torch": torch, "mesh": mesh, "model": model, "tp": mesh.get_group("tp"),
+        "step": step, "train_step": step, "batch": x, "batches": [x, x],
+        "x": x, "y": x, "s": x, "mask": x > 0, "Handshake": Handshake, "InputParity": InputParity,
+    }  # fmt: skip
+
+
+def serve_store() -> dist.TCPStore:
+    """A store at MASTER_ADDR:MASTER_PORT, as torchrun has one."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = [server.port]
+    dist.broadcast_object_list(port, src=0)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port[0])}
+    return server
+
+
+def run_blocks() -> list[str]:
+    """Run them all; the pages' own assertions are the test."""
+    server = serve_store()
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    known = names()
+    done = []
+    for where, text in blocks():
+        if any(name in text for name in ELSEWHERE):
+            continue
+        torch.compiler.reset()
+        given = dict(known)
+        given["step"] = 7 if "step=step" in text else given["step"]
+        exec(compile(text, where, "exec"), given)  # the page's own text
+        done.append(where)
+    dist.barrier()
+    del server
+    return done
+
+
+def test_every_documented_block_runs_on_two_ranks() -> None:
+    first, second = run_on_ranks(run_blocks, timeout_s=250)
+    assert first == second and len(first) >= 6
+
+
+def test_a_block_that_asserts_in_vain_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "broken.md"
+    page.write_text("```python\nassert 1 == 2, 'the page is wrong'\n```\n")
+    monkeypatch.setattr("tests.test_documented.PAGES", (page,))
+    ((where, text),) = blocks()
+    with pytest.raises(AssertionError, match="the page is wrong"):
+        exec(compile(text, where, "exec"), {})

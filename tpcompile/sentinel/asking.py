@@ -1,0 +1,136 @@
+"""A rank that waits: when it asks the others, and what it makes of the answers. Pure; nothing of it in steady state.
+
+It asks when it has waited for others, in a compile or in a collective, for longer than a moment; then again after twice
+the time, and so on. A rank that hears another one ask puts its own question off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.sentinel import hang
+from tpcompile.sentinel.events import Absence, Answers
+from tpcompile.sentinel.hang import Finding, Lost
+from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.progress import WAITING, Progress
+from tpcompile.sentinel.waits import waits
+
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
+_TELL_AFTER_S = 5.0
+_TELL_EVERY_S = 60.0
+_STOPPED_S = 4.0
+_HOWS = {"dead": "died", "stopped": "stopped"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a rank is patient, in seconds."""
+
+    hang_after_s: float = 3.0
+    unresponsive_s: float = 30.0
+    skew_limit_s: float = 3600.0
+
+
+class Asking:
+    """The patience of one rank."""
+
+    def __init__(self, rank: int, members: Sequence[int], limits: Limits, progress: Progress) -> None:
+        self._rank, self._members, self._limits, self._progress = rank, tuple(members), limits, progress
+        self._before: Mapping[int, RankState] = {}
+        self._left: dict[int, RankState] = {}
+        """Ranks that had left when it asked."""
+        self._silent_since: dict[int, float] = {}
+        self._ticks, self._moved_at_s = -1, 0.0
+        self._interval_s, self._next_at_s = _FIRST_S, 0.0
+        self._tell_after_s = _TELL_AFTER_S
+        self._now_s = 0.0
+
+    def put_off(self) -> None:
+        """Another rank asks now: its answer serves us too."""
+        self._next_at_s = self._now_s + self._interval_s
+
+    def notices(self, now_s: float) -> None:
+        """Any progress makes it patient again."""
+        self._now_s = now_s
+        if self._progress.ticks != self._ticks:
+            self._ticks, self._moved_at_s, self._before = self._progress.ticks, now_s, {}
+            self._interval_s, self._tell_after_s = _FIRST_S, _TELL_AFTER_S
+
+    def wants_to_ask(self, now_s: float) -> bool:
+        """True for a rank that has waited at a position."""
+        if now_s < self._next_at_s or self._progress.activity != WAITING:
+            return False
+        return now_s - self._progress.since > _FIRST_S
+
+    def wants_to_look(self, now_s: float) -> bool:
+        """True when nothing has moved for so long that the main thread may be stuck."""
+        if now_s < self._next_at_s or self._progress.activity == WAITING:
+            return False
+        return now_s - self._moved_at_s > self._limits.hang_after_s
+
+    def asks(self, now_s: float, left: Mapping[int, RankState]) -> None:
+        """It asks now; a rank that leaves while the others answer is no reason for what they say."""
+        self._left = dict(left)
+        self._interval_s = min(2 * self._interval_s, _LONGEST_S)
+        self._next_at_s = now_s + self._interval_s / 2
+
+    def judge(self, answers: Answers) -> Finding | None:
+        """The reason nothing moves, None while somebody may still come."""
+        states = {**answers.states, **self._left}
+        lost = self._lost(answers, states)
+        if lost:
+            self._next_at_s = answers.now_s + _FIRST_S  # it is given up after a time, not after a number of rounds
+        before, self._before = self._before, states
+        return hang.judge(states, lost, before=before) or self._late(states, answers.now_s)
+
+    def news(self, states: Mapping[int, RankState], now_s: float) -> str:
+        """A line that says for whom this rank waits, from time to time; else empty."""
+        waited_s, limit_s = now_s - self._moved_at_s, self._limits.skew_limit_s
+        if waited_s <= self._tell_after_s:
+            return ""
+        self._tell_after_s = min(2 * self._tell_after_s, self._tell_after_s + _TELL_EVERY_S)
+        others = [hang.describe(state) for rank, state in sorted(states.items()) if rank != self._rank]
+        text = "; ".join(others) or "no other rank answers"
+        return f"rank {self._rank} has waited {waited_s:.0f} of {limit_s:g} s: {text}"
+
+    def lost(self, absent: Mapping[int, Absence]) -> list[Lost]:
+        """The dead among ranks that did not answer."""
+        return [self._died(rank, found) for rank, found in sorted(absent.items()) if found.how == "dead"]
+
+    def _late(self, states: Mapping[int, RankState], now_s: float) -> Finding | None:
+        """Ranks for which this one has waited longer than it may."""
+        limit_s = self._limits.skew_limit_s
+        if now_s - self._moved_at_s <= limit_s:
+            return None
+        slow = [state for rank, state in sorted(states.items()) if rank != self._rank and not waits(state)]
+        doing = "; ".join(hang.describe(state) for state in slow) or "no other rank answers"
+        observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {doing}"
+        line = next((state.line for state in slow if state.line), None)
+        return Finding(Cause.NEVER_ARRIVED, observed, tuple(state.rank for state in slow), line)
+
+    def _lost(self, answers: Answers, states: Mapping[int, RankState]) -> list[Lost]:
+        absent = [rank for rank in self._members if rank not in states]
+        now_s = answers.now_s
+        self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in absent}
+        return [self._gone(rank, answers.absent.get(rank, Absence("unknown")), now_s) for rank in absent]
+
+    def _gone(self, rank: int, found: Absence, now_s: float) -> Lost:
+        how = _HOWS.get(found.how, "silent")
+        if how == "died":
+            return self._died(rank, found)
+        # py-spy and gdb stop a process for a moment, too.
+        limit_s = _STOPPED_S if how == "stopped" else self._limits.unresponsive_s
+        silent_s = now_s - self._silent_since[rank]
+        is_final = silent_s >= min(limit_s, self._limits.unresponsive_s)
+        return Lost(rank, how, self._seen(rank), is_final=is_final)
+
+    def _died(self, rank: int, found: Absence) -> Lost:
+        line = found.stack[-1] if found.stack else None
+        return Lost(rank, "died", self._seen(rank), line, found.stack, aborted=found.aborted, is_final=True)
+
+    def _seen(self, rank: int) -> str:
+        state = self._before.get(rank)
+        return hang.describe(state) if state is not None else ""

@@ -1,0 +1,250 @@
+"""Events of one rank -> actions: the pure protocol that finds divergence, and the owner of its state.
+
+No torch, no thread and no store in it; `on` may be called from any thread. What it promises: a rank that waits at a
+position is released or settled with, as long as each rank runs, compiles or dies; no alarm while all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpcompile.sentinel.asking import Asking, Limits
+from tpcompile.sentinel.events import (
+    Action,
+    AlarmHeard,
+    Announce,
+    Answer,
+    Answers,
+    Ask,
+    Asked,
+    CompileEnded,
+    CompileStarted,
+    Decided,
+    DecideEqual,
+    Event,
+    Failed,
+    Later,
+    Leaving,
+    Look,
+    Looked,
+    PeerCompiled,
+    PeerFailed,
+    PeerLeft,
+    PeerPassed,
+    Post,
+    Posted,
+    RaiseAlarm,
+    RaiseFinding,
+    RaiseOneRank,
+    Release,
+    Say,
+    Settle,
+    Settled,
+    StillCompiling,
+    StopWatching,
+    TellPassed,
+    Tick,
+    Wait,
+    WentPast,
+)
+from tpcompile.sentinel.messages import CompilePost, Position, RankState
+from tpcompile.sentinel.progress import Progress, Region
+
+_COMPILE_S = 2.0
+"""A compile that another rank went past may end within this; what it made says more."""
+
+
+class Protocol:
+    """One rank's part."""
+
+    def __init__(self, rank: int, members: Sequence[int], progress: Progress, limits: Limits) -> None:
+        self.rank, self.members = rank, tuple(members)
+        self.progress = progress
+        self.asking = Asking(rank, members, limits, progress)
+        self.left: dict[int, RankState] = {}
+        """Ranks that closed their sentinel."""
+        self.is_leaving = False
+        self._may_wait = True
+        """False when a policy went on after ranks were found out of step."""
+        self._open: set[Position] = set()
+        """Positions at which this rank has compiled."""
+        self._free: set[Position] = set()
+        """Positions whose code may run."""
+        self._passed: dict[Position, RankState] = {}
+        """Compiles that another rank went past."""
+        self._lock = threading.Lock()
+        self._handlers: dict[type, Callable[[Any], list[Action]]] = {
+            CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
+            WentPast: self._went_past, StillCompiling: self._still_compiling, Settled: self._settled,
+            Failed: self._failed, PeerFailed: self._failed, Leaving: self._leaving, Tick: self._tick,
+            Looked: self._looked, Answers: self._answers, PeerCompiled: self._peer_compiled,
+            PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeerLeft: self._peer_left,
+            AlarmHeard: self._alarm_heard,
+        }  # fmt: skip
+
+    def on(self, event: Event) -> list[Action]:
+        """What is to be done about it, in this order."""
+        with self._lock:
+            return self._handlers[type(event)](event)
+
+    @property
+    def is_active(self) -> bool:
+        """True while this rank is watched."""
+        return self.progress.is_active
+
+    def must_wait(self, position: Position) -> bool:
+        """True while the code that was compiled there must not run."""
+        region = self.progress.region(position.region)
+        is_held = self.is_active and self._may_wait and not region.is_reported
+        return is_held and position not in self._free
+
+    def waits_at(self) -> Position | None:
+        """Where this rank has to wait; None from its release on, though its thread may not have woken yet."""
+        position = self.progress.waits_at
+        return position if position is not None and self.must_wait(position) else None
+
+    def has_decided_all(self) -> bool:
+        """True when no comparison is under way."""
+        return self._open <= self._free
+
+    # Compiles of this rank.
+
+    def _compile_started(self, event: CompileStarted) -> list[Action]:
+        region = self.progress.region(event.found.position.region)
+        if region.is_reported or len(self.members) == 1:
+            return []
+        return [Announce(event.found)]
+
+    def _compile_ended(self, event: CompileEnded) -> list[Action]:
+        position, post = event.position, event.post
+        region = self.progress.region(position.region)
+        if len(self.members) == 1 or region.is_reported:
+            return []
+        self._open.add(position)
+        actions: list[Action] = [Post(position, post)]
+        needs_others = bool(post.num_collectives or region.num_collectives)
+        counts = self._counts(region, post)
+        region.num_collectives = post.num_collectives
+        if counts:
+            region.ended.add((position.call, position.index))
+            theirs = self._passed.get(position)
+            if theirs is not None:
+                actions.append(RaiseOneRank(position, theirs))
+        if counts and needs_others and event.may_wait:
+            actions.append(Wait(position))
+        return actions
+
+    @staticmethod
+    def _counts(region: Region, post: CompilePost) -> bool:
+        """False for what may differ: in an uneven region all but collectives that are new."""
+        issues = (post.frame, post.collectives)
+        is_new = issues not in region.collectives
+        region.collectives.add(issues)
+        if not region.reason_uneven:
+            return True
+        return is_new and post.num_collectives > 0
+
+    def _posted(self, event: Posted) -> list[Action]:
+        if not event.is_last:
+            return []
+        return [DecideEqual(event.position) if event.is_equal else RaiseAlarm(event.position)]
+
+    def _decided(self, event: Decided) -> list[Action]:
+        self._free.add(event.position)
+        return [Release()]
+
+    # Who went past whom.
+
+    def _peer_compiled(self, event: PeerCompiled) -> list[Action]:
+        found = event.found
+        if found.rank == self.rank or self.progress.region(found.position.region).is_reported:
+            return []
+        return [TellPassed(passed.position) for passed in self.progress.announce(found)]
+
+    def _went_past(self, event: WentPast) -> list[Action]:
+        return [TellPassed(event.found.position)]
+
+    def _peer_passed(self, event: PeerPassed) -> list[Action]:
+        position = event.position
+        region, place = self.progress.region(position.region), (position.call, position.index)
+        self._passed[position] = event.theirs
+        if place in region.ended:
+            return [RaiseOneRank(position, event.theirs)]
+        if place in region.compiled and not region.reason_uneven:
+            # It is certain already. What the compile makes says more, but a large one takes minutes. Of an uneven
+            # region it is not: only the collectives of what it makes decide.
+            return [Later(_COMPILE_S, StillCompiling(position, event.theirs))]
+        return []
+
+    def _still_compiling(self, event: StillCompiling) -> list[Action]:
+        return [RaiseOneRank(event.position, event.theirs)] if self.is_active else []
+
+    # Waiting.
+
+    def _tick(self, event: Tick) -> list[Action]:
+        self.asking.notices(event.now_s)
+        if not self.is_active:
+            return []
+        if self.asking.wants_to_ask(event.now_s):
+            return self._ask(event.now_s)
+        return [Look()] if self.asking.wants_to_look(event.now_s) else []
+
+    def _looked(self, event: Looked) -> list[Action]:
+        return self._ask(event.now_s) if event.is_stuck and self.is_active else []
+
+    def _ask(self, now_s: float) -> list[Action]:
+        self.asking.asks(now_s, self.left)
+        return [Ask(tuple(rank for rank in self.members if rank not in self.left))]
+
+    def _answers(self, event: Answers) -> list[Action]:
+        finding = self.asking.judge(event)
+        if finding is not None:
+            return [RaiseFinding(finding)]
+        news = self.asking.news({**event.states, **self.left}, event.now_s)
+        return [Say(news)] if news else []
+
+    def _asked(self, event: Asked) -> list[Action]:
+        if event.rank != self.rank:
+            self.asking.put_off()
+        return [Answer(event.number)]
+
+    # Ends.
+
+    def _peer_left(self, event: PeerLeft) -> list[Action]:
+        self.left[event.state.rank] = event.state
+        return []
+
+    def _alarm_heard(self, event: AlarmHeard) -> list[Action]:
+        alarm = event.alarm
+        if not (self.is_active or self.is_leaving):
+            return []
+        if alarm.position is not None and self.progress.region(alarm.position.region).is_reported:
+            self._free.add(alarm.position)
+            return [Release()]
+        absent = {*self.left, *alarm.gone}
+        return [Settle(alarm, tuple(rank for rank in self.members if rank not in absent))]
+
+    def _settled(self, event: Settled) -> list[Action]:
+        position = event.position
+        if position is None:
+            # The ranks are not in step, and go on: none may wait for what does not come.
+            self._may_wait = self._may_wait and not event.is_red
+            return [Release()]
+        self._free.add(position)
+        if event.is_red:
+            # Of a region that was reported nothing is compared any more: no rank would say that the rest may run.
+            self.progress.region(position.region).is_reported = True
+            self._free |= {other for other in self._open if other.region == position.region}
+        return [Release()]
+
+    def _leaving(self, event: Leaving) -> list[Action]:
+        self.is_leaving, self.progress.is_active = self.is_active, False
+        return []
+
+    def _failed(self, event: Failed | PeerFailed) -> list[Action]:
+        if not self.is_active:
+            return []
+        self.progress.is_active = False
+        return [Release(), StopWatching(event.why)]

@@ -1,0 +1,72 @@
+"""An exception that leaves the program -> the rank whose end caused it, or the exception itself."""
+
+from __future__ import annotations
+
+import time
+import traceback
+
+import torch.distributed as dist
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel import flight, hang
+from tpcompile.sentinel.blackbox import absence_of
+from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.protocol import Protocol
+from tpcompile.sentinel.snapshot import Snapshot
+from tpcompile.sentinel.store_log import StoreLog
+
+_LOSS_S = 1.5
+_POLL_S = 0.05
+_OF_COMMUNICATION = ("Connection", "gloo", "NCCL", "closed by peer", "Socket")
+
+
+class Losses:
+    """Looks for ranks whose end made communication fail here."""
+
+    def __init__(self, log: StoreLog, protocol: Protocol, snapshot: Snapshot) -> None:
+        self._log, self._protocol, self._snapshot = log, protocol, snapshot
+
+    def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:
+        """The finding that explains an error of communication, looked for during a moment."""
+        if not _is_of_communication(error):
+            return None
+        deadline = time.monotonic() + _LOSS_S
+        while True:
+            here = self._snapshot.state().model_copy(update={"stack": (line,) if line else ()})
+            found = self._dead() or hang.departed(self._protocol.left, here)
+            if found is not None or time.monotonic() > deadline:
+                return found
+            time.sleep(_POLL_S)
+
+    def soon(self) -> Finding | None:
+        """The finding that names dead ranks, giving a dying one a moment to be seen."""
+        deadline = time.monotonic() + _LOSS_S
+        while True:
+            found = self._dead()
+            if found is not None or time.monotonic() > deadline:
+                return found
+            time.sleep(_POLL_S)
+
+    def _dead(self) -> Finding | None:
+        others = [rank for rank in self._log.members if rank not in self._protocol.left]
+        absent = {rank: absence_of(self._log.process_of(rank)) for rank in others}
+        lost = self._protocol.asking.lost(absent)
+        if not lost:
+            return None
+        here = self._snapshot.state()
+        return hang.judge({here.rank: here}, lost, before={})
+
+
+def line_of(error: BaseException) -> UserLine | None:
+    """Innermost line of the user's that the exception went through."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    lines = (flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+    return next((line for line in lines if line is not None), None)
+
+
+def _is_of_communication(error: BaseException) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    if not isinstance(error, RuntimeError):  # a connection of the program's own may end, too
+        return False
+    return any(word in str(error) for word in _OF_COMMUNICATION)

@@ -1,0 +1,239 @@
+"""An alarm -> the ranks exchange what they compiled -> a verdict, and what the policy makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from tpcompile.capture import CaptureSession
+from tpcompile.dist.exchange import Exchange
+from tpcompile.dist.liveness import process_state
+from tpcompile.dist.store import RankStore
+from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.records import Divergence, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import SENTINEL, agree_rules
+from tpcompile.report.publish import publish
+from tpcompile.sentinel.blackbox import forget
+from tpcompile.sentinel.events import Alarm
+from tpcompile.sentinel.messages import Position
+from tpcompile.sentinel.progress import Progress
+from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
+from tpcompile.sentinel.sink import logger
+from tpcompile.sentinel.store_log import StoreLog
+
+Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
+Kernels = Literal["warn", "stop"]
+"""What to do when ranks run other kernels for one graph, as autotuning chose them."""
+_EXCHANGE_S = 4.0
+_PUBLISH_S = 5.0
+
+
+class Timeline:
+    """What happened on this rank, with Unix times."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[float, str]] = []
+
+    def note(self, what: str) -> None:
+        """Write it down."""
+        self.entries.append((time.time(), what))
+
+
+class Settlement:
+    """Settles alarms, one after the other, on the listener's thread of every rank."""
+
+    def __init__(
+        self,
+        log: StoreLog,
+        *,
+        session: CaptureSession,
+        progress: Progress,
+        shutdown: Shutdown,
+        timeline: Timeline,
+        policy: Policy,
+        allow: Allowed,
+        kernels: Kernels,
+        run_dir: Path | str | None,
+        place: tuple[int, str, int],
+    ) -> None:
+        self._log, self._session, self._progress, self._shutdown = log, session, progress, shutdown
+        self._timeline, self.policy = timeline, policy
+        self._rules = agree_rules(timeout_s=_EXCHANGE_S, allowed=allow)
+        self._kernels: Kernels = kernels
+        self._run_dir = run_dir
+        self._world_size, self._domain, self._coordinate = place
+        self.findings: list[Verdict] = []
+        """Red verdicts so far; more than one only with a policy that goes on."""
+
+    def settle(self, alarm: Alarm, present: Sequence[int]) -> bool | None:
+        """Agree on a verdict with the ranks that are present, then stop, warn or go on.
+
+        Whether the verdict is red; None when there is nothing to settle any more.
+        """
+        if self._shutdown.exit_code is not None:
+            return None
+        if self._log.rank in alarm.gone:  # given up, and back: the others have settled it without this rank
+            if self.policy == "stop":
+                self._shutdown.leave(ExitCode.FAIL)
+            return True
+        self._timeline.note("alarm")
+        record = self.record(alarm.position)
+        store = self._log.store(f"alarm/{alarm.key}")
+        exchange = Exchange(store, self._rules, board=self, members=present)
+        problems = [alarm.problem] if alarm.problem else []
+        verdict = exchange.verdict(record, timeout_s=_EXCHANGE_S, problems=problems)
+        self._timeline.note("verdict")
+        is_judge = store.peek("judge") == self._log.rank
+        if verdict is not None and not is_grave(verdict, kernels=self._kernels):
+            if is_judge:
+                self._tell_mild(alarm, verdict, present)
+            return False
+        self._act(alarm, record, verdict, store, is_judge=is_judge)
+        if verdict is not None:
+            self.findings.append(verdict)
+        return True
+
+    def _act(
+        self, alarm: Alarm, record: RankRecord, verdict: Verdict | None, store: RankStore, *, is_judge: bool
+    ) -> None:
+        """What the policy makes of a red verdict."""
+        if callable(self.policy):
+            self._call(self.policy, verdict)
+        elif self.policy == "stop":
+            self._stop(alarm, record, verdict, store, is_judge=is_judge)
+        elif is_judge and verdict is not None:
+            logger.warning("rank divergence: {}", verdict.summary)
+
+    def _call(self, policy: Callable[[Verdict], None], verdict: Verdict | None) -> None:
+        try:
+            if verdict is not None:
+                policy(verdict)
+        except SystemExit as ending:  # in a thread it would end the thread
+            self._shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+        except Exception as error:
+            logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
+
+    def _tell_mild(self, alarm: Alarm, verdict: Verdict, present: Sequence[int]) -> None:
+        """Differences that end nothing."""
+        for chosen in verdict.divergences:
+            if chosen.is_choice:
+                logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
+        left = [rank for rank in self._log.members if rank not in present]
+        if alarm.position is not None and left and not verdict.divergences:
+            # Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is.
+            logger.warning(
+                "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
+                alarm.position, ranks_text(left),
+            )  # fmt: skip
+
+    def record(self, position: Position | None) -> RankRecord:
+        """This rank's compiles of the region up to the position; they agreed up to the last."""
+        everything = self._session.record(
+            rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
+        )
+        wanted: set[str] = set()
+        if position is not None:
+            here = (position.call, position.index)
+            places = self._progress.region(position.region).compiled
+            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= here}
+        kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
+        return everything.model_copy(update={"compiles": kept, "counters": ()})
+
+    def _stop(
+        self, alarm: Alarm, record: RankRecord, verdict: Verdict | None, store: RankStore, *, is_judge: bool
+    ) -> None:
+        """Write the report and end the process; returns where an exception ends it."""
+        try:
+            self._report(record, verdict if is_judge else None)
+        except TpCompileError as error:
+            logger.error("no report: {}", error)
+            if is_judge and verdict is not None:
+                logger.error("rank divergence: {}", verdict.summary)
+        if is_judge:
+            store.put("published", True)
+        else:
+            store.wait("published", timeout_s=_PUBLISH_S)
+        for rank in alarm.gone:
+            forget((self._log.process_of(rank) or {}).get("black_box", ""))
+        self._shutdown.exit_code = verdict.exit_code if verdict is not None else ExitCode.FAIL
+        self.let_the_first_go()
+        self._shutdown.leave(self._shutdown.exit_code)
+
+    def _report(self, record: RankRecord, verdict: Verdict | None) -> None:
+        """Write this rank's evidence, and the verdict where this rank judged."""
+        directory = self._directory()
+        directory.write_record(record)
+        timeline = json.dumps(self._timeline.entries, indent=1)
+        directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
+        if verdict is not None and directory.write_verdict(verdict):
+            allowed = [list(one) for one in self._rules.allowed]
+            facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": self._rules.timeout_s, "allowed": allowed}
+            directory.write_run(facts)
+            publish(verdict, directory, Console(stderr=True), os.environ, command="sentinel")
+
+    def _directory(self) -> RunDir:
+        """Where all ranks write their reports. Raises PreflightError when it cannot be written."""
+        return RunDir.create(self._log.run_dir(str(self._run_dir or _default_dir())))
+
+    def keep_traceback(self, text: str) -> None:
+        """Write it down before anything else may go wrong."""
+        try:
+            self._directory().write_text(f"rank_{self._log.rank}/traceback.txt", text)
+        except TpCompileError as error:
+            logger.error("the traceback of rank {} is not kept: {}", self._log.rank, error)
+
+    def let_the_first_go(self) -> None:
+        """Stay until the first rank that an exception ends has ended, for torchrun blames who ends first."""
+        log = self._log
+        first = log.first_raised()
+        if first is None or first == log.rank:
+            return
+        process = log.process_of(first)
+        if process is not None:
+            stay_until_gone(lambda: process_state(process["pid"], process["host"]), lambda: log.has_closed(first))
+
+    # What the exchange asks of the other ranks.
+
+    def last_seen(self, rank: int) -> str:
+        """What is known of a silent rank."""
+        return "its process died" if self.is_gone(rank) else "unknown"
+
+    def is_gone(self, rank: int) -> bool:
+        """True when the rank's process is dead or stopped."""
+        found = self._log.process_of(rank)
+        return found is not None and process_state(found["pid"], found["host"]) in ("dead", "stopped")
+
+
+def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
+    """True for what must end the job.
+
+    Environments that differ do not while programs agree; the parity handshake is for them. Nor, with `kernels="warn"`,
+    do kernels that each rank chose by its own timings: the same program, rounded otherwise.
+    """
+    red = [divergence for divergence in verdict.divergences if divergence.is_red]
+    mild = [divergence for divergence in red if _is_mild(divergence, kernels)]
+    if len(mild) < len(red):
+        return True
+    said_by = tuple({f"{layer} " for divergence in mild for layer in (divergence.layer, *divergence.consequences)})
+    failed = [check for check in verdict.checks if check.status == Status.FAIL]
+    return any(not check.name.startswith((f"{Layer.ENVIRONMENT} ", *said_by)) for check in failed)
+
+
+def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:
+    if divergence.layer == Layer.ENVIRONMENT:
+        return True
+    return kernels == "warn" and divergence.is_choice
+
+
+def _default_dir() -> str:
+    return f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-sentinel"

@@ -1,0 +1,47 @@
+"""Frames of the main thread, flight recorder and progress -> what this rank does, for whoever asks; on any thread."""
+
+from __future__ import annotations
+
+import time
+from types import FrameType
+
+from tpcompile.sentinel import adapter, flight
+from tpcompile.sentinel.messages import RankState
+from tpcompile.sentinel.protocol import Protocol
+
+
+class Snapshot:
+    """Looks at one process."""
+
+    def __init__(self, protocol: Protocol, *, main_thread: int) -> None:
+        self._protocol, self._progress, self._main_thread = protocol, protocol.progress, main_thread
+
+    def state(self) -> RankState:
+        """What this rank does now."""
+        progress, frame = self._progress, self._main_frame()
+        return RankState(
+            rank=self._protocol.rank,
+            activity=progress.activity,
+            since_s=time.monotonic() - progress.since,
+            position=progress.current.position if progress.current else None,
+            compile_id=progress.compile_id,
+            reason=progress.reason,
+            waits_at=self._protocol.waits_at(),
+            in_dynamo=adapter.is_in_dynamo(frame),
+            blocked=flight.is_blocked(frame),
+            stack=flight.user_stack(frame),
+            issued=flight.recorded(begun=progress.calls_begun()),
+            calls=progress.calls(),
+            calling=adapter.group_waited_in(frame),
+            p2p=flight.point_to_point(frame),
+            groups=adapter.group_names(),
+        )
+
+    def is_stuck(self, *, for_s: float) -> bool:
+        """True when the main thread waits in communication, or a collective has been in flight for so long."""
+        if flight.is_blocked(self._main_frame()):
+            return True
+        return any(not issued.is_done and issued.age_s > for_s for issued in flight.recorded())
+
+    def _main_frame(self) -> FrameType | None:
+        return adapter.main_thread_frame(self._main_thread)

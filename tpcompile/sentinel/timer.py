@@ -1,0 +1,47 @@
+"""A clock and SIGTERM -> events: the one thread of the sentinel that wakes up by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tpcompile.dist.signals import SigtermPipe
+from tpcompile.sentinel.events import Event, Failed, Tick
+
+_TICK_S = 0.2
+
+
+class Timer:
+    """Ticks while the sentinel watches; learns of SIGTERM through a pipe."""
+
+    def __init__(
+        self, on: Callable[[Event], None], *, terminated: Callable[[], None], ends: Callable[[], None]
+    ) -> None:
+        self._on, self._terminated, self._ends = on, terminated, ends
+        self.signals = SigtermPipe()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tpcompile-sentinel-timer", daemon=True)
+
+    def start(self) -> None:
+        """Begin; on the main thread, where alone Python sets signal handlers."""
+        self.signals.install(self._thread)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; signals stay as they are until `signals.restore`."""
+        self._done.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            while not self._done.is_set():
+                if self.signals.terminated(timeout_s=_TICK_S):
+                    self._terminated()
+                self._on(Tick(time.monotonic()))
+        except RuntimeError as error:
+            if not self._done.is_set():
+                self._on(Failed(f"the job's store is gone: {error}"))
+        finally:
+            self._ends()
