@@ -43,7 +43,7 @@ def divergence(**changes: Any) -> Divergence:
     groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=value_item("item", "%1", line=blamed())))
     right: dict[str, Any] = {
         "layer": Layer.GRAPH, "cls": DivergenceClass.CONTENT, "domain": "world 0-1", "where": "", "groups": groups,
-        "title": "graph differs", "cause": Cause.RANK_CONSTANT,
+        "title": "graph differs", "cause": Cause.PYTHON_VALUE,
     }  # fmt: skip
     return Divergence(**(right | changes))
 
@@ -69,7 +69,7 @@ def test_a_fault_with_the_right_cause_ranks_and_line_is_named() -> None:
 def test_another_cause_is_only_detected() -> None:
     result = judge(CASE, evidence(verdict(divergence(cause=Cause.RANK_BRANCH))))
     assert result.outcome == Outcome.DETECTED
-    assert "cause is 'rank-dependent branch', not 'rank-dependent constant" in result.why
+    assert "cause is 'rank-dependent branch', not 'a guarded Python value" in result.why
 
 
 def test_another_rank_is_only_detected() -> None:
@@ -120,7 +120,7 @@ def test_only_named_and_green_are_right() -> None:
 def test_an_environment_that_differs_is_named_after_the_program() -> None:
     environment = divergence(layer=Layer.ENVIRONMENT, cause=Cause.ENVIRONMENT, title="environment differs")
     found = first_finding(verdict(environment, divergence()))
-    assert found is not None and found.cause == Cause.RANK_CONSTANT
+    assert found is not None and found.cause == Cause.PYTHON_VALUE
     alone = first_finding(verdict(environment))
     assert alone is not None and alone.cause == Cause.ENVIRONMENT
 

@@ -451,3 +451,20 @@ def test_an_extra_frame_on_one_rank_blames_the_rank_that_has_it() -> None:
 def test_a_cache_that_one_rank_hits_is_information() -> None:
     found = only(compiled(cache=("fx_graph_cache_hit",)), compiled(cache=("fx_graph_cache_miss",)))
     assert (found.cause, found.cls, found.is_red) == (Cause.CACHE_SPLIT, DivergenceClass.LABEL, False)
+
+
+def test_a_guard_that_nobody_asked_for_stands_at_the_first_node_that_differs() -> None:
+    def scaled(value: int) -> CompileRecord:
+        unplaced = guard(says=f"== {value}").model_copy(update={"line": None})
+        return compiled(call("mul", "%0", str(value), at=37), reduce("%1"), guards=(unplaced,))
+
+    assert only(scaled(5), scaled(6)).line == line(37)
+
+
+def test_two_ranks_have_no_majority_and_three_have() -> None:
+    def scaled(value: int) -> CompileRecord:
+        return compiled(call("mul", "%0", str(value)), reduce("%1"))
+
+    assert only(scaled(5), scaled(6)).culprits == ()
+    assert only(scaled(5), scaled(6), scaled(5)).culprits == (1,)
+    assert only(compiled(), compiled(breaks=(broken(),))).culprits == (1,)

@@ -129,7 +129,18 @@ def _value(difference: Difference) -> Explanation | None:
     values = " / ".join(dict.fromkeys(_held(item) for item in row if item))
     is_plain = all(item and "value" in item.notes for item in row)
     says = "" if is_plain else f"{spoken(_subject(row))} is {values}"
-    return Explanation(_value_cause(row, program, difference), Directness.VALUE, row, says, guard=row)
+    shown = _placed(row, program)
+    return Explanation(_value_cause(row, program, difference), Directness.VALUE, shown, says, guard=row)
+
+
+def _placed(row: Row, program: Sequence[Row]) -> Row:
+    """The row at the lines of the first nodes that differ, where torch does not say who asked for the guard."""
+    nodes = program[0] if program else row
+    pairs = zip(row, nodes, strict=True)
+    return tuple(
+        item.model_copy(update={"line": node.line}) if item and node and item.line is None else item
+        for item, node in pairs
+    )
 
 
 def _has_values(row: Row) -> bool:

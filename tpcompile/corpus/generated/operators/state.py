@@ -148,7 +148,7 @@ OPERATORS = (
             Insert("file", "MODE = [False]"),
             Insert("loop", "MODE[0] = step == 1 or (job.rank == $rank and step == $step)  # fault"),
         ),
-        causes=causes("wrong_variant"),
+        causes=causes("wrong_variant", "cached_variant"),
         tags=("call",),
         start=Start.STEP,
         trace=Trace.ABSENT,
