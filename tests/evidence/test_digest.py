@@ -1,5 +1,6 @@
 """Equal programs have equal digests whatever is incidental; every change that counts changes them."""
 
+import json
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from tests.evidence import programs, samples
 from tests.evidence.programs import GuardLine, Noise, Op, Program
 from tpcompile.evidence.digest import digest_rank, layer_items
-from tpcompile.evidence.records import Collective, CompileRecord, Layer, RankRecord
+from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer, RankRecord
 
 
 @given(st.data())
@@ -81,3 +82,10 @@ def _program(guard: GuardLine | None = None) -> Program:
     guards = (guard,) if guard else ()
     ops = (Op("torch.relu", (0,)), Op("torch.ops._c10d_functional.all_reduce", (1, "'sum'"), group="tp"))
     return replace(Program(1, ops, guards))
+
+
+def test_an_item_says_the_same_after_it_travelled_as_sorted_json() -> None:
+    item = Item(kind=ItemKind.COLLECTIVE, about="forward all_reduce", fields={"op": "all_reduce", "dtype": "f32"})
+    travelled = Item.model_validate(json.loads(json.dumps(item.model_dump(mode="json"), sort_keys=True)))
+    assert list(travelled.fields) != list(item.fields), "the order did change on the way"
+    assert travelled.key == item.key

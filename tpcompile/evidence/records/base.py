@@ -90,8 +90,8 @@ class Item(Frozen):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for items that say the same."""
-        return (self.kind, self.about, *self.fields.values())
+        """Equal for items that say the same, whatever order their fields came in: JSON from another rank is sorted."""
+        return (self.kind, self.about, *(self.fields[name] for name in sorted(self.fields)))
 
     @property
     def says(self) -> str:
