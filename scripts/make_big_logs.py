@@ -23,7 +23,7 @@ from pathlib import Path
 NAME = "dedicated_log_torch_trace_rank_{}_{}.log"
 LINE = re.compile(r"^([A-Z]\d{4} [\d:.]+ \d+ .*?\] )(\{.*\})$")
 OBJECT_ID = re.compile(r"(?<=, )\d{12,}(?=\))|0x[0-9a-f]{9,}")
-FILLER = 'V1121 15:15:15.319000 1 x.py:1] {"chromium_event": {}, "rank": 0, "has_payload": "0"}\n'
+FILLER = 'V1121 15:15:15.319000 1 x.py:1] {"chromium_event": {}, "rank": 0}\n'
 FILLER_LINE = '\t{"name": "inductor", "ts": 1795312342125974.8, "args": {"compile_id": "0/0"}, "ph": "B"}\n'
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.evidence.test_tracedir import JOBS
 from tpcompile.errors import ConfigError
-from tpcompile.evidence import jobdigest
+from tpcompile.evidence import jobdigest, tracedir
 from tpcompile.evidence.domains import DEFAULT_GROUP, Domains, Source, by_groups, parse_mesh, roles_of
 from tpcompile.evidence.ranklog import read_rank_log
 from tpcompile.evidence.tracedir import diagnose
@@ -99,3 +99,16 @@ def test_groups_of_replicas_stand_for_each_other_and_one_name_is_one_group() -> 
 def test_a_group_beside_a_shared_one_is_another() -> None:
     found = roles_of({0: ["0"], 1: ["5", "0"]}, [0, 1])
     assert found[1] == {"0": "group#0", "5": "group#1"}
+
+
+def test_what_was_not_looked_into_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (JOBS / "warm_cold").iterdir():
+        text = path.read_text()
+        again = text.replace('"frame_id": 0', '"frame_id": 1').replace('"healthy"', '"again"')
+        (tmp_path / path.name).write_text(text + again)
+    monkeypatch.setattr(jobdigest.select, "__kwdefaults__", {"budget_bytes": 1, "small_bytes": 0})
+    assert diagnose([tmp_path]).exit_code == 0
+    monkeypatch.setattr(tracedir, "MAX_BYTES", 1)
+    verdict = diagnose([tmp_path])
+    assert verdict.exit_code == 6
+    assert "1 more functions differ in their text and were not looked into" in verdict.summary

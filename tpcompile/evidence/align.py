@@ -6,7 +6,8 @@ and a rank that compiled something extra shifts every later label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
@@ -51,25 +52,36 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     slots: list[Slot] = []
     for rank in ranks:
         left = list(rank.compiles)
-        for matches in _PASSES:
-            left = [c for c in left if not _place(slots, rank.rank, c, matches)]
+        for key in _PASSES:
+            left = _unplaced(slots, rank.rank, left, key)
         slots += [Slot(c.phase, c.frame, {rank.rank: c}) for c in left]
     return slots
 
 
-def _place(slots: list[Slot], rank: int, compile_: CompileDigest, matches: _Match) -> bool:
-    for slot in slots:
-        if rank not in slot.compiles and any(matches(other, compile_) for other in slot.compiles.values()):
-            slot.compiles[rank] = compile_
-            return True
-    return False
-
-
-_Match = Callable[[CompileDigest, CompileDigest], bool]
-_PASSES: tuple[_Match, ...] = (
-    lambda a, b: content(a) == content(b) and (a.phase, a.frame, a.step) == (b.phase, b.frame, b.step),
-    lambda a, b: content(a) == content(b) and (a.phase, a.frame) == (b.phase, b.frame),
-    lambda a, b: content(a) == content(b) and a.frame == b.frame,
-    lambda a, b: (a.phase, a.frame) == (b.phase, b.frame),
-    lambda a, b: a.sha(Layer.GRAPH) == b.sha(Layer.GRAPH) and a.phase == b.phase,
+_Key = Callable[[CompileDigest], Hashable]
+_PASSES: tuple[_Key, ...] = (
+    lambda c: (content(c), c.phase, c.frame, c.step),
+    lambda c: (content(c), c.phase, c.frame),
+    lambda c: (content(c), c.frame),
+    lambda c: (c.phase, c.frame),
+    lambda c: (c.sha(Layer.GRAPH), c.phase),
 )
+
+
+def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
+    """Put compiles into the first free slot with an equal key; those without one are returned."""
+    free: dict[Hashable, deque[Slot]] = {}
+    for slot in slots:
+        if rank not in slot.compiles:
+            for found in {key(other) for other in slot.compiles.values()}:
+                free.setdefault(found, deque()).append(slot)
+    left = []
+    for compile_ in compiles:
+        candidates = free.get(key(compile_), deque())
+        while candidates and rank in candidates[0].compiles:
+            candidates.popleft()
+        if candidates:
+            candidates.popleft().compiles[rank] = compile_
+        else:
+            left.append(compile_)
+    return left

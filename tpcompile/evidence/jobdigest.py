@@ -17,7 +17,9 @@ from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer
 SMALL_BYTES = 1_000_000
 """Text of a job that is parsed whole."""
 BUDGET_BYTES = 2_000_000
-"""Differing text that is parsed first; the rest only when that explains nothing."""
+"""Differing text that is parsed first."""
+MAX_BYTES = 32_000_000
+"""Differing text that is parsed when the first part of it is not red; what is beyond makes a verdict incomplete."""
 
 MAX_EQUAL = 200
 """Frames of equal text that are listed in a digest."""

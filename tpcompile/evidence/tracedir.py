@@ -20,7 +20,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.domains import Domains, Mesh, Source, by_groups
 from tpcompile.evidence.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.jobdigest import Job, JobDigest, select
+from tpcompile.evidence.jobdigest import MAX_BYTES, Job, JobDigest, select
 from tpcompile.evidence.logends import LogEnd, failed_everywhere, log_ends
 from tpcompile.evidence.logfiles import find_logs, unreadable
 from tpcompile.evidence.ranklog import RankLog, read_rank_log
@@ -119,14 +119,24 @@ class _Diagnosis:
         self.num_left = 0
 
     def verdict(self) -> Verdict:
-        """Look into the first of what differs; into all of it only when that is not red."""
+        """Look into the first of what differs, and into more of it only when that is not red."""
         selection = select(self.job)
-        self.num_left = selection.num_left
         found = self.conclude(JobDigest(self.job, selection))
-        if self.num_left and found.exit_code != ExitCode.FAIL:
-            self.num_left = 0
-            found = self.conclude(JobDigest(self.job, select(self.job, budget_bytes=float("inf"))))
-        return self.limited(found)
+        if selection.num_left and found.exit_code != ExitCode.FAIL:
+            selection = select(self.job, budget_bytes=MAX_BYTES)
+            found = self.conclude(JobDigest(self.job, selection))
+        self.num_left = selection.num_left
+        return self.limited(self.with_left(found))
+
+    def with_left(self, verdict: Verdict) -> Verdict:
+        """Say how much was not looked into."""
+        if not self.num_left:
+            return verdict
+        note = _information(EXAMINED, self.left_text(), [])
+        return verdict.model_copy(update={"checks": (*verdict.checks, note)})
+
+    def left_text(self) -> str:
+        return f"{self.num_left} more functions differ in their text and were not looked into"
 
     def conclude(self, digest: JobDigest) -> Verdict:
         rules = Rules(self.judge, 0.0, preset="trace logs", allowed=tuple(self.question.allowed), revise=self.revised)
@@ -206,8 +216,6 @@ class _Diagnosis:
             yield _information(WHOLE, text, details).model_copy(update={"ranks": ranks})
         if self.left_out:
             yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
-        if self.num_left:
-            yield _information(EXAMINED, f"{self.num_left} more functions differ in their text", [])
 
     # Exit code 6.
 
@@ -215,7 +223,7 @@ class _Diagnosis:
         """A pass of logs that do not go far enough is none; a difference is one all the same."""
         if verdict.exit_code != ExitCode.PASS:
             return verdict
-        summary = self.incomplete() or self.failed() or self.ended()
+        summary = self.incomplete() or self.unexamined() or self.failed() or self.ended()
         if not summary:
             return verdict
         update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
@@ -227,6 +235,9 @@ class _Diagnosis:
             return ""
         more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         return f"what was logged agrees, and that is not all: {lacking[0]}{more}"
+
+    def unexamined(self) -> str:
+        return f"what was looked into agrees: {self.left_text()}" if self.num_left else ""
 
     def failed(self) -> str:
         failed = [c for c in failed_everywhere(list(self.job.logs.values())) if c.failure]
