@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -112,16 +113,21 @@ def _sweep(args: argparse.Namespace) -> int:
         if args.json:
             args.json.write_text(json.dumps(results(seen, command=command), indent=1, sort_keys=True) + "\n")
 
-    with tempfile.TemporaryDirectory(prefix="generated-") as temporary:
-        settings = Settings(
-            routes=args.routes,
-            directory=(args.keep or Path(temporary)).absolute(),
-            caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
-            jobs=args.jobs,
-            keep=args.keep is not None,
-            is_nccl=args.nccl,
-        )
+    # Not a TemporaryDirectory: every forked rank would remove it at its end.
+    directory = args.keep or Path(tempfile.mkdtemp(prefix="generated-"))
+    settings = Settings(
+        routes=args.routes,
+        directory=directory.absolute(),
+        caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
+        jobs=args.jobs,
+        keep=args.keep is not None,
+        is_nccl=args.nccl,
+    )
+    try:
         rows = sweep(cases, settings, report=report)
+    finally:
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
     print(tables(rows))
     return 0 if all(row.judged.outcome.is_right for row in rows) else 1
 
