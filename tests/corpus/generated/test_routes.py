@@ -16,7 +16,7 @@ _SCRIPT = Path(__file__).parents[3] / "scripts" / "generated_faults.py"
 def _run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     """The rows of a sweep; a process of its own, since ranks are forked from it."""
     results = tmp_path / "results.json"
-    command = [sys.executable, str(_SCRIPT), "--json", str(results), "--keep", str(tmp_path / "kept"), *arguments]
+    command = [sys.executable, str(_SCRIPT), "--json", str(results), *arguments]
     subprocess.run(command, check=False, timeout=200)
     rows: list[dict[str, Any]] = json.loads(results.read_text())["rows"]
     return rows
@@ -25,7 +25,7 @@ def _run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_rank_that_raises_is_named_by_the_sentinel_and_its_program_is_a_file(tmp_path: Path) -> None:
     drawn = ("--program", "hand_function", "--operator", "raised", "--seeds", "11")
-    (row,) = _run(tmp_path, *drawn, "--routes", "sentinel")
+    (row,) = _run(tmp_path, *drawn, "--routes", "sentinel", "--keep", str(tmp_path / "kept"))
     assert row["outcome"] == "named", row
     (program,) = tmp_path.glob("kept/fault-*/program.py")
     assert "# fault" in program.read_text()

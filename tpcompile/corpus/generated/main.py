@@ -113,11 +113,11 @@ def _sweep(args: argparse.Namespace) -> int:
         if args.json:
             args.json.write_text(json.dumps(results(seen, command=command), indent=1, sort_keys=True) + "\n")
 
-    # Not a TemporaryDirectory: its finalizer would run in every forked rank that ends, and remove the others' files.
-    temporary = Path(tempfile.mkdtemp(prefix="generated-"))
+    # Not a TemporaryDirectory: every forked rank would remove it at its end.
+    directory = args.keep or Path(tempfile.mkdtemp(prefix="generated-"))
     settings = Settings(
         routes=args.routes,
-        directory=(args.keep or temporary).absolute(),
+        directory=directory.absolute(),
         caches=Path(tempfile.gettempdir()) / "tpcompile-generated-cpp",
         jobs=args.jobs,
         keep=args.keep is not None,
@@ -126,7 +126,8 @@ def _sweep(args: argparse.Namespace) -> int:
     try:
         rows = sweep(cases, settings, report=report)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
     print(tables(rows))
     return 0 if all(row.judged.outcome.is_right for row in rows) else 1
 
