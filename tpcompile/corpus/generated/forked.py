@@ -53,6 +53,8 @@ class Launch:
     """Folder of Inductor's cache; None for one of its own."""
     after: tuple[str, ...] = ()
     """Command to run when the ranks have ended; its output goes to after.txt."""
+    if_ended_badly: tuple[str, ...] = ()
+    """Arguments more for that command when a rank crashed or the job hung: what a person would know."""
     fresh_interpreters: bool = False
     """Start Python anew for every rank: CUDA does not survive a fork."""
 
@@ -292,18 +294,20 @@ class Runs:
 def _supervise_and_exit(launch: Launch) -> None:
     try:
         ended = supervise(launch)
-        _run_after(launch)
+        _run_after(launch, ended)
         (launch.out / ENDED).write_text(json.dumps(asdict(ended)))
     except BaseException:
         traceback.print_exc()
     os._exit(0)
 
 
-def _run_after(launch: Launch) -> None:
+def _run_after(launch: Launch, ended: Ended) -> None:
     if not launch.after:
         return
+    ended_badly = ended.is_hang or any(ended.codes.values())
+    command = [*launch.after, *(launch.if_ended_badly if ended_badly else ())]
     with (launch.out / "after.txt").open("wb") as output:
-        process = subprocess.run(launch.after, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=120.0)
+        process = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=120.0)
     (launch.out / AFTER).write_text(json.dumps(process.returncode))
 
 

@@ -126,6 +126,7 @@ def _launch(case: Case, route: Route, settings: Settings) -> Launch:
         reached=REACHED.format(rank="*"),
         is_traced=is_traced,
         after=_diagnose(out) if is_traced else (),
+        if_ended_badly=("--ended-badly",),
         fresh_interpreters=settings.is_nccl,
     )
 
