@@ -71,7 +71,10 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
     # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
-    counts = [Counter(_unnumbered(item) for item in group) for group in items]
+    orders = [[_unnumbered(item) for item in group] for group in items]
+    if all(order == orders[0] for order in orders):
+        return Cause.GROUP
+    counts = [Counter(order) for order in orders]
     if all(count == counts[0] for count in counts):
         first = next(item for item in row if item is not None)
         return Cause.ORDER_BACKWARD if first.about == "backward" else Cause.ORDER_FORWARD
