@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.evidence import programs, samples
 from tests.evidence.programs import GuardLine, Noise, Op, Program
 from tpcompile.evidence.digest import digest_rank, layer_items
-from tpcompile.evidence.records import Collective, CompileRecord, Layer, RankRecord
+from tpcompile.evidence.records import Collective, CompileRecord, Item, Layer, RankRecord
 
 
 @given(st.data())
@@ -81,3 +81,9 @@ def _program(guard: GuardLine | None = None) -> Program:
     guards = (guard,) if guard else ()
     ops = (Op("torch.relu", (0,)), Op("torch.ops._c10d_functional.all_reduce", (1, "'sum'"), group="tp"))
     return replace(Program(1, ops, guards))
+
+
+def test_an_item_that_travelled_says_the_same() -> None:
+    for layer in (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS, Layer.COLLECTIVES):
+        for item in layer_items(samples.compiled(), layer):
+            assert Item.model_validate_json(item.to_json()).key == item.key

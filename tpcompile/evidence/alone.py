@@ -102,8 +102,7 @@ class _Alone:
         if self.first.limit_reached:
             return Cause.RECOMPILE_LIMIT
         if self.failure:
-            grew = self.failure.kind == ReasonKind.SIZE and self.first.is_dynamic
-            return Cause.AUTOMATIC_DYNAMIC if grew else reason_cause(self.failure)
+            return reason_cause(self.failure)
         kinds = {item.kind for item in self._program()}
         if ItemKind.BREAK in kinds:
             return Cause.GRAPH_BREAK
@@ -154,7 +153,8 @@ class _Alone:
         dim = "" if failure.dim is None else f"[{failure.dim}]"
         about = f"{failure.kind}{dim} of {spoken(failure.source)}"
         if failure.actual:
-            return f"{about}: {failure.expected} / {failure.actual}"
+            grew = failure.kind == ReasonKind.SIZE and self.first.is_dynamic
+            return f"{about}: {failure.expected} / {failure.actual}{', dynamic from here on' if grew else ''}"
         if failure.kind == ReasonKind.REQUIRES_GRAD:
             return f"{about} is no longer {failure.expected}"
         ours = self._guarded(self.present[0], self.first, failure)

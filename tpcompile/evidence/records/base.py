@@ -90,8 +90,8 @@ class Item(Frozen):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for items that say the same."""
-        return (self.kind, self.about, *self.fields.values())
+        """Equal for items that say the same; a record that travelled has its fields in another order."""
+        return (self.kind, self.about, *(self.fields[name] for name in sorted(self.fields)))
 
     @property
     def says(self) -> str:
