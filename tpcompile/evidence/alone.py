@@ -221,8 +221,9 @@ def reason_cause(reason: Reason) -> Cause:
         return state.cause_of(next(iter(state.settings_changed(reason.expected)), ""))
     if reason.kind == ReasonKind.DUPLICATE:
         return Cause.TIED_WEIGHTS if PARAMETERS in reason.source else Cause.ALIAS
-    if reason.kind == ReasonKind.REQUIRES_GRAD and PARAMETERS in reason.source:
-        return Cause.FROZEN_PARAMETER
+    is_grad = reason.kind == ReasonKind.REQUIRES_GRAD or reason.source.endswith(".requires_grad")
+    if is_grad:
+        return Cause.FROZEN_PARAMETER if PARAMETERS in reason.source else Cause.REQUIRES_GRAD
     if reason.kind == ReasonKind.TYPE and _SUBCLASS.search(reason.guard):
         return Cause.TENSOR_SUBCLASS
     return _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
