@@ -11,9 +11,9 @@ import pytest
 from tests.report import samples
 from tpcompile import cli, launch
 from tpcompile.errors import ConfigError, DivergenceError, NothingCompiledError, PreflightError, TpCompileError
-from tpcompile.evidence import verdict as verdict_module
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate import replay as replay_module
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -121,7 +121,7 @@ def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: py
 def test_compare_replays_a_run_and_ends_with_its_code(
     tpcompile: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(verdict_module, "replay", lambda run_dir: samples.failing())
+    monkeypatch.setattr(replay_module, "replay", lambda run_dir: samples.failing())
     code, out, _ = tpcompile("compare", str(RunDir.create(tmp_path / "run").path))
     assert code == 1
     assert "FAIL (exit 1)" in out

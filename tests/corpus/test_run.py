@@ -16,7 +16,7 @@ from tpcompile.corpus.run import run_case
 from tpcompile.corpus.sweep import sweep
 from tpcompile.errors import DirectoryTakenError
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import replay
+from tpcompile.gate.replay import replay
 
 
 @pytest.mark.slow

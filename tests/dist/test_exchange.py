@@ -10,7 +10,7 @@ from tpcompile import config
 from tpcompile.evidence.checks import REPORTED
 from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import gate_rules
+from tpcompile.gate.replay import gate_rules
 from tpcompile.dist import exchange as exchange_module
 from tpcompile.dist.exchange import Exchange
 from tpcompile.gate.status import StatusBoard

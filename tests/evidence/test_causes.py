@@ -373,12 +373,14 @@ def test_a_one_rank_recompile_is_classified_by_the_guard_that_failed(reason: str
     assert [g.ranks for g in found.groups] == [(1,), (0,)] and all(g.line for g in found.groups)
 
 
-def test_a_one_rank_recompile_that_became_dynamic_is_automatic_dynamic() -> None:
+def test_a_size_that_one_rank_alone_was_fed_is_its_shape_although_torch_makes_it_dynamic() -> None:
     reason = "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 8"
     node = Node(scope="", op="placeholder", target="L_x_", value="f32[s#0, 8][8, 1]cpu")
     dynamic = graph(call("mul", "%0", "2")).model_copy(update={"nodes": (node,)})
     again = compiled(compile_id="0/1", recompile_reasons=(reason,), graphs=(dynamic,))
-    assert between([compiled(), again], compiled())[0].cause == Cause.AUTOMATIC_DYNAMIC
+    found = between([compiled(), again], compiled())[0]
+    assert found.cause == Cause.SHAPE
+    assert found.title == "size[0] of x: 4 / 8, dynamic from here on, rank 0 recompiled alone"
 
 
 def test_of_two_cache_entries_the_one_that_fitted_best_says_what_changed() -> None:

@@ -12,6 +12,7 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import Check, PhaseCounters, RankRecord, RegionCount, Status, UserLine, value_item
 from tpcompile.evidence.splits import ONE_REGION
+from tpcompile.gate import checks as gate_checks
 
 OVERWRITES = "reduces that overwrite what is read later"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
@@ -61,7 +62,7 @@ def healthy(rank: int, **fields: Any) -> RankRecord:
 def judge(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, Check]:
     """The checks of a mode by name."""
     digests = [digest_rank(r) for r in records]
-    return {c.name: c for c in checks.MODES[mode](config, digests, divergences(*records))}
+    return {c.name: c for c in gate_checks.MODES[mode](config, digests, divergences(*records))}
 
 
 def failed(mode: str, *records: RankRecord, config: RunConfig = CONFIG) -> dict[str, tuple[int, ...]]:
@@ -316,7 +317,7 @@ def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happene
 
 def test_timings_are_those_of_the_slowest_rank() -> None:
     ranks = [healthy(rank, facts={"C/median_ms": 2.0 + rank, "B/median_ms": 5.0}) for rank in range(2)]
-    assert checks.timings([digest_rank(r) for r in ranks]) == {"B": 5.0, "C": 3.0}
+    assert gate_checks.timings([digest_rank(r) for r in ranks]) == {"B": 5.0, "C": 3.0}
 
 
 def test_a_call_that_enters_two_regions_turns_mode_c_red() -> None:

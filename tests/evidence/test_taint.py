@@ -27,7 +27,8 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.taint import UNTAINTED, find_taints
-from tpcompile.evidence.verdict import Rules, conclude, fetch_from, gate_rules
+from tpcompile.evidence.verdict import Rules, conclude, fetch_from
+from tpcompile.gate.replay import gate_rules
 from tpcompile.report import findings, terminal
 
 AT = UserLine(file="/app/model.py", line=12, function="forward", code="if dist.get_rank() == 0:")

@@ -14,7 +14,8 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import Check, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
-from tpcompile.evidence.verdict import Absent, conclude, fetch_from, gate_rules, replay
+from tpcompile.evidence.verdict import Absent, conclude, fetch_from
+from tpcompile.gate.replay import gate_rules, replay
 
 ONLY_C = load("cpu_smoke", train=True)
 

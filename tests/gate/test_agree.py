@@ -6,10 +6,11 @@ import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.checks import AGREED, RESIZED, STEADY
+from tpcompile.evidence.checks import AGREED
 from tpcompile.evidence.records import Check, Collective, CompileRecord, Graph, UserLine
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.agree import Agreement
+from tpcompile.gate.checks import RESIZED, STEADY
 from tpcompile.gate.status import StatusBoard
 
 CONFIG = config.load("cpu_smoke", ["gate.store_timeout_s=0.5"])

@@ -24,7 +24,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, Status
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import replay
+from tpcompile.gate.replay import replay
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from tpcompile.capture import CaptureSession
 from tpcompile.evidence import checks
 from tpcompile.evidence.records import Check, Layer, Status
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import replay
+from tpcompile.gate.replay import replay
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

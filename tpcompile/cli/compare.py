@@ -16,7 +16,7 @@ def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompil
 
     from tpcompile.errors import ConfigError
     from tpcompile.evidence.rundir import RunDir
-    from tpcompile.evidence.verdict import replay
+    from tpcompile.gate.replay import replay
     from tpcompile.report import terminal
 
     try:

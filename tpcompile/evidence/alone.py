@@ -102,8 +102,7 @@ class _Alone:
         if self.first.limit_reached:
             return Cause.RECOMPILE_LIMIT
         if self.failure:
-            grew = self.failure.kind == ReasonKind.SIZE and self.first.is_dynamic
-            return Cause.AUTOMATIC_DYNAMIC if grew else reason_cause(self.failure)
+            return reason_cause(self.failure)
         kinds = {item.kind for item in self._program()}
         if ItemKind.BREAK in kinds:
             return Cause.GRAPH_BREAK
@@ -154,7 +153,8 @@ class _Alone:
         dim = "" if failure.dim is None else f"[{failure.dim}]"
         about = f"{failure.kind}{dim} of {spoken(failure.source)}"
         if failure.actual:
-            return f"{about}: {failure.expected} / {failure.actual}"
+            grew = failure.kind == ReasonKind.SIZE and self.first.is_dynamic
+            return f"{about}: {failure.expected} / {failure.actual}{', dynamic from here on' if grew else ''}"
         if failure.kind == ReasonKind.REQUIRES_GRAD:
             return f"{about} is no longer {failure.expected}"
         ours = self._guarded(self.present[0], self.first, failure)
@@ -221,8 +221,9 @@ def reason_cause(reason: Reason) -> Cause:
         return state.cause_of(next(iter(state.settings_changed(reason.expected)), ""))
     if reason.kind == ReasonKind.DUPLICATE:
         return Cause.TIED_WEIGHTS if PARAMETERS in reason.source else Cause.ALIAS
-    if reason.kind == ReasonKind.REQUIRES_GRAD and PARAMETERS in reason.source:
-        return Cause.FROZEN_PARAMETER
+    is_grad = reason.kind == ReasonKind.REQUIRES_GRAD or reason.source.endswith(".requires_grad")
+    if is_grad:
+        return Cause.FROZEN_PARAMETER if PARAMETERS in reason.source else Cause.REQUIRES_GRAD
     if reason.kind == ReasonKind.TYPE and _SUBCLASS.search(reason.guard):
         return Cause.TENSOR_SUBCLASS
     return _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tpcompile.config import RunConfig
-from tpcompile.errors import ConfigError, ExitCode
+from tpcompile.errors import ExitCode
 from tpcompile.evidence import checks, lead
 from tpcompile.evidence.compare import Allowed, Fetch, compare, equal_groups
-from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.digest import environment_items, layer_items
 from tpcompile.evidence.incidental import hidden_check
 from tpcompile.evidence.recompiles import recompile_causes
 from tpcompile.evidence.records import (
@@ -24,7 +23,6 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
-from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.taint import find_taints, taint_check
 
 
@@ -50,23 +48,14 @@ class Rules:
     modes: tuple[str, ...] = ()
     taint: Literal["off", "list", "fail"] = "off"
     """What becomes of rank-dependent guards and constants under equal graphs."""
+    taint_modes: tuple[str, ...] = ("",)
+    """Modes of which the taints are judged."""
     expected_recompiles: tuple[str, ...] = ()
     """Phases that change something on purpose."""
+    timings: Callable[[Sequence[RankDigest]], dict[str, float]] = lambda _digests: {}
+    """Median ms per call, by mode."""
     revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
     """What the source of the digests knows besides them: adds divergences, or says that one is none."""
-
-
-def gate_rules(config: RunConfig) -> Rules:
-    """The checks of the configured modes of the gate."""
-
-    def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-        return [check for mode in config.modes for check in checks.MODES[mode](config, digests, divergences)]
-
-    allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
-    return Rules(
-        judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes, taint=config.gate.taint,
-        expected_recompiles=(f"C/{checks.RESIZED}",),
-    )  # fmt: skip
 
 
 SENTINEL = "sentinel"
@@ -97,9 +86,12 @@ def conclude(
     judged = rules.judge(digests, divergences)
     taints = find_taints(digests, fetch, allowed=rules.allowed) if rules.taint != "off" else ()
     missing = [_absent_check(rules, a) for a in absent]
-    tainted = [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in _taint_modes(rules)]
+    tainted = [
+        taint_check(mode, digests, taints, fails=rules.taint == "fail")
+        for mode in (rules.taint_modes if rules.taint != "off" else ())
+    ]
     found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged), *tainted]
-    found += hidden_check("C" if "C" in rules.modes else (*rules.modes, "")[0], digests)
+    found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
     first = _lead(found, divergences)
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
@@ -113,7 +105,7 @@ def conclude(
         divergences=divergences,
         taints=taints,
         recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
-        timings_ms=checks.timings(digests),
+        timings_ms=rules.timings(digests),
         domains=equal_groups(digests),
     )
 
@@ -127,42 +119,6 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
         return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)
 
     return fetch
-
-
-def replay(run_dir: RunDir) -> Verdict:
-    """Judge a finished run again, from its rank records alone. Raises ConfigError when there are none."""
-    records = run_dir.read_records()
-    if not records:
-        raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
-    rules = _rules_of(run_dir)
-    world_size = max(record.world_size for record in records)
-    have = {record.rank for record in records}
-    statuses = {status.rank: status for status in run_dir.read_statuses()}
-    absent = [
-        Absent(rank, f"in phase {statuses[rank].phase}" if rank in statuses else "never, it left no status")
-        for rank in range(world_size)
-        if rank not in have
-    ]
-    before = run_dir.read_verdict()
-    problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
-    digests = [digest_rank(record) for record in records]
-    return conclude(rules, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
-
-
-def _rules_of(run_dir: RunDir) -> Rules:
-    """What was asked of the run: `run.json` of a sentinel says so, a run of the gate has its configuration."""
-    facts = run_dir.read_run()
-    if facts.get("kind") == SENTINEL:
-        allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
-        return agree_rules(timeout_s=facts["timeout_s"], allowed=allowed)
-    return gate_rules(run_dir.read_config())
-
-
-def _taint_modes(rules: Rules) -> tuple[str, ...]:
-    """Mode C is the contract; A and B show what goes wrong."""
-    if rules.taint == "off":
-        return ()
-    return tuple(mode for mode in rules.modes if mode == "C") if rules.modes else ("",)
 
 
 def _absent_check(rules: Rules, absent: Absent) -> Check:

@@ -6,10 +6,30 @@ numerics.py   errors against a float64 single-device reference
 agree.py      ranks agree on the collectives of new code before it runs
 ranks.py      the same questions for a program of the user's own
 watch.py      the thread that ends a run in which some rank is stuck or gone
+checks.py     digests -> the checks of modes A, B and C; torch-free
+replay.py     a run directory -> its verdict again, offline; torch-free
 status.py     what this rank is doing, for the others and for the next day
 """
 
-from tpcompile.gate.ranks import check_ranks
-from tpcompile.gate.sequence import run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpcompile.gate.ranks import check_ranks
+    from tpcompile.gate.sequence import run
 
 __all__ = ["check_ranks", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for: checks and replay do without."""
+    if name == "check_ranks":
+        from tpcompile.gate.ranks import check_ranks
+
+        return check_ranks
+    if name == "run":
+        from tpcompile.gate.sequence import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

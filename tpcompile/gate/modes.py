@@ -19,9 +19,9 @@ from torch import Tensor
 from tpcompile.capture import CaptureSession
 from tpcompile.config import Mode, RunConfig
 from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
-from tpcompile.evidence.checks import FIRST, RESIZED, STEADY
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate import numerics
+from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.numerics import Reference, Result
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.testing.counting import collective_text

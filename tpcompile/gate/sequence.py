@@ -28,11 +28,11 @@ from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCo
 from tpcompile.evidence.checks import ALIVE, NO_ERROR
 from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import gate_rules
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.numerics import Reference, free
+from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import Watch
 from tpcompile.report.publish import publish

@@ -94,7 +94,7 @@ def guarded_branch(context: Context) -> None:
 
     def block(x_BD: Tensor) -> Tensor:
         y_BD = funcol.all_reduce(x_BD @ w_DD, "sum", group)
-        if rank == 1:
+        if rank == 1:  # fault: guarded branch
             y_BD = y_BD.clamp(-1, 1)  # fault: guarded branch
         return y_BD + 1
 
@@ -141,7 +141,7 @@ def edges(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         a_BD = x_BD @ w_DD
         b_BD = x_BD + 1
-        left, right = (b_BD, a_BD) if swapped else (a_BD, b_BD)
+        left, right = (b_BD, a_BD) if swapped else (a_BD, b_BD)  # fault: edges
         y_BD = left.sub(right)  # fault: edges
         return funcol.all_reduce(y_BD, "sum", group)
 

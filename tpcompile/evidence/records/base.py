@@ -90,7 +90,7 @@ class Item(Frozen):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for items that say the same, whatever order their fields came in: JSON from another rank is sorted."""
+        """Equal for items that say the same; a record that travelled has its fields in another order."""
         return (self.kind, self.about, *(self.fields[name] for name in sorted(self.fields)))
 
     @property

@@ -1,0 +1,57 @@
+"""A run directory -> its verdict again, offline and without torch: the gate's rules, or those of a sentinel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpcompile.config import RunConfig
+from tpcompile.errors import ConfigError
+from tpcompile.evidence import checks
+from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.verdict import SENTINEL, Absent, Rules, agree_rules, conclude, fetch_from
+from tpcompile.gate.checks import MODES, RESIZED, timings
+
+
+def gate_rules(config: RunConfig) -> Rules:
+    """The checks of the configured modes of the gate."""
+
+    def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+        return [check for mode in config.modes for check in MODES[mode](config, digests, divergences)]
+
+    allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
+    return Rules(
+        judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes, taint=config.gate.taint,
+        timings=timings, taint_modes=tuple(mode for mode in config.modes if mode == "C"),
+        expected_recompiles=(f"C/{RESIZED}",),
+    )  # fmt: skip
+
+
+def replay(run_dir: RunDir) -> Verdict:
+    """Judge a finished run again, from its rank records alone. Raises ConfigError when there are none."""
+    records = run_dir.read_records()
+    if not records:
+        raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
+    rules = _rules_of(run_dir)
+    world_size = max(record.world_size for record in records)
+    have = {record.rank for record in records}
+    statuses = {status.rank: status for status in run_dir.read_statuses()}
+    absent = [
+        Absent(rank, f"in phase {statuses[rank].phase}" if rank in statuses else "never, it left no status")
+        for rank in range(world_size)
+        if rank not in have
+    ]
+    before = run_dir.read_verdict()
+    problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
+    digests = [digest_rank(record) for record in records]
+    return conclude(rules, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
+
+
+def _rules_of(run_dir: RunDir) -> Rules:
+    """What was asked of the run: `run.json` of a sentinel says so, a run of the gate has its configuration."""
+    facts = run_dir.read_run()
+    if facts.get("kind") == SENTINEL:
+        allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
+        return agree_rules(timeout_s=facts["timeout_s"], allowed=allowed)
+    return gate_rules(run_dir.read_config())
