@@ -31,13 +31,14 @@ from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absence_of
-from tpcompile.sentinel.findings import failure_check, finding_check, one_rank_check
+from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.findings import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
 from tpcompile.sentinel.protocol import Protocol
-from tpcompile.sentinel.raised import Losses, line_of
+from tpcompile.sentinel.raised import Losses
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
@@ -117,6 +118,9 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
+        self._comparison = Comparison(
+            self.log, self._progress, raise_=lambda found: self._raise_once(finding_check(found))
+        )
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._late: list[threading.Timer] = []
@@ -132,6 +136,7 @@ class Sentinel:
             ev.RaiseFinding: lambda action: self._raise_once(finding_check(action.finding), action.finding.gone),
             ev.Later: self._later,
             ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
+            ev.Compare: lambda action: self._comparison.with_the_next(),
             ev.Look: self._look,
             ev.Ask: self._ask,
             ev.Say: lambda action: logger.warning("{}", action.text),
@@ -178,6 +183,7 @@ class Sentinel:
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
+            self._safely(self._compare_all_that_ran)
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
 
     def close(self, why: str = "finished") -> None:
@@ -314,6 +320,12 @@ class Sentinel:
         with self._changed:
             self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
 
+    def _compare_all_that_ran(self) -> None:
+        """With every rank, before this one leaves: a short job may have ended before the timer compared."""
+        known = len(self.findings)
+        if self._comparison.at_the_end():
+            self.wait_for_finding(known)
+
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
@@ -348,14 +360,7 @@ class Sentinel:
 
     def _raise_error(self, error: BaseException) -> None:
         """A rank that died or left is the cause of an exception, if there is one."""
-        line = line_of(error)
-        found = self._losses.behind(error, line)
-        if found is not None:
-            self._raise_once(finding_check(found), found.gone)
-            return
-        failed = [compile_ for compile_ in self.session.compiles() if compile_.failure]
-        is_of_compiler = adapter.is_of_compiler(error)
-        self._raise_once(failure_check(self.rank, error, line, failed=failed, is_of_compiler=is_of_compiler))
+        self._raise_once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
