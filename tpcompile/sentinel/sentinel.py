@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
-from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Verdict
@@ -32,6 +31,7 @@ from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absence_of
 from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.domain import members_of
 from tpcompile.sentinel.findings import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
@@ -91,7 +91,7 @@ class Sentinel:
         skew_limit_s: float = 3600.0,
         connect: Callable[[str], RankStore] | None = None,
     ) -> None:
-        members = _members(mesh, axis)
+        members = members_of(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
@@ -397,14 +397,3 @@ def _in_a_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_a_forked_child)
-
-
-def _members(mesh: DeviceMesh | None, axis: str) -> list[int]:
-    """Global ranks that must compile alike."""
-    if not dist.is_initialized():
-        raise ConfigError("Sentinel needs a process group; call torch.distributed.init_process_group first")
-    if mesh is None:
-        return list(range(dist.get_world_size()))
-    if axis not in (mesh.mesh_dim_names or ()):
-        raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(mesh.mesh_dim_names or ()) or 'none'}")
-    return sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
