@@ -71,7 +71,7 @@ class Cause(StrEnum):
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
     # What ran, not what was compiled.
     CALL_COUNT = "one rank made more or fewer calls"
-    CACHED_VARIANT = "one rank ran another of the compiled variants"
+    WRONG_VARIANT = "one rank ran another of the compiled variants"
     UNKNOWN = "unknown"
 
     @property
@@ -281,7 +281,7 @@ ADVICE: dict[Cause, str] = {
         "made (a batch that is skipped, an early break, a loss that is not finite) and decide it alike on all ranks: "
         "all-reduce the flag, or let every rank make the call."
     ),
-    Cause.CACHED_VARIANT: (
+    Cause.WRONG_VARIANT: (
         "The same call took another of the variants that all ranks have compiled: an argument, a flag or a size is not "
         "the same on all ranks. Nothing compiles then and nothing hangs, the numbers are wrong. Make that value equal "
         "on all ranks before the call."

@@ -3,6 +3,7 @@
     name                                          why
     eval_frame.set_guard_complete_hook            hit or miss of every guard lookup, with no collective; one slot
     eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
+    _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
     callback_handler, CallbackTrigger             compiles of frames, lazy backwards and CUDA-graph recordings
     distributed_c10d._world.pg_names              the groups of this rank
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
@@ -24,6 +25,7 @@ import torch
 import torch._dynamo.callback as _callback
 import torch._dynamo.config
 import torch.distributed as dist
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
@@ -94,6 +96,17 @@ def entered_function(frame: FrameType | None) -> Any | None:
             return None
         frame = frame.f_back
     return None
+
+
+def num_variants(code: CodeType) -> int:
+    """Compiled variants of a function."""
+    return len(_debug_get_cache_entry_list(code))
+
+
+def variant_hit(code: CodeType) -> str:
+    """Compile id of the variant whose guards held last: torch moves it to the front of its list."""
+    entries = _debug_get_cache_entry_list(code)
+    return str(entries[0].compile_id) if entries else ""
 
 
 def entered_callable(frame: FrameType | None) -> Any | None:

@@ -267,6 +267,11 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Compare which compiled variants ran with another rank."""
+
+
+@dataclass(frozen=True)
 class Ask:
     """Ask what everybody does; `Answers` follows."""
 
@@ -297,5 +302,5 @@ class StopWatching:
 
 Action = (
     Announce | Post | Wait | Release | DecideEqual | TellPassed | RaiseAlarm | RaiseOneRank | RaiseFinding | Later
-    | Answer | Look | Ask | Say | Settle | StopWatching
+    | Answer | Look | Compare | Ask | Say | Settle | StopWatching
 )  # fmt: skip

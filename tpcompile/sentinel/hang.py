@@ -18,6 +18,9 @@ from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
 from tpcompile.sentinel.progress import COMPILES, COMPILING
 from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
 
+_RECENT = 12
+"""Collectives before an abort in which a rank may have left the common order."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -115,20 +118,49 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
     if not newest:
         return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
     here = [rank for rank, issued in newest.items() if _met(gone, issued)]
-    if here:
+    elsewhere = {rank: issued for rank, issued in newest.items() if rank not in here}
+    if not elsewhere:
         text = f"{how}; the others issued {newest[here[0]].op} there, too: shapes, dtypes or split sizes differ"
         return Finding(Cause.COLLECTIVE_SIZES, text, (gone.rank,), gone.line)
-    strangers = [rank for rank, issued in newest.items() if _is_strange(issued, states[rank])]
+    strangers = elsewhere if here else _strangers(states, newest)
     if strangers:  # the dead rank did what everybody does, and a rank met it with another collective
-        issued = newest[strangers[0]]
-        text = f"{how}; rank {ranks_text(strangers)} was in {issued}"
-        return Finding(Cause.STUCK_COLLECTIVE, text, tuple(strangers), issued.line)
+        odd, issued = tuple(strangers), next(iter(strangers.values()))
+        text = f"{how}; rank {ranks_text(odd)} was in {issued}"
+        return Finding(Cause.STUCK_COLLECTIVE, text, odd, issued.call_line or issued.line)
     met = next(iter(newest.values()))
-    was_there = any(_met(gone, issued) for state in states.values() for issued in state.issued)
-    if was_there and met.call_line is not None:  # it left a call out: the others are in it
-        text = f"{how}; the others were in {met} in call {met.call} of {met.region}"
+    text = f"{how}; the others were in {met}"
+    if met.call_line is not None and _is_ahead_of(gone, met, states):  # it left that call out
+        text += f", in call {met.call} of {met.region}"
         return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
-    return Finding(Cause.STUCK_COLLECTIVE, f"{how}; the others were in {met}", (gone.rank,), gone.line)
+    return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
+
+
+def _is_ahead_of(gone: Lost, met: Issued, states: Mapping[int, RankState]) -> bool:
+    """True when the dead rank stood at what usually comes after `met`, not at what came before it."""
+    for state in states.values():
+        issued = [one for one in state.issued if one.group == met.group and one.seq <= met.seq]
+        was_there = [number for number, one in enumerate(issued) if _met(gone, one)]
+        earlier = [number for number, one in enumerate(issued[:-1]) if key_of(one) == key_of(met)]
+        if was_there and earlier:
+            behind = len(issued) - 1 - was_there[-1]
+            following = [number - earlier[-1] for number in was_there if number > earlier[-1]]
+            return bool(following) and following[0] < behind
+    return False
+
+
+def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
+    """Ranks that left their own habit a moment ago, and in what."""
+    found = {}
+    for rank, last in newest.items():
+        recent = [one for one in states[rank].issued if one.group == last.group][-_RECENT:]
+        strange = [issued for issued in recent if _is_strange(issued, states[rank])]
+        if strange:
+            found[rank] = strange[0]
+    return found
+
+
+def _where(gone: Lost) -> str:
+    return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
 
 
 def _met(gone: Lost, issued: Issued) -> bool:
@@ -142,16 +174,12 @@ def _met(gone: Lost, issued: Issued) -> bool:
 
 
 def _is_strange(issued: Issued, state: RankState) -> bool:
-    """True when the rank used to issue something else there, or nothing from that line."""
+    """True when the rank used to issue something else there, or nothing from that line after it had issued others."""
     history = [key_of(one) for one in state.issued if one.group == issued.group and one.seq < issued.seq]
     expected = followers(history, history)
     if expected:
         return key_of(issued) not in expected
-    return bool(history) and key_of(issued) not in history
-
-
-def _where(gone: Lost) -> str:
-    return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
+    return len(history) > 1 and not issued.is_done and key_of(issued) not in history
 
 
 def _same(a: UserLine | None, b: UserLine | None) -> bool:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from tpcompile.capture import CaptureSession
@@ -18,7 +18,7 @@ from tpcompile.evidence import normalise
 from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
-from tpcompile.sentinel.messages import Announcement, Position, post_of
+from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of
 from tpcompile.sentinel.progress import RUNNING, TRIGGERS, Progress, Region
 
 
@@ -97,10 +97,18 @@ class Hooks:
             if region is not None:
                 if hit:
                     progress.enter_and_hit(region)
+                    if region.has_variants:
+                        self._ran(region)
                     return hit
                 progress.enter(region)
         progress.lookup(hit)
         return hit
+
+    @staticmethod
+    def _ran(region: Region) -> None:
+        """Keep which of its variants the call has hit."""
+        if region.code is not None:
+            region.ran.append((region.call, adapter.variant_hit(region.code)))
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
@@ -115,7 +123,12 @@ class Hooks:
         target = adapter.entered_callable(frame)
         if target is None:
             return None
+        code = code_of(target)
         region = self._progress.region(region_name(target))
+        if region.code is None and code is not None:
+            stack = flight.user_stack(frame)
+            region.code, region.line = code, stack[-1] if stack else None
+            region.has_variants = adapter.num_variants(code) > 1
         with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
             if function is not None:
                 key = id(function)
@@ -204,7 +217,23 @@ class Hooks:
         if compile_ is not None:
             reason_uneven = self._progress.region(position.region).reason_uneven
             post = post_of(self._rank, compile_, is_uneven=bool(reason_uneven))
+            self._keep_variant(position, compile_id, post)
             self._on(CompileEnded(position, post, may_wait))
+
+    def _keep_variant(self, position: Position, compile_id: str, post: CompilePost) -> None:
+        region = self._progress.region(position.region)
+        region.programs[compile_id] = post.program
+        if position.index == 0:
+            region.ran.append((position.call, compile_id))
+            region.has_variants = region.has_variants or len(region.ran) > 1
+
+
+def code_of(target: Any) -> CodeType | None:
+    """Code of a compiled function or of a module's forward: what the user wrote."""
+    forward = getattr(type(target), "forward", None)
+    inner = getattr(target, "_orig_mod", target)
+    function = getattr(type(inner), "forward", None) if forward is not None else getattr(target, "__wrapped__", target)
+    return getattr(function, "__code__", None)
 
 
 def region_name(target: Any) -> str:

@@ -67,7 +67,8 @@ def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: Ran
         return None
     stuck = next((issued for issued in reversed(waiting.issued) if not issued.is_done), None)
     region = stuck.region if stuck is not None and stuck.region in regions else regions[0]
-    line = (stuck.call_line if stuck is not None else None) or waiting.line
+    called = [issued.call_line for issued in waiting.issued if issued.region == region and issued.call_line]
+    line = called[-1] if called else waiting.line
     made = _calls_made(states, region)
     left = f"; rank {absent.rank} has left: {absent.ended}" if absent.ended else ""
     observed = f"the ranks made different numbers of calls of {region}: {made}{left}"
@@ -176,7 +177,7 @@ def _describe(by_rank: Mapping[int, Mapping[int, Issued]], number: int, odd: tup
         f"rank {ranks_text(odd)} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
     )
     cause = Cause.CALL_COUNT if usual.call_line else Cause.STUCK_COLLECTIVE
-    return Parting(cause, odd, usual.call_line or usual.line, says)
+    return Parting(cause, odd, usual.call_line or theirs.call_line or usual.line, says)
 
 
 def _is_a_call(issued: Issued, own: UserLine) -> bool:

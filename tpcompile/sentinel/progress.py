@@ -14,7 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType
 
+from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel.messages import Announcement, Position
 
 RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
@@ -29,7 +31,7 @@ COMPILES = frozenset(TRIGGERS.values())
 _END = 1 << 30
 """Index of a call that has ended: past every frame it could have entered."""
 _KEPT_CALLS = 1024
-_TRIES = 5
+KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
 
 
@@ -51,6 +53,16 @@ class Region:
     """(frame, hash of its collectives) of all compiles."""
     num_collectives: int = 0
     """Of the newest compile."""
+    code: CodeType | None = None
+    """The user's function, where it is known."""
+    line: UserLine | None = None
+    """A call of it by the user."""
+    has_variants: bool = False
+    """More than one variant of it is compiled: which one a call hits is kept."""
+    ran: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_VARIANTS))
+    """(call, compile id of the variant that was hit), from its second variant on."""
+    programs: dict[str, str] = field(default_factory=dict)
+    """Compile id -> hash of what was compiled."""
     is_reported: bool = False
     """A divergence in it was reported and the policy went on: it is not compared again."""
     has_missed: bool = False
@@ -168,12 +180,7 @@ class Progress:
 
     def calls_begun(self) -> list[tuple[int, str, int]]:
         """(Unix time in ns, region, call) of the last calls; on any thread."""
-        for _ in range(_TRIES):
-            try:
-                return [(at_ns, region.name, call) for at_ns, region, call in self.begun]
-            except RuntimeError:  # a call began meanwhile
-                continue
-        return []
+        return [(at_ns, region.name, call) for at_ns, region, call in self.begun.copy()]
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""

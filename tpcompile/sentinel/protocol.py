@@ -19,6 +19,7 @@ from tpcompile.sentinel.events import (
     Answers,
     Ask,
     Asked,
+    Compare,
     CompileEnded,
     CompileStarted,
     Decided,
@@ -52,6 +53,7 @@ from tpcompile.sentinel.events import (
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.progress import Progress, Region
 
+_COMPARE_EVERY_S = 1.0
 _COMPILE_S = 2.0
 """A compile that another rank went past may end within this; what it made says more."""
 
@@ -74,6 +76,7 @@ class Protocol:
         """Positions whose code may run."""
         self._passed: dict[Position, RankState] = {}
         """Compiles that another rank went past."""
+        self._compares_at_s = 0.0
         self._lock = threading.Lock()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
@@ -187,9 +190,13 @@ class Protocol:
         self.asking.notices(event.now_s)
         if not self.is_active:
             return []
+        compare: list[Action] = []
+        if event.now_s >= self._compares_at_s:
+            self._compares_at_s = event.now_s + _COMPARE_EVERY_S
+            compare = [Compare()]
         if self.asking.wants_to_ask(event.now_s):
-            return self._ask(event.now_s)
-        return [Look()] if self.asking.wants_to_look(event.now_s) else []
+            return [*compare, *self._ask(event.now_s)]
+        return [*compare, Look()] if self.asking.wants_to_look(event.now_s) else compare
 
     def _looked(self, event: Looked) -> list[Action]:
         return self._ask(event.now_s) if event.is_stuck and self.is_active else []

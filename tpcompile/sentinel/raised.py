@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel import flight, hang
+from tpcompile.evidence.records import Check, CompileRecord, UserLine
+from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.blackbox import absence_of
+from tpcompile.sentinel.findings import failure_check, finding_check
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.snapshot import Snapshot
@@ -25,6 +27,16 @@ class Losses:
 
     def __init__(self, log: StoreLog, protocol: Protocol, snapshot: Snapshot) -> None:
         self._log, self._protocol, self._snapshot = log, protocol, snapshot
+
+    def problem(self, error: BaseException, compiles: Sequence[CompileRecord]) -> tuple[Check, tuple[int, ...]]:
+        """(what is wrong, ranks that are gone): a rank whose end caused it, else the exception itself."""
+        line = line_of(error)
+        found = self.behind(error, line)
+        if found is not None:
+            return finding_check(found), found.gone
+        failed = [compile_ for compile_ in compiles if compile_.failure]
+        is_of_compiler = adapter.is_of_compiler(error)
+        return failure_check(self._log.rank, error, line, failed=failed, is_of_compiler=is_of_compiler), ()
 
     def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:
         """The finding that explains an error of communication, looked for during a moment."""

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
-from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Verdict
@@ -31,13 +30,15 @@ from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absence_of
-from tpcompile.sentinel.findings import failure_check, finding_check, one_rank_check
+from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.domain import members_of
+from tpcompile.sentinel.findings import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
 from tpcompile.sentinel.protocol import Protocol
-from tpcompile.sentinel.raised import Losses, line_of
+from tpcompile.sentinel.raised import Losses
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
@@ -90,7 +91,7 @@ class Sentinel:
         skew_limit_s: float = 3600.0,
         connect: Callable[[str], RankStore] | None = None,
     ) -> None:
-        members = _members(mesh, axis)
+        members = members_of(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
@@ -117,6 +118,9 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
+        self._comparison = Comparison(
+            self.log, self._progress, raise_=lambda found: self._raise_once(finding_check(found))
+        )
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._late: list[threading.Timer] = []
@@ -132,6 +136,7 @@ class Sentinel:
             ev.RaiseFinding: lambda action: self._raise_once(finding_check(action.finding), action.finding.gone),
             ev.Later: self._later,
             ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
+            ev.Compare: lambda action: self._comparison.with_the_next(),
             ev.Look: self._look,
             ev.Ask: self._ask,
             ev.Say: lambda action: logger.warning("{}", action.text),
@@ -178,6 +183,7 @@ class Sentinel:
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
+            self._safely(self._compare_all_that_ran)
         self.close(f"{type(error).__name__}: {error}" if failed else "finished")
 
     def close(self, why: str = "finished") -> None:
@@ -314,6 +320,12 @@ class Sentinel:
         with self._changed:
             self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
 
+    def _compare_all_that_ran(self) -> None:
+        """With every rank, before this one leaves: a short job may have ended before the timer compared."""
+        known = len(self.findings)
+        if self._comparison.at_the_end():
+            self.wait_for_finding(known)
+
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
@@ -348,14 +360,7 @@ class Sentinel:
 
     def _raise_error(self, error: BaseException) -> None:
         """A rank that died or left is the cause of an exception, if there is one."""
-        line = line_of(error)
-        found = self._losses.behind(error, line)
-        if found is not None:
-            self._raise_once(finding_check(found), found.gone)
-            return
-        failed = [compile_ for compile_ in self.session.compiles() if compile_.failure]
-        is_of_compiler = adapter.is_of_compiler(error)
-        self._raise_once(failure_check(self.rank, error, line, failed=failed, is_of_compiler=is_of_compiler))
+        self._raise_once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
@@ -392,14 +397,3 @@ def _in_a_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_a_forked_child)
-
-
-def _members(mesh: DeviceMesh | None, axis: str) -> list[int]:
-    """Global ranks that must compile alike."""
-    if not dist.is_initialized():
-        raise ConfigError("Sentinel needs a process group; call torch.distributed.init_process_group first")
-    if mesh is None:
-        return list(range(dist.get_world_size()))
-    if axis not in (mesh.mesh_dim_names or ()):
-        raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(mesh.mesh_dim_names or ()) or 'none'}")
-    return sorted(dist.get_process_group_ranks(mesh.get_group(axis)))

@@ -8,6 +8,7 @@
     differs/<position>      set when some rank's post is not the first one's
     decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
     state/<ask>/<rank>      answer to an `ask` event
+    ran/<rank>              which compiled variants a rank ran, from time to time; ran/<rank>/all when it leaves
     raised                  the first rank that an exception ends
     closed/<rank>           set when a rank that raised has nothing more to say
     run_dir                 where reports go
@@ -19,12 +20,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tpcompile.dist.liveness import this_host
 from tpcompile.dist.store import RankStore
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
+from tpcompile.sentinel.variants import Ran
 
 Connect = Callable[[], RankStore]
 COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
@@ -110,6 +112,17 @@ class StoreLog:
     def claim(self, name: str) -> bool:
         """True for the first rank that claims `name`."""
         return self._count(1).count(f"claim/{name}") == 1
+
+    def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
+        """Tell which compiled variants this rank ran."""
+        value = {name: one.model_dump(mode="json") for name, one in ran.items()}
+        self._count(1).put(f"ran/{self.rank}{'/all' if is_all else ''}", value)
+
+    def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
+        """What these ranks have told; with `wait_s` all that they ran."""
+        suffix = "/all" if wait_s else ""
+        found, _ = self._count(1).gather({rank: f"ran/{rank}{suffix}" for rank in ranks}, timeout_s=wait_s)
+        return {rank: {name: Ran.model_validate(one) for name, one in ran.items()} for rank, ran in found.items()}
 
     def raises_first(self) -> bool:
         """Say that an exception ends this rank; True for the first rank that says so."""
