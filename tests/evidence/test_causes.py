@@ -450,6 +450,31 @@ def test_an_extra_frame_on_one_rank_blames_the_rank_that_has_it() -> None:
     assert (found.cause, found.groups[-1].ranks) == (Cause.EXTRA_COMPILE, (0,))
 
 
+def local(function: str, *, at: int) -> CompileRecord:
+    """A compiled function of its own, without collectives."""
+    node = call(function, "%0", at=at + 1)
+    return compiled(node, function=function, line=line(at), compile_id="1/0", collectives=())
+
+
+def test_a_function_of_its_own_without_collectives_is_information() -> None:
+    evaluation = local("evaluate", at=90)
+    found = only([compiled(), evaluation], compiled())
+    assert (found.cause, found.cls, found.is_red) == (Cause.EXTRA_COMPILE, DivergenceClass.LABEL, False)
+
+
+def test_a_function_that_runs_in_place_of_another_is_red() -> None:
+    found = between([compiled(), local("gelu", at=90)], [compiled(), local("relu", at=95)])
+    assert {d.cause for d in found if d.is_red} == {Cause.EXTRA_COMPILE}
+
+
+def test_a_branch_of_the_same_op_on_another_line_is_a_branch() -> None:
+    def branched(value: int, at: int) -> CompileRecord:
+        return compiled(call("sub", "%0", str(value), at=at), reduce("%1"), guards=(guard(says=f"== {value}"),))
+
+    assert only(branched(0, 37), branched(1, 37)).cause == Cause.RANK_CONSTANT
+    assert only(branched(0, 37), branched(1, 39)).cause == Cause.RANK_BRANCH
+
+
 def test_a_cache_that_one_rank_hits_is_information() -> None:
     found = only(compiled(cache=("fx_graph_cache_hit",)), compiled(cache=("fx_graph_cache_miss",)))
     assert (found.cause, found.cls, found.is_red) == (Cause.CACHE_SPLIT, DivergenceClass.LABEL, False)

@@ -39,6 +39,7 @@ _TENSOR_CAUSES = {
     ReasonKind.TENSOR_TYPE: Cause.TENSOR_SUBCLASS,
     ReasonKind.DYNAMIC_MARK: Cause.AUTOMATIC_DYNAMIC,
 }
+_BESIDE = "It issues no collective, and no rank waits for another in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
@@ -49,7 +50,7 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
     failure = found.failure
     return Divergence(
         layer=Layer.GRAPH,
-        cls=DivergenceClass.COLLECTIVES if found.hangs() else DivergenceClass.CONTENT,
+        cls=found.severity(cause),
         domain=domain.name,
         where=slot.where,
         groups=found.groups(cause),
@@ -59,7 +60,7 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
         held=_held(failure) if failure and found.earlier else "",
         step=slot.step,
         is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
-        advice=cause.advice,
+        advice=f"{cause.advice} {_BESIDE}" if found.is_beside(cause) else cause.advice,
     )
 
 
@@ -96,6 +97,21 @@ class _Alone:
         if not self.first.num_items(Layer.COLLECTIVES):
             return False
         return self.earlier is None or self.earlier.sha(Layer.COLLECTIVES) != self.first.sha(Layer.COLLECTIVES)
+
+    def severity(self, cause: Cause) -> DivergenceClass:
+        """How bad it is: what only runs beside the program is information."""
+        if self.hangs():
+            return DivergenceClass.COLLECTIVES
+        return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+
+    def is_beside(self, cause: Cause) -> bool:
+        """True for a function of its own, as an evaluation on one rank: no collective, nothing in its place."""
+        return cause == Cause.EXTRA_COMPILE and not self.hangs() and not self._has_counterpart()
+
+    def _has_counterpart(self) -> bool:
+        """True when the absent ranks compiled a function that these ranks did not."""
+        shared = {c.frame for c in self.domain.of_rank(self.present[0]).compiles}
+        return any(c.frame not in shared for rank in self.absent for c in self.domain.of_rank(rank).compiles)
 
     def cause(self) -> Cause:
         """Why these ranks compiled alone."""

@@ -164,8 +164,6 @@ class _Diagnosis:
         reason = self.uneven(divergence)
         if reason:
             return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
-        if divergence.cause == Cause.EXTRA_COMPILE and divergence.consequences == ():
-            return _as(divergence, DivergenceClass.LABEL, "It issues no collective: no rank waits for another in it.")
         if self.job.domains.source == Source.NOTHING and divergence.cause in _SIZES | _PROGRAM:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
         return divergence

@@ -181,7 +181,9 @@ def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Ca
         return Cause.PYTHON_VALUE
     nodes = [item for row in program[:1] for item in row if item is not None]
     is_same_op = len({item.fields.get("target") for item in nodes}) == 1 and len(nodes) == len(row)
-    return Cause.RANK_CONSTANT if is_same_op else Cause.RANK_BRANCH
+    places = {(node.line.file, node.line.line) for node in nodes if node.line is not None}
+    is_same_call = is_same_op and len(places) <= 1
+    return Cause.RANK_CONSTANT if is_same_call else Cause.RANK_BRANCH
 
 
 def _is_rank(row: Row, difference: Difference) -> bool:
