@@ -136,32 +136,35 @@ def test_a_flag_that_changes_no_graph_is_found_in_the_guards(controls: list[dict
 
 
 @pytest.mark.parametrize(
-    ("name", "constants", "code"),
-    [("attribute", ("3", "4"), "y = y * self.scale"), ("get_rank", ("1", "2"), "y = y * (dist.get_rank() + 1)")],
+    ("name", "layer", "says", "code"),
+    [
+        ("attribute", Layer.GUARDS, "self.scale == 3 / 4", "y = y * self.scale"),
+        ("get_rank", Layer.GRAPH, ", 1) / mul(", "y = y * (dist.get_rank() + 1)"),
+    ],
 )
-def test_a_rank_constant_is_found_in_the_graph(
-    controls: list[dict[str, RankRecord]], name: str, constants: tuple[str, str], code: str
+def test_a_rank_constant_is_found_in_the_guard_if_there_is_one_and_else_in_the_graph(
+    controls: list[dict[str, RankRecord]], name: str, layer: Layer, says: str, code: str
 ) -> None:
     found = between(controls, name)
-    assert (found.layer, found.cls) == (Layer.GRAPH, DivergenceClass.CONTENT)
-    assert all(f", {constant})" in found.title for constant in constants)
+    assert (found.layer, found.cls) == (layer, DivergenceClass.CONTENT)
+    assert says in found.title
     assert lines(found) == {code}
 
 
 def test_another_reduce_op_is_a_hang(controls: list[dict[str, RankRecord]]) -> None:
     found = between(controls, "reduce_op")
     assert found.cls == DivergenceClass.COLLECTIVES
-    assert "'sum', group:tp" in found.title and "'max', group:tp" in found.title
+    assert found.title == "forward all_reduce: reduce_op sum / max"
 
 
 def test_another_stride_is_found_at_the_inputs(controls: list[dict[str, RankRecord]]) -> None:
     found = between(controls, "stride")
-    assert found.layer == Layer.INPUTS and "stride=[8, 1]" in found.title and "stride=[1, 4]" in found.title
+    assert (found.layer, found.title) == (Layer.INPUTS, "x: stride [8, 1] / [1, 4]")
 
 
 def test_an_extra_compile_is_named_on_the_rank_that_has_it(controls: list[dict[str, RankRecord]]) -> None:
     found = between(controls, "extra")
-    assert found.title == "compiled on rank 1 only, not on rank 0" and "double" in found.where
+    assert "compiled on rank 1 only, not on rank 0" in found.title and "double" in found.where
     assert lines(found) == {"return x * 2 + 1"}
 
 

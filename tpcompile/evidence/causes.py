@@ -10,7 +10,7 @@ class Cause(StrEnum):
 
     # What one rank traced.
     RANK_BRANCH = "rank-dependent branch"
-    RANK_CONSTANT = "rank-dependent constant folded without a guard"
+    RANK_CONSTANT = "rank-dependent constant"
     GRAPH_BREAK = "graph break"
     COMPILE_DISABLED = "one rank runs the region without compiling"
     COMPILE_FAILED = "compile failed on one rank"

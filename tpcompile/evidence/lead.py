@@ -22,11 +22,11 @@ def of_divergence(divergence: Divergence) -> Lead:
 
 
 def of_check(check: Check) -> Lead:
-    """The same of a failed check. Its name is left out, it would read as its opposite."""
+    """The same of a failed check; its name stands for a cause where there is none."""
     is_named = check.cause != Cause.UNKNOWN
     return Lead(
         cause=check.cause,
-        says=check.observed if is_named else f"{check.observed}, expected {check.expected}",
+        says=check.observed if is_named else f"{check.name}: {check.observed}, expected {check.expected}",
         ranks=check.ranks,
         line=check.line,
         do_first=_first_sentence(check.cause.advice) if is_named else "",
