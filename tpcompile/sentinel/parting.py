@@ -94,9 +94,20 @@ def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | 
 def _differing(by_rank: Mapping[int, Mapping[int, Issued]]) -> Iterator[int]:
     """Numbers under which more than one rank issued something, and not the same."""
     for number in sorted(set().union(*by_rank.values())):
-        keys = {key_of(issued[number]) for issued in by_rank.values() if number in issued}
-        if len(keys) > 1:
+        having = [issued[number] for issued in by_rank.values() if number in issued]
+        keys = {key_of(issued) for issued in having}
+        if len(keys) > 1 and not _is_one_call(having):
             yield number
+
+
+def _is_one_call(having: Sequence[Issued]) -> bool:
+    """True where ranks issued the same in the same call, compiled on some and eager on others: that is no parting.
+
+    Compiled code stands at the first line of its function, whatever line of it issues a collective.
+    """
+    calls = {(issued.what, issued.region, issued.call) for issued in having}
+    is_compiled = any(issued.line and issued.region.endswith(f":{issued.line.line}") for issued in having)
+    return len(calls) == 1 and is_compiled
 
 
 def _unusual(by_rank: Mapping[int, Mapping[int, Issued]], number: int) -> tuple[int, ...]:
