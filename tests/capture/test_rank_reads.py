@@ -70,7 +70,7 @@ def test_a_constant_that_is_no_rank_is_listed_as_guard_and_as_constant(records: 
 
 def test_what_each_rank_has_is_listed(records: Records) -> None:
     (found,) = taints(records, "branch")
-    assert [(g.ranks, g.item.text) for g in found.groups if g.item] == [((0,), "0"), ((1,), "1")]
+    assert [(g.ranks, g.item.says) for g in found.groups if g.item] == [((0,), "0"), ((1,), "1")]
 
 
 CLEAN = ["ordinary setting", "eager only", "rank as data", "low rank", "batch like rank", "sharded by DTensor"]

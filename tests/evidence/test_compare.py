@@ -252,10 +252,10 @@ def test_a_compile_with_collectives_on_one_rank_only_is_a_hang() -> None:
     assert found.title == "extra app/model.py:3 compiled on rank 1 only, not on rank 0" and "extra" in found.where
 
 
-def test_a_compile_without_collectives_on_one_rank_only_is_content() -> None:
+def test_a_compile_without_collectives_on_one_rank_only_is_information() -> None:
     extra = compiled(call("mul", "%0", "9", at=8), compile_id="1/0", function="extra", collectives=())
     found = only(compiled(), [compiled(), extra])
-    assert found.cls == DivergenceClass.CONTENT and lines(found) == ["/app/model.py:8 in forward"]
+    assert found.cls == DivergenceClass.LABEL and lines(found) == ["/app/model.py:8 in forward"]
 
 
 def test_kernels_that_differ_under_equal_graphs_are_red() -> None:

@@ -65,7 +65,7 @@ def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(**{"C_error/forward": GOOD | {"ratio": 99.0}}))
     found = verdict(healthy(0), wrong)
-    assert found.exit_code == ExitCode.FAIL and found.summary.startswith("worst 99.00x: forward on rank 1")
+    assert found.exit_code == ExitCode.FAIL and found.summary.startswith("forward right: worst 99.00x: forward on rank 1")
 
 
 def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
@@ -75,7 +75,7 @@ def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
 
 def test_what_ended_the_run_explains_the_divergence() -> None:
     found = verdict(plain(0), odd(1), problems=[problem(checks.NO_ERROR)])
-    assert found.summary == "it went wrong, expected - (rank 1)"
+    assert found.summary == "exceptions: it went wrong, expected - (rank 1)"
 
 
 def test_an_absent_rank_is_a_finding_with_its_number_and_its_last_word() -> None:
