@@ -65,7 +65,9 @@ def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(**{"C_error/forward": GOOD | {"ratio": 99.0}}))
     found = verdict(healthy(0), wrong)
-    assert found.exit_code == ExitCode.FAIL and found.summary.startswith("forward right: worst 99.00x: forward on rank 1")
+    assert found.exit_code == ExitCode.FAIL and found.summary.startswith(
+        "forward right: worst 99.00x: forward on rank 1"
+    )
 
 
 def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
