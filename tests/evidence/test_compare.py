@@ -165,6 +165,15 @@ def test_an_uneven_shard_hides_no_other_guard() -> None:
     assert [d.is_red for d in between(shard("[4, 8]"), other)] == [False, True]
 
 
+def test_an_uneven_shard_explains_the_shapes_below_it_and_nothing_else_does() -> None:
+    def holding(rows: int, *, guarded: bool = True) -> CompileRecord:
+        made = lowered(call("mul", "%0", "2", value=f"f32[{rows}, 8]"))
+        return made.model_copy(update={"guards": shard(f"[{rows}, 8]").guards}) if guarded else made
+
+    assert [d.is_red for d in between(holding(4), holding(3))] == [False]
+    assert any(d.is_red for d in between(holding(4, guarded=False), holding(3, guarded=False)))
+
+
 def test_guards_alone_are_a_finding_of_their_own() -> None:
     found = only(compiled(guards=(guard(says="== 1"),)), compiled(guards=(guard(says="== 2", at=9),)))
     assert (found.layer, found.cls) == (Layer.GUARDS, DivergenceClass.CONTENT)

@@ -232,11 +232,12 @@ def _lowered(domain: Domain, slot: Slot, differing: Sequence[Key]) -> list[Diver
     """What differs below equal programs.
 
     A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared guard
-    is not. A matmul padded in the forward is padded in the backward. Nothing of that explains why the code issues its
-    collectives in another order.
+    is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward is padded
+    in the backward. Nothing of that explains why the code issues its collectives in another order.
     """
     found: list[Divergence] = []
-    is_all_explained = any(SPECS[layer].is_strict and layer != Layer.GUARDS for layer, _ in differing)
+    is_declared = any(SPECS[layer].is_strict and layer != Layer.GUARDS for layer, _ in differing)
+    is_all_explained = is_declared or _is_uneven(domain, slot, differing)
     for key in differing:
         layer, part = key
         if SPECS[layer].is_strict:
@@ -254,6 +255,13 @@ def _lowered(domain: Domain, slot: Slot, differing: Sequence[Key]) -> list[Diver
             break
         is_all_explained = True
     return found
+
+
+def _is_uneven(domain: Domain, slot: Slot, differing: Sequence[Key]) -> bool:
+    """True when the guards say that the ranks hold shards of different sizes."""
+    guards = [key for key in differing if key[0] == Layer.GUARDS]
+    listed = [divergence for key in guards for divergence in _of_key(domain, slot, key, differing).listed]
+    return any(divergence.cls == DivergenceClass.RANK_PARAMETRIC for divergence in listed)
 
 
 def _is_reordered(domain: Domain, slot: Slot, key: Key, differing: Sequence[Key]) -> bool:
