@@ -12,8 +12,6 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import PARAMETERS
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.reasontext import Reason, ReasonKind, parse_reason
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -24,6 +22,8 @@ from tpcompile.evidence.records import (
     RankGroup,
     UserLine,
 )
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")

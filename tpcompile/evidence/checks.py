@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
 from tpcompile.evidence.splits import region_check
+from tpcompile.evidence.text.ranks import ranks_text
 
 COMPILED = "something was compiled"
 TIMED_OUT = "finished in time"

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.lines import is_library
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
     Check,
     CompileRecord,
@@ -23,6 +21,8 @@ from tpcompile.evidence.records import (
     Status,
     UserLine,
 )
+from tpcompile.evidence.text.lines import is_library
+from tpcompile.evidence.text.ranks import ranks_text
 
 ONE_REGION = "one region per call"
 _WRAPPER, _WRAPPER_FILE = "compile_wrapper", "_dynamo/eval_frame.py"

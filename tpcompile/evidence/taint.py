@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import Allowed, Domain, Fetch, group_by
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
     Check,
     Grade,
@@ -29,6 +28,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.text.ranks import ranks_text
 
 UNTAINTED = "rank-dependent guards and constants"
 

@@ -13,8 +13,8 @@ from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.checks import AGREED, ARRIVED
 from tpcompile.evidence.digest import frame_name, layer_items
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, CompileRecord, Item, Layer, Status
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import ALARM

@@ -18,9 +18,9 @@ from tpcompile.evidence.checks import (
     tp_aware,
     values_text,
 )
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, RankDigest, Status
 from tpcompile.evidence.splits import region_check
+from tpcompile.evidence.text.ranks import ranks_text
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]

@@ -13,8 +13,8 @@ from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import capture_rules
 
 _NUMBERS = itertools.count()

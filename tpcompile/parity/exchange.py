@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError, DivergenceError
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 
 _DETAIL_TIMEOUT_S = 60.0
 _ROOT = "tpcompile/parity"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tpcompile.evidence.alone import reason_cause
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.checks import ALIVE, MOVING, NO_ERROR, TOGETHER
-from tpcompile.evidence.reasontext import Reason, nearest_reason, parse_reason
 from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
+from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.messages import Position, RankState
 

@@ -18,9 +18,9 @@ from tpcompile.dist.liveness import process_state
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget

@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence import normalise
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.ranks import ranks_text
 
 LIMIT = "Dynamo recompile limit exceeded"
 """How torch's error begins when it gave up on a function."""

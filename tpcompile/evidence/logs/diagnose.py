@@ -18,13 +18,12 @@ from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.jobdigest import MAX_BYTES, Job, JobDigest, select
-from tpcompile.evidence.logends import LogEnd, failed_everywhere, log_ends
-from tpcompile.evidence.logfiles import find_logs, unreadable
-from tpcompile.evidence.ranklog import RankLog, read_rank_log
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
+from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, log_ends
+from tpcompile.evidence.logs.files import find_logs, unreadable
+from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
+from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -35,6 +34,7 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.splits import split_note
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
