@@ -26,7 +26,8 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
-from tpcompile.evidence.taint import UNTAINTED, find_taints
+from tpcompile.evidence.taint import find_taints
+from tpcompile.evidence.taintcheck import UNTAINTED
 from tpcompile.evidence.verdict import Rules, conclude, fetch_from
 from tpcompile.gate.replay import gate_rules
 from tpcompile.report import findings, terminal

@@ -12,6 +12,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import PARAMETERS
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -188,7 +189,7 @@ class _Alone:
         held = {item.about: item for item in before if item.kind == ItemKind.SETTING}
         rows = [(held.get(item.about), item) for item in now if item.kind == ItemKind.SETTING]
         changed = [row for row in rows if row[0] is not None and row[0].key != row[1].key]
-        return headline(changed[0], (self.absent, self.present)) if changed else ""
+        return headline(Row(changed[0]), (self.absent, self.present)) if changed else ""
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides of the guard that failed, or the first line of what only one side compiled; the odd ones last."""

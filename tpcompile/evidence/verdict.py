@@ -23,7 +23,8 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
-from tpcompile.evidence.taint import find_taints, taint_check
+from tpcompile.evidence.taint import find_taints
+from tpcompile.evidence.taintcheck import taint_check
 
 
 @dataclass(frozen=True)

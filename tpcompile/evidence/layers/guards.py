@@ -138,7 +138,7 @@ def _placed(row: Row, program: Sequence[Row]) -> Row:
     """The row at the lines of the first nodes that differ, where torch does not say who asked for the guard."""
     nodes = program[0] if program else row
     pairs = zip(row, nodes, strict=True)
-    return tuple(
+    return Row(
         item.model_copy(update={"line": node.line}) if item and node and item.line is None else item
         for item, node in pairs
     )
