@@ -104,7 +104,7 @@ SHARED = {
         code="x = local_scale(x)",
         detail="gate.tp_aware_ops",
     ),
-    "nothing_compiled": Red(check=checks.COMPILED, summary="^0 graph", exit_code=5),
+    "nothing_compiled": Red(check=checks.COMPILED, summary="^nothing was compiled: 0 graphs", exit_code=5),
 }
 """Faults that leave every rank alive: one launch runs them all."""
 

@@ -61,8 +61,11 @@ def any_compiled(mode: str, digests: Sequence[RankDigest]) -> Check:
     graphs = {d.rank: sum(num_graphs(d, phase) for phase in _phases(d, mode)) for d in digests}
     none = [rank for rank, count in graphs.items() if count == 0]
     # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
-    name = COMPILED if len(none) == len(digests) else "every rank compiled"
-    return make_check(mode, name, none, "at least 1 graph on every rank", values_text(graphs, "graph"))
+    is_everybody = len(none) == len(digests)
+    name = COMPILED if is_everybody else "every rank compiled"
+    found = make_check(mode, name, none, "at least 1 graph on every rank", values_text(graphs, "graph"))
+    cause = Cause.NOTHING_COMPILED if is_everybody else Cause.COMPILE_DISABLED
+    return found.model_copy(update={"cause": cause}) if none else found
 
 
 def no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True) -> Check:

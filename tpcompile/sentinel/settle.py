@@ -15,6 +15,7 @@ from rich.console import Console
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.liveness import process_state
+from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
@@ -89,9 +90,8 @@ class Settlement:
         self._timeline.note("alarm")
         record = self.record(alarm.position)
         store = self._log.store(f"alarm/{alarm.key}")
-        exchange = Exchange(store, self._rules, board=self, members=present)
-        problems = [alarm.problem] if alarm.problem else []
-        verdict = exchange.verdict(record, timeout_s=_EXCHANGE_S, problems=problems)
+        side = record_side(record, self._rules, problems=[alarm.problem] if alarm.problem else [])
+        verdict = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S).verdict(side)
         self._timeline.note("verdict")
         is_judge = store.peek("judge") == self._log.rank
         if verdict is not None and not is_grave(verdict, kernels=self._kernels):
