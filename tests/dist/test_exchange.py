@@ -7,8 +7,7 @@ import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.checks import REPORTED
-from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.records import CheckId, CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.dist.recorded import record_side
 from tpcompile.gate.replay import gate_rules
@@ -70,7 +69,7 @@ def test_rank_that_does_not_report_is_named_with_what_it_was_doing(tmp_path: Pat
     clients = stores(3)
     StatusBoard(RunDir.create(tmp_path), clients[1]).enter("C/steady")
     verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [0, 2])[0]
-    missing = next(c for c in verdict.checks if c.name == REPORTED)
+    missing = next(c for c in verdict.checks if c.id == CheckId.REPORTED)
     assert (missing.status, missing.ranks) == (Status.FAIL, (1,))
     assert "running in phase C/steady" in missing.observed
 
@@ -80,7 +79,7 @@ def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path)
     verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [1, 2])
     assert verdicts[0] == verdicts[1]
     assert [c.rank for c in clients if "verdict" in c.written] == [1]
-    assert [c.ranks for c in verdicts[0].checks if c.name == REPORTED] == [(0,)]
+    assert [c.ranks for c in verdicts[0].checks if c.id == CheckId.REPORTED] == [(0,)]
     assert "never, it did not reach the store" in verdicts[0].summary
 
 

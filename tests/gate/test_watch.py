@@ -11,15 +11,14 @@ import pytest
 from tests.gate.threads import stores
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.checks import ALIVE, NO_ERROR, TIMED_OUT
-from tpcompile.evidence.records import Check, Status
+from tpcompile.evidence.records import Check, CheckId, Status
 from tpcompile.gate import watch as watch_module
 from tpcompile.gate.watch import ALARM, Watch
 
 # Leaving the process is replaced by leaving the thread, which pytest would tell of.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
-TROUBLE = Check(name=NO_ERROR, mode="C", status=Status.FAIL, expected="", observed="rank 1 gave up", ranks=(1,))
+TROUBLE = Check(id=CheckId.NO_ERROR, mode="C", status=Status.FAIL, expected="", observed="rank 1 gave up", ranks=(1,))
 
 
 def num_open_files() -> int:
@@ -72,14 +71,14 @@ def test_sigterm_ends_the_run_even_though_the_main_thread_is_busy(ending: Ending
     with Watch(stores(1)[0], ending.last_words, mode="C"):
         os.kill(os.getpid(), signal.SIGTERM)
         check = ending.wait()
-    assert (check.name, "SIGTERM" in check.observed) == (ALIVE, True)
+    assert (check.name, "SIGTERM" in check.observed) == (CheckId.ALIVE.heading, True)
 
 
 def test_phase_that_takes_too_long_ends_the_run_and_is_named(ending: Ending) -> None:
     with Watch(stores(1)[0], ending.last_words, mode="C") as watch:
         watch.deadline("C/first", 0.0)
         check = ending.wait()
-    assert check.name == TIMED_OUT
+    assert check.name == CheckId.TIMED_OUT.heading
     assert "phase C/first did not end in time" in check.observed
 
 

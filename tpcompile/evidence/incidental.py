@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
-from tpcompile.evidence.records import Check, Layer, Normalised, RankDigest, Status
+from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -53,7 +53,6 @@ _UNITS = {
     Layer.LOWERED: "lines of lowered graphs",
     Layer.KERNELS: "lines of generated code",
 }
-HIDDEN = "text that differs by nature"
 
 
 def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
@@ -67,7 +66,7 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
     return [
         Check(
-            name=HIDDEN,
+            id=CheckId.HIDDEN,
             mode=mode,
             status=Status.INFO,
             expected="ids, device indices and group names only",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.records import Check, Grade, RankDigest, Status, Taint
+from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
-
-UNTAINTED = "rank-dependent guards and constants"
 
 
 def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
@@ -23,7 +21,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
     unread = "" if any(d.is_code_seen for d in digests) else "; traced code was not looked at"
     ranks = {rank for group in red[0].groups for rank in group.ranks} if red else set[int]()
     return Check(
-        name=UNTAINTED,
+        id=CheckId.UNTAINTED,
         mode=mode,
         status=_status(red, mine, is_seen=is_seen),
         expected="none, or allowed with a reason",

@@ -26,8 +26,7 @@ from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
-from tpcompile.evidence.checks import ALIVE, NO_ERROR
-from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
@@ -221,7 +220,7 @@ class _Gate:
 
     def last_words(self, check: Check) -> ExitCode:
         """On the watch's thread: what is known so far, one verdict, the exit code."""
-        self.board.end("stopped" if check.name == ALIVE else "failed", error=check.observed)
+        self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.session is None:
             return ExitCode.FAIL
         record = self.record()
@@ -247,7 +246,7 @@ class _Gate:
         last = frames[-1]
         lines = str(error).strip().splitlines() or [""]
         return Check(
-            name=NO_ERROR,
+            id=CheckId.NO_ERROR,
             mode=self.config.modes[-1],
             status=Status.FAIL,
             expected="no exception",

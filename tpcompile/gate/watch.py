@@ -17,8 +17,7 @@ from loguru import logger
 from tpcompile.dist.signals import SigtermPipe
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.checks import ALIVE, TIMED_OUT
-from tpcompile.evidence.records import Check, Status
+from tpcompile.evidence.records import Check, CheckId, Status
 
 _POLL_S = 0.2
 ALARM = "alarm"
@@ -83,20 +82,22 @@ class Watch:
                 self.end(check)
 
     def _stopped(self) -> Check:
-        return self._check(ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
+        return self._check(CheckId.ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
 
     def _trouble(self) -> Check | None:
         try:
             alarm = self._store.peek(ALARM)
         except RuntimeError:
-            return self._check(ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died")
+            return self._check(
+                CheckId.ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died"
+            )
         if alarm is not None:
             return Check.model_validate(alarm)
         if self._deadline is not None and time.monotonic() > self._deadline:
             return self._check(
-                TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
+                CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
             )
         return None
 
-    def _check(self, name: str, expected: str, observed: str) -> Check:
-        return Check(name=name, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)
+    def _check(self, id: CheckId, expected: str, observed: str) -> Check:
+        return Check(id=id, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)

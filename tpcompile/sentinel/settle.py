@@ -19,7 +19,7 @@ from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.records import Divergence, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
@@ -224,9 +224,8 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     mild = [divergence for divergence in red if _is_mild(divergence, kernels)]
     if len(mild) < len(red):
         return True
-    said_by = tuple({f"{layer} " for divergence in mild for layer in (divergence.layer, *divergence.consequences)})
-    failed = [check for check in verdict.checks if check.status == Status.FAIL]
-    return any(not check.name.startswith((f"{Layer.ENVIRONMENT} ", *said_by)) for check in failed)
+    said_by = {Layer.ENVIRONMENT}.union(*((divergence.layer, *divergence.consequences) for divergence in mild))
+    return any(check.is_red and check.layer not in said_by for check in verdict.checks)
 
 
 def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:

@@ -26,6 +26,7 @@ from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
 from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     DivergenceClass,
     Layer,
@@ -176,7 +177,7 @@ class _Diagnosis:
 
     def seen(self, check: Check) -> Check:
         """No log says what the environment was, but for torch's version."""
-        if check.name != f"{Layer.ENVIRONMENT} {checks.AGREE}" or check.status == Status.FAIL:
+        if check.layer != Layer.ENVIRONMENT or check.is_red:
             return check
         versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
@@ -192,7 +193,7 @@ class _Diagnosis:
         if failed:
             observed += f"; others failed with {', '.join(sorted(failed))}"
         return Check(
-            name=checks.COMPILED,
+            id=CheckId.COMPILED,
             mode="",
             status=Status.PASS if any(numbers.values()) else Status.FAIL,
             expected="at least 1 compile in the logs",
