@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,9 @@ def diagnose(
     ended_badly: Annotated[
         bool, typer.Option("--ended-badly", help="The job crashed or hung: agreement is exit code 6, not 0.")
     ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where what a screen cannot show goes; default: runs/<utc time>-diagnose.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
 ) -> None:
@@ -41,7 +45,7 @@ def diagnose(
 
     from tpcompile.errors import PreflightError
     from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
-    from tpcompile.report import junit, terminal
+    from tpcompile.report import junit, screen
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
     verdict = diagnose_logs(folders, question)
@@ -56,7 +60,8 @@ def diagnose(
     if str(json) == "-":
         print(outputs[0][1], end="")
     else:
-        terminal.render(verdict, Console(), command="diagnose")
+        folder = run_dir or Path(f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-diagnose")
+        screen.render(verdict, Console(), command="diagnose", folder=folder)
     raise typer.Exit(verdict.exit_code)
 
 
