@@ -1,0 +1,44 @@
+"""Text of a graph break -> its reason on one line, the user's line and the stack."""
+
+from __future__ import annotations
+
+import re
+
+from tpcompile.evidence.records import GraphBreak, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.lines import innermost_own, is_library
+
+_AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
+_REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
+
+
+def parse_break(text: str) -> GraphBreak:
+    """Parse what torch logs of one graph break."""
+    stack = tuple(map(_line, _FRAME.finditer(text)))
+    return GraphBreak(reason=normalise.generic(_reason(text)), line=_blamed(text, stack), stack=stack)
+
+
+def _line(match: re.Match[str]) -> UserLine:
+    return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())
+
+
+def _reason(text: str) -> str:
+    """What torch calls the reason, or else the first line, and its explanation."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = _REASON.search(text)
+    parts = [found["reason"].strip()] if found else lines[:1]
+    parts += [line for line in lines if line.startswith("Explanation:")][:1]
+    return " ".join(filter(None, parts))
+
+
+def _blamed(text: str, stack: tuple[UserLine, ...]) -> UserLine | None:
+    """The line at which the graph broke; inside of a library, the user's line that called it."""
+    at = _AT.search(text)
+    if at is None:
+        return stack[-1] if stack else None
+    place = at["file"], int(at["line"])
+    here = [line for line in stack if (line.file, line.line) == place]
+    innermost = here[-1] if here else UserLine(file=place[0], line=place[1])
+    caller = innermost_own(stack) if is_library(innermost) else None
+    return caller or innermost
