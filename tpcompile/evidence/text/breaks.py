@@ -6,21 +6,17 @@ import re
 
 from tpcompile.evidence.records import GraphBreak, UserLine
 from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library
 
 _AT = re.compile(r"Graph break in user code at (?P<file>.+):(?P<line>\d+)")
 _REASON = re.compile(r"Graph Break Reason: (?P<reason>.*)")
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
 
 
 def parse_break(text: str) -> GraphBreak:
     """Parse what torch logs of one graph break."""
-    stack = tuple(map(_line, _FRAME.finditer(text)))
+    stack = stack_lines(text)
     return GraphBreak(reason=normalise.generic(_reason(text)), line=_blamed(text, stack), stack=stack)
-
-
-def _line(match: re.Match[str]) -> UserLine:
-    return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())
 
 
 def _reason(text: str) -> str:
