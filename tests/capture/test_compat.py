@@ -256,6 +256,13 @@ def test_a_group_without_a_description_has_its_size_as_role() -> None:
     assert compat.group_roles()[group.group_name] == "1 ranks"
 
 
+@pytest.mark.usefixtures("process_group")
+def test_two_groups_of_the_same_ranks_have_two_roles() -> None:
+    first, second, third = dist.new_group([0]), dist.new_group([0]), dist.new_group([0], group_desc="tp")
+    roles = compat.group_roles()
+    assert [roles[group.group_name] for group in (first, second, third)] == ["1 ranks", "1 ranks #2", "tp"]
+
+
 def test_without_a_process_group_there_are_no_roles() -> None:
     assert compat.group_roles() == {}
 

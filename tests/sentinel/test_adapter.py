@@ -156,7 +156,7 @@ def reduce_twice() -> list[dict[str, Any]]:
     group = dist.new_group([0, 1], group_desc="second")
     dist.all_reduce(torch.ones(2, 3))
     dist.all_reduce(torch.ones(5), group=group)  # the line to be named
-    names = adapter.group_names()
+    names = tuple(adapter.group_members())
     return [i.model_dump() | {"known": i.group in names} for i in flight.recorded()]
 
 
@@ -226,8 +226,8 @@ def exchanged() -> dict[str, Any]:
     """Three ranks; rank 1 waits for rank 2 in calls of a group in which that is rank 1."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     pair = dist.new_group([1, 2], group_desc="pair")
-    name = next((name for name in adapter.group_names() if name.endswith(" pair")), "")
-    x, found = torch.ones(3), {"name": name, "ranks": adapter.ranks_of_group(name)}
+    name = next((name for name in adapter.group_members() if name.endswith(" pair")), "")
+    x, found = torch.ones(3), {"name": name, "ranks": adapter.group_members()[name]}
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
         "recv": (lambda: dist.recv(x, src=2), lambda: dist.send(x, dst=1), adapter.point_to_point),
         "recv of the pair": (
@@ -320,7 +320,7 @@ def test_a_functional_collective_tells_its_group_in_the_frame_that_issues_it(cal
     finally:
         sys.setprofile(None)
     torch.ops._c10d_functional.wait_tensor(issued)
-    assert told - {""} == {name for name in adapter.group_names() if name.endswith(" named")} != set()
+    assert told - {""} == {name for name in adapter.group_members() if name.endswith(" named")} != set()
 
 
 def failing_backend(graph: Any, inputs: Any) -> Any:
@@ -402,7 +402,7 @@ def test_the_recorder_tells_the_send_or_receive_in_flight_with_the_global_rank(
 ) -> None:
     groups = {"3 mesh_pp": (4, 6)}  # a group that is not ours has no ranks, and its number stays
     monkeypatch.setattr(adapter, "recorded_collectives", lambda: {"entries": entries})
-    monkeypatch.setattr(adapter, "ranks_of_group", lambda name: groups.get(name, ()))
+    monkeypatch.setattr(adapter, "group_members", lambda: groups)
     assert flight.point_to_point(sys._getframe()) is None  # the program goes on meanwhile
     monkeypatch.setattr(flight, "is_blocked", lambda frame: True)
     found = flight.point_to_point(sys._getframe())

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -255,13 +256,20 @@ def dynamo_counters() -> dict[str, int]:
 
 
 def group_roles() -> dict[str, str]:
-    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else its description and size."""
+    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else its description and size.
+
+    Two groups of the same ranks are two groups: all of them make their groups in one order, so the later is a second.
+    """
     roles: dict[str, str] = {}
     if not dist.is_initialized():
         return roles
+    made: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group, name in dist.distributed_c10d._world.pg_names.items():
         description = getattr(group, "group_desc", "") or "undefined"
-        roles[str(name)] = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
+        role = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
+        alike = role, tuple(dist.get_process_group_ranks(group))
+        made[alike] += 1
+        roles[str(name)] = role if made[alike] == 1 else f"{role} #{made[alike]}"
     return roles
 
 

@@ -176,7 +176,8 @@ class CaptureSession:
 
     def _snapshot(self) -> None:
         # Groups may be gone, and the string table longer, by the time somebody asks for the record.
-        self._roles |= compat.group_roles() | self._given_roles
+        # A group keeps the role that it had when it was first seen: those before it may go.
+        self._roles = {**compat.group_roles(), **self._roles, **self._given_roles}
         self._strings = compat.interned_strings()
 
     def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:

@@ -32,6 +32,10 @@ from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
 
+from tpcompile.capture import compat
+from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.splits import skipped_frame
+
 GuardHook = Callable[[bool], bool]
 _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
@@ -111,6 +115,16 @@ def variant_hit(code: CodeType) -> str:
     return str(entries[0].compile_id) if entries else ""
 
 
+def skipped_code(frame: FrameType) -> SkippedFrame | None:
+    """The code of a frame that runs in Python, where Dynamo skips it; None where it is compiled up to a graph break."""
+    code = frame.f_code
+    at = UserLine(file=code.co_filename, line=frame.f_lineno, function=code.co_name)
+    failed = skipped_frame(at, compat.failed_frames())
+    if failed is not None or num_variants(code):
+        return failed
+    return SkippedFrame(line=at, reason="")
+
+
 def entered_callable(frame: FrameType | None) -> Any | None:
     """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
 
@@ -184,10 +198,10 @@ def recorded_collectives() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def group_names() -> tuple[str, ...]:
-    """`name description` of every process group of this rank, as the flight recorder writes them."""
-    names = torch.distributed.distributed_c10d._world.pg_names
-    return tuple(sorted(f"{name} {group.group_desc}" for group, name in names.items()))
+def group_members() -> dict[str, tuple[int, ...]]:
+    """`name description` of every process group of this rank, as the flight recorder writes it -> its global ranks."""
+    groups = list(dist.distributed_c10d._world.pg_names.items())
+    return {f"{name} {group.group_desc}": tuple(dist.get_process_group_ranks(group)) for group, name in groups}
 
 
 def collective_numbers(members: Sequence[int]) -> dict[str, int]:
@@ -198,14 +212,6 @@ def collective_numbers(members: Sequence[int]) -> dict[str, int]:
             with suppress(RuntimeError):  # a backend of somebody else's need not count
                 found[f"{name} {group.group_desc}"] = int(group._get_sequence_number_for_group())
     return found
-
-
-def ranks_of_group(name: str) -> tuple[int, ...]:
-    """Global ranks of the group that the flight recorder writes as `name description`, by their rank in it."""
-    for group, found in torch.distributed.distributed_c10d._world.pg_names.items():
-        if f"{found} {group.group_desc}" == name:
-            return tuple(dist.get_process_group_ranks(group))
-    return ()
 
 
 def group_waited_in(frame: FrameType | None) -> str:

@@ -62,7 +62,7 @@ def point_to_point(frame: FrameType | None) -> PointToPoint | None:
     for entry in adapter.recorded_collectives().get("entries", ()):
         match = _PEER.search(str(entry.get("profiling_name", ""))) if entry.get("is_p2p") else None
         if match and not _is_done(entry):
-            ranks = adapter.ranks_of_group(_group(entry))
+            ranks = adapter.group_members().get(_group(entry), ())
             peer = int(match["peer"])
             line = _innermost(entry.get("frames", []))
             return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)

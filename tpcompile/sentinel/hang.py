@@ -14,6 +14,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.othergroup import other_group
 from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
 from tpcompile.sentinel.progress import COMPILES, COMPILING
 from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
@@ -65,7 +66,7 @@ def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapp
     dead = [gone for gone in lost if gone.is_final]
     if dead:
         return _lost(dead, states, details)
-    for find in (_mismatch, _left, _cycle, _crossed):
+    for find in (_mismatch, _left, _other_group, _cycle, _crossed):
         found = find(states, before)
         if found is not None:
             return replace(found, details=details)
@@ -275,6 +276,12 @@ def _explained(states: Mapping[int, RankState], waiting: RankState, absent: Rank
     if parted is not None:
         return parted
     found = fewer_calls(states, waiting, absent)
+    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
+
+
+def _other_group(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
+    """Ranks wait at one line in different groups of the same ranks."""
+    found = other_group(states, before)
     return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
-from tpcompile.capture import CaptureSession
+from tpcompile.capture import CaptureSession, compat
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
@@ -170,6 +170,7 @@ class Hooks:
         self._begin(compile_id)
 
     def _begin(self, compile_id: str) -> None:
+        self._keep_skipped(sys._getframe(1))
         position = self._positions[compile_id] = self._progress.compile_starts(compile_id)
         begun = self._session.compile(compile_id)
         reason = nearest_reason(begun.recompile_reasons) if begun else ""
@@ -178,6 +179,17 @@ class Hooks:
         line = stack[-1] if stack else None
         found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
         self._on(CompileStarted(found))
+
+    def _keep_skipped(self, frame: FrameType | None) -> None:
+        """What is compiled is a part of a compiled callable whose own code Dynamo skips: keep which code that is."""
+        call = compat.compiled_call(frame)
+        target = adapter.entered_callable(call.around.f_back) if call and call.around else None
+        if call is None or call.around is None or target is None:
+            return
+        region = self._progress.region(region_name(target))
+        skipped = adapter.skipped_code(call.around)
+        if skipped is not None and region.skipped is None:
+            region.skipped, region.calls_as_one = skipped, region.call
 
     def _ends(self, kind: str, compile_id: str) -> None:
         handled, self._handled = self._handled, None  # it holds all tensors of the frames it passed through

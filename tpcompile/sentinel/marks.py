@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.records import Frozen, SkippedFrame, UserLine
 
 _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)
@@ -22,6 +22,10 @@ class Counted(Frozen):
     line: UserLine | None = None
     """The user's call."""
     has_collectives: bool = False
+    calls: int = 0
+    """Calls that entered it as one region."""
+    skipped: SkippedFrame | None = None
+    """Code inside of it that Dynamo skips: after those calls it was entered in parts."""
     marks: dict[int, dict[str, int]] = {}
     """Call -> what each clock showed when it began."""
 

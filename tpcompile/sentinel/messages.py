@@ -152,6 +152,8 @@ class RankState(Frozen):
     """Region -> its calls so far."""
     groups: tuple[str, ...] = ()
     """`name description` of every process group this rank is in."""
+    members: dict[str, tuple[int, ...]] = {}
+    """The ranks of each."""
     ended: str = ""
     """Why this rank takes no further part: finished, or an exception."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 
-from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import Announcement, Position
 
@@ -71,6 +71,10 @@ class Region:
     mark_at: int = 1
     """The call at which this rank's clocks are written down next."""
     marks: Marks = field(default_factory=Marks)
+    skipped: SkippedFrame | None = None
+    """Code inside of it that Dynamo skips, so that its parts are compiled."""
+    calls_as_one: int = 0
+    """Calls before that was seen."""
     is_reported: bool = False
     """A divergence in it was reported and the policy went on: it is not compared again."""
     has_missed: bool = False
@@ -201,14 +205,8 @@ class Progress:
 
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
-        found = {}
-        for name, region in list(self.regions.items()):
-            has_collectives = region.num_collectives > 0
-            is_free = region.is_dynamic and not has_collectives
-            if region.programs and not (is_free or region.reason_uneven or region.is_reported):
-                marks = region.marks.by_call()
-                found[name] = Counted(region=name, line=region.line, has_collectives=has_collectives, marks=marks)
-        return found
+        known = [region for region in list(self.regions.values()) if region.programs or region.skipped]
+        return {region.name: _counted(region) for region in known if not (region.reason_uneven or region.is_reported)}
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
@@ -244,6 +242,19 @@ class Progress:
             else:
                 self.pending.pop(region.name, None)
         return [found for found in done if _place(found) not in region.compiled]
+
+
+def _counted(region: Region) -> Counted:
+    has_collectives = region.num_collectives > 0
+    is_free = region.is_dynamic and not has_collectives
+    return Counted(
+        region=region.name,
+        line=region.line,
+        has_collectives=has_collectives,
+        calls=region.call if region.skipped is None else region.calls_as_one,
+        skipped=region.skipped,
+        marks={} if is_free else region.marks.by_call(),
+    )
 
 
 def _place(found: Announcement) -> tuple[int, int]:

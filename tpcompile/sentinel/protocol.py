@@ -54,6 +54,7 @@ from tpcompile.sentinel.events import (
 )
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.progress import Progress, Region
+from tpcompile.sentinel.split import split_alone
 from tpcompile.sentinel.variants import wrong_variant
 
 _COMPARE_EVERY_S = 2.0
@@ -223,7 +224,8 @@ class Protocol:
         return [Answer(event.number)]
 
     def _compared(self, event: Compared) -> list[Action]:
-        finding = wrong_variant(event.ran) or parted_calls(event.counted)
+        counted = event.counted
+        finding = wrong_variant(event.ran) or split_alone(counted) or parted_calls(counted)
         if finding is None or self.has_parted:
             return []
         self.has_parted = True

@@ -19,6 +19,7 @@ class Snapshot:
     def state(self) -> RankState:
         """What this rank does now."""
         progress, frame = self._progress, self._main_frame()
+        members = adapter.group_members()
         return RankState(
             rank=self._protocol.rank,
             activity=progress.activity,
@@ -34,7 +35,8 @@ class Snapshot:
             calls=progress.calls(),
             calling=adapter.group_waited_in(frame),
             p2p=flight.point_to_point(frame),
-            groups=adapter.group_names(),
+            groups=tuple(sorted(members)),
+            members=members,
         )
 
     def is_stuck(self, *, for_s: float) -> bool:

@@ -28,7 +28,7 @@ def waits_for(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
             yield rank, state.p2p.peer, f"in {state.p2p}"
             continue
         stuck = stuck_since(state, before)
-        if stuck is None and state.calling and then is not None and _is_calling_since(state, then):
+        if stuck is None and calling_since(state, before):
             for other, theirs in sorted(states.items()):
                 is_member = state.calling in theirs.groups and not _is_ahead(theirs, state, state.calling)
                 if other != rank and theirs.waits_at is not None and is_member:
@@ -47,8 +47,11 @@ def _is_ahead(theirs: RankState, state: RankState, group: str) -> bool:
     return last[0] > last[1]
 
 
-def _is_calling_since(state: RankState, then: RankState) -> bool:
+def calling_since(state: RankState, before: Mapping[int, RankState]) -> bool:
     """True when the rank has been in one call of a collective since the round before, without issuing it."""
+    then = before.get(state.rank)
+    if then is None or not state.calling:
+        return False
     return (state.calling, state.stack) == (then.calling, then.stack) and len(state.issued) == len(then.issued)
 
 

@@ -1,0 +1,133 @@
+"""Two groups of the same ranks are two groups: a rank that uses the other one is named, compiled or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
+
+from tests.sentinel.scenarios import Ranks
+from tests.sentinel.test_hang import by_rank, issued, line, state
+from tpcompile.capture import compat
+from tpcompile.evidence.causes import Cause
+from tpcompile.sentinel import hang
+from tpcompile.sentinel.hang import judge
+from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.testing.ranks import run_on_ranks
+
+ONE, TWO = "1 undefined", "2 undefined"
+MEMBERS = {ONE: (0, 1), TWO: (0, 1), "0 default_pg": (0, 1, 2)}
+Results = list[dict[str, dict[str, Any]]]
+
+
+def waits_in(rank: int, group: str, *before: Issued, at: int = 10, **more: object) -> RankState:
+    return state(
+        rank, *before, issued_at(len(before) + 1, group, done=False, at=at), groups=(ONE, TWO), members=MEMBERS, **more
+    )
+
+
+def issued_at(seq: int, group: str, *, done: bool = True, at: int = 10) -> Issued:
+    return issued(seq, done=done, group=group, at=at).model_copy(update={"stack": (line(at),)})
+
+
+def test_ranks_that_wait_at_one_line_in_two_groups_of_the_same_ranks_use_different_groups() -> None:
+    states = by_rank(waits_in(0, ONE), waits_in(1, TWO))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.GROUP, (0, 1), line(10))
+    assert "rank 0 waits in group '1 undefined'; rank 1 waits in group '2 undefined'" in found.observed
+
+
+def test_the_rank_that_used_the_other_group_before_is_named() -> None:
+    states = by_rank(waits_in(0, ONE, issued_at(1, ONE)), waits_in(1, TWO, issued_at(1, ONE)))
+    found = judge(states, [], before=states)
+    assert found is not None and found.ranks == (1,)
+
+
+def test_a_rank_that_sets_up_its_other_group_waits_there_too() -> None:
+    """A first collective of NCCL connects the ranks before the flight recorder hears of it."""
+    place = (line(10),)
+    states = by_rank(
+        state(0, calling=ONE, stack=place, groups=(ONE, TWO), members=MEMBERS),
+        state(1, calling=TWO, stack=place, groups=(ONE, TWO), members=MEMBERS),
+    )
+    found = judge(states, [], before=states)
+    assert found is not None and found.cause == Cause.GROUP
+    assert judge(states, [], before={}) is None
+
+
+def test_groups_of_other_ranks_and_other_lines_are_no_such_mistake() -> None:
+    other_ranks = by_rank(waits_in(0, "0 default_pg"), waits_in(1, TWO))
+    other_lines = by_rank(waits_in(0, ONE), waits_in(1, TWO, at=11))
+    for states in (other_ranks, other_lines):
+        found = judge(states, [], before=states)
+        assert found is None or found.cause != Cause.GROUP
+
+
+def run(tells_groups_apart: bool) -> dict[str, dict[str, Any]]:
+    """A loop in which rank 1 takes the other group once, in eager collectives and in compiled code."""
+    ranks = Ranks()
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    if not tells_groups_apart:
+        hang.other_group = lambda *_: None  # type: ignore[attr-defined]
+        roles = compat.group_roles
+        compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
+    return {"eager": _eager(ranks, groups), "compiled": _compiled(ranks, groups)}
+
+
+def _eager(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
+    with ranks.sentinel(policy="warn", hang_after_s=0.3) as sentinel:
+        for number in range(3):
+            odd = ranks.rank == 1 and number == 2
+            work = dist.all_reduce(torch.ones(3), group=groups[odd], async_op=True)
+            if number < 2:
+                work.wait()
+        sentinel.wait_for_finding(0)
+        dist.all_reduce(torch.ones(3), group=groups[not odd])  # the policy goes on, and so must the ranks
+        work.wait()
+        lines = [check.line.code for verdict in sentinel.findings for check in verdict.checks if check.line]
+    return ranks.summary(sentinel) | {"lines": lines}
+
+
+def _compiled(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
+    torch.compiler.reset()
+    group = groups[ranks.rank == 1]
+
+    def step(x: Tensor) -> Tensor:
+        return funcol.all_reduce(x, "sum", group) * 2
+
+    compiled = torch.compile(step, backend="eager", dynamic=False)
+    with ranks.sentinel(policy="warn", hang_after_s=0.3) as sentinel:
+        work = dist.all_reduce(torch.ones(3), group=groups[ranks.rank == 0], async_op=True)
+        compiled(torch.ones(3))
+        work.wait()
+        lines = [d.line.code for verdict in sentinel.findings for d in verdict.divergences if d.line]
+    return ranks.summary(sentinel) | {"lines": lines}
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return run_on_ranks(run, True, timeout_s=120)
+
+
+def test_an_eager_collective_of_the_other_group_is_named_with_the_rank_and_the_line(results: Results) -> None:
+    for rank in results:
+        ((cause, odd, _),) = rank["eager"]["checks"]
+        assert (cause, odd) == (Cause.GROUP.value, (1,))
+        assert rank["eager"]["lines"] == ["work = dist.all_reduce(torch.ones(3), group=groups[odd], async_op=True)"]
+
+
+def test_compiled_code_that_communicates_over_the_other_group_is_named_with_the_line(results: Results) -> None:
+    for rank in results:
+        assert rank["compiled"]["causes"] == [[Cause.GROUP.value]]
+        assert rank["compiled"]["lines"] == ['return funcol.all_reduce(x, "sum", group) * 2']
+
+
+def test_groups_that_are_not_told_apart_would_not_be_named() -> None:
+    for rank in run_on_ranks(run, False, timeout_s=120):
+        assert Cause.GROUP.value not in [cause for cause, _, _ in rank["eager"]["checks"]]
+        assert rank["compiled"]["causes"] == []

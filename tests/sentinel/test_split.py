@@ -1,0 +1,81 @@
+"""A region that one rank alone runs in parts: the code that Dynamo skips is named, with the line that broke it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capture.test_regions import Stack
+from tests.sentinel.scenarios import Ranks
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.sentinel import protocol
+from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.split import split_alone
+from tpcompile.testing.ranks import run_on_ranks
+
+REGION = "Stack.forward model.py:3"
+LINE = UserLine(file="model.py", line=5, function="forward")
+BROKE_AT = UserLine(file="debug.py", line=12)
+WHOLE = Counted(region=REGION, calls=4)
+SKIPPED = SkippedFrame(line=LINE, reason="graph break", broke_at=BROKE_AT)
+SPLIT = Counted(region=REGION, skipped=SKIPPED)
+
+
+def named(*ranks: Counted) -> tuple[int, ...]:
+    found = split_alone({rank: {REGION: one} for rank, one in enumerate(ranks)})
+    return found.ranks if found is not None else ()
+
+
+def test_a_rank_that_runs_parts_where_others_run_one_region_is_named_with_the_line_that_broke_it() -> None:
+    found = split_alone({0: {REGION: WHOLE}, 1: {REGION: SPLIT}})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.GRAPH_BREAK, (1,), BROKE_AT)
+    assert "forward is skipped since a graph break at debug.py:12, earlier in this process" in found.observed
+
+
+def test_ranks_that_all_run_in_parts_or_have_not_come_there_are_left_alone() -> None:
+    assert named(SPLIT, SPLIT) == named(WHOLE, WHOLE) == ()
+    assert named(Counted(region=REGION), SPLIT) == ()
+    later = SPLIT.model_copy(update={"calls": 4})
+    assert named(WHOLE, later) == (), "rank 0 may come to the call that broke it"
+    assert named(WHOLE.model_copy(update={"calls": 5}), later) == (1,)
+
+
+def run(poisoned: tuple[int, ...], hears: bool) -> dict[str, Any]:
+    """Some ranks call a debug instance first, whose graph breaks in a loop; then all call a healthy one."""
+    ranks = Ranks()
+    torch.compiler.reset()
+    if not hears:
+        protocol.split_alone = lambda _: None  # type: ignore[attr-defined]
+    if ranks.rank in poisoned:
+        torch.compile(Stack(debug=True), backend="eager")(torch.ones(2, 4))
+    torch.manual_seed(0)
+    step = torch.compile(Stack(), backend="eager", fullgraph=True)
+    with ranks.sentinel(policy="warn") as sentinel:
+        for _ in range(300):
+            step(torch.ones(2, 4))
+            if sentinel.findings:
+                break
+            threading.Event().wait(0.02)
+        lines = [check.line.code for verdict in sentinel.findings for check in verdict.checks if check.line]
+    return ranks.summary(sentinel) | {"lines": lines}
+
+
+def test_a_stack_that_one_rank_runs_block_by_block_is_found_though_nothing_communicates() -> None:
+    for rank in run_on_ranks(run, (1,), True, timeout_s=120):
+        ((cause, odd, observed),) = rank["checks"]
+        assert (cause, odd) == (Cause.GRAPH_BREAK.value, (1,))
+        assert "rank 1 runs Stack.forward" in observed and "forward is skipped since a graph break at" in observed
+        assert rank["lines"] == ["torch._dynamo.graph_break()"]
+
+
+@pytest.mark.parametrize(("poisoned", "hears"), [((0, 1), True), ((1,), False)])
+def test_ranks_that_break_alike_are_left_alone_and_nobody_else_would_see_it(
+    poisoned: tuple[int, ...], hears: bool
+) -> None:
+    for rank in run_on_ranks(run, poisoned, hears, timeout_s=120):
+        assert rank["checks"] == []
