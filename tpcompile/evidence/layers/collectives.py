@@ -85,8 +85,11 @@ def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
-    is_numbered = item.fields["group"].startswith("group#")
-    return (item.about, *(v for k, v in item.fields.items() if not (is_numbered and k == "group")))
+    # By name: a record that travelled between ranks has its fields in another order.
+    names = sorted(item.fields)
+    if item.fields["group"].startswith("group#"):
+        names.remove("group")
+    return (item.about, *(item.fields[name] for name in names))
 
 
 def _field_cause(items: Sequence[Item]) -> Cause:
