@@ -66,7 +66,13 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     is_result = cause == Cause.COLLECTIVE_SIZES
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
-    return Explanation(cause, directness, row, hangs=True)
+    guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
+    return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _unwaited(row: Row) -> frozenset[int]:
+    """Groups that read a result which the others wait for."""
+    return frozenset(index for index, item in enumerate(row) if item and item.fields["waited"] == str(False))
 
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
