@@ -18,6 +18,7 @@ from tpcompile.evidence.collectives import collectives_of, is_library
 from tpcompile.evidence.fxtext import parse_graph
 from tpcompile.evidence.guardtext import parse_guards
 from tpcompile.evidence.incidental import normalised
+from tpcompile.evidence.lines import innermost_own
 from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, RankRead, UserLine
 from tpcompile.evidence.userlines import with_user_lines
@@ -318,16 +319,17 @@ def parse_break(text: str) -> GraphBreak:
         UserLine(file=m["file"], line=int(m["line"]), function=m["function"], code=m["code"].strip())
         for m in _BREAK_FUNCTION.finditer(text)
     )
-    if not at:
-        return GraphBreak(reason=normalise.generic(what), line=stack[-1] if stack else None, stack=stack)
+    line = _break_line(at, stack)
+    return GraphBreak(reason=normalise.generic(what), line=line, stack=stack)
+
+
+def _break_line(at: re.Match[str] | None, stack: Sequence[UserLine]) -> UserLine | None:
+    """The user's line; None where the break is in torch and the log does not say who called it."""
+    if at is None:
+        return innermost_own(stack)
     here = [line for line in stack if (line.file, line.line) == (at["file"], int(at["line"]))]
     innermost = here[-1] if here else UserLine(file=at["file"], line=int(at["line"]))
-    own = [line for line in stack if not is_library(line)]
-    return GraphBreak(
-        reason=normalise.generic(what),
-        line=own[-1] if own and is_library(innermost) else innermost,
-        stack=stack,
-    )
+    return innermost_own(stack) if is_library(innermost) else innermost
 
 
 def _recompile_reasons(compile_: _Compile) -> tuple[str, ...]:
@@ -354,10 +356,7 @@ def _metrics(compile_: _Compile) -> Mapping[str, Any]:
 
 
 def _failure(compile_: _Compile) -> str:
-    reason = _metrics(compile_).get("fail_reason")
-    lines = [line.strip() for line in str(reason or "").splitlines() if line.strip()]
-    # `backend='inductor' raised:` says nothing without the line after it.
-    return normalise.generic(" ".join(lines[: 2 if lines[0].endswith(":") else 1])) if lines else ""
+    return normalise.error(str(_metrics(compile_).get("fail_reason") or ""))
 
 
 def _failure_line(compile_: _Compile) -> UserLine | None:
