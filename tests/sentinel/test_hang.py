@@ -209,7 +209,7 @@ def whole_and_part(rank: int, at: int) -> RankState:
     if region == LAYER:
         stack.append(line(at).model_copy(update={"function": "forward"}))
     here = Position(region=region, call=1, index=0)
-    return state(rank, waits_at=here, position=here, activity=WAITING, stack=tuple(stack), calls={MODEL: 1, LAYER: 1})
+    return state(rank, waits_at=here, position=here, activity=WAITING, stack=tuple(stack), calls={region: 1})
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,14 @@ def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_a
     found = judge(states, [], before={})
     assert found is not None
     assert (found.cause, found.ranks) == (cause, ranks)
+
+
+def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> None:
+    whole, part = whole_and_part(0, 90), whole_and_part(2, 45)
+    broke = part.model_copy(update={"calls": {MODEL: 1, LAYER: 1}})
+    late = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
+    assert judge(by_rank(whole, late, broke), [], before={}) is None
+    assert judge(by_rank(whole, late, part), [], before={}) is not None
 
 
 @pytest.mark.parametrize(("function", "at"), [("forward", 45), ("helper", 12)])

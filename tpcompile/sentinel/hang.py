@@ -287,6 +287,8 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
         compiled = next((r for r in (a, b) if states[r].waits_at is not None), None)
         if compiled is not None:
             other = b if compiled == a else a
+            if _is_compared(states[compiled], states[other]) or _is_compared(states[other], states[compiled]):
+                continue  # what they compiled there says more, as soon as the last rank has compiled it
             return _one_compiled(states, compiled, other, pairs[other, compiled])
         says = f"rank {a} waits {what}; rank {b} waits {pairs[b, a]}"
         alone = next((r for r in (a, b) if states[r].p2p is not None), None)
@@ -348,6 +350,14 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
         return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
     text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
     return Finding(Cause.COMPILE_DISABLED, text, (other,), runs_at)
+
+
+def _is_compared(whole: RankState, part: RankState) -> bool:
+    """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
+    if whole.waits_at is None or part.waits_at is None or part.waits_at.region == whole.waits_at.region:
+        return False
+    region, call = whole.waits_at.region, whole.waits_at.call
+    return part.calls.get(region, 0) >= call and runs(part, region)
 
 
 def _whole_and_part(states: Mapping[int, RankState], a: RankState, b: RankState) -> Finding | None:
