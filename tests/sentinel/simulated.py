@@ -12,6 +12,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.marks import COLLECTIVES, Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Issued, Position, RankState
 from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
 from tpcompile.sentinel.protocol import Protocol
@@ -33,6 +34,8 @@ class Call:
     """What the compile makes; empty for the same on all ranks."""
     line: int = 10
     compile_s: float = 0.1
+    step: int = 0
+    """Iteration of the loop around it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Store:
     posts: dict[Position, CompilePost] = field(default_factory=dict)
     differs: set[Position] = field(default_factory=set)
     answers: dict[tuple[int, int], RankState] = field(default_factory=dict)
+    counted: dict[int, dict[str, Counted]] = field(default_factory=dict)
     arrived: dict[int, set[int]] = field(default_factory=dict)
     """Number of a collective -> ranks that issued it."""
 
@@ -87,13 +91,15 @@ class Rank:
 
     def __init__(self, job: Job, rank: int, program: Sequence[Op]) -> None:
         self.job, self.rank, self.store = job, rank, job.store
-        self.progress = Progress(lambda found: self.on(ev.WentPast(found)), clock=lambda: job.now_s)
+        self.progress = Progress(
+            lambda found: self.on(ev.WentPast(found)), clock=lambda: job.now_s, clocks=self._clocks
+        )
         self.progress.is_active = True
         limits = Limits(hang_after_s=1.0, unresponsive_s=5.0)
         self.protocol = Protocol(rank, range(job.num_ranks), self.progress, limits)
         self.issued: list[Issued] = []
         self.contents: dict[Position, str] = {}
-        self.line = 0
+        self.line = self.step = 0
         self.is_dead = self.has_left = False
         self.heard = 0
         self.next_tick_s = job.draw.uniform(0, _TICK_S)
@@ -178,7 +184,7 @@ class Rank:
         self.store.entries.append(("left", self.rank, ev.PeerLeft(left)))
 
     def _call(self, op: Call) -> Iterator[Blocked]:
-        self.line = op.line
+        self.line, self.step = op.line, op.step
         progress, region = self.progress, self.progress.region(op.region)
         progress.enter(region)
         known = f"{op.region}/{op.variant}"
@@ -200,6 +206,7 @@ class Rank:
             rank=self.rank, frame=op.region, program=op.content, collectives=str(op.num_collectives), lowered="",
             num_collectives=op.num_collectives,
         )  # fmt: skip
+        self.progress.region(position.region).programs[compile_id] = op.content
         self.on(ev.CompileEnded(position, post, True))
         yield lambda: self.progress.waits_at is None or not self.protocol.must_wait(position)
         if self.progress.waits_at is not None:
@@ -220,6 +227,9 @@ class Rank:
         arrived.add(self.rank)
         yield lambda: len(arrived) == self.job.num_ranks
         self.issued[-1] = one.model_copy(update={"is_done": True})
+
+    def _clocks(self) -> dict[str, int]:
+        return {"`step` in main": self.step, f"{COLLECTIVES}{GROUP}": len(self.issued)}
 
     def _until(self, seconds: float) -> Blocked:
         end_s = self.job.now_s + seconds
@@ -265,7 +275,7 @@ class Rank:
             case ev.Settle(alarm, present):
                 self._settle(alarm, present)
             case ev.Compare():
-                pass
+                self._compare()
             case ev.StopWatching(why):
                 raise AssertionError(why)
 
@@ -286,6 +296,13 @@ class Rank:
         number = self.store.counters["asks"]
         self.store.entries.append(("ask", self.rank, ev.Asked(self.rank, number)))
         self.question = (number, expected, self.job.now_s + _ANSWER_S)
+
+    def _compare(self) -> None:
+        """Tell the others, and read what the next rank has told."""
+        counted, theirs = self.store.counted, (self.rank + 1) % self.job.num_ranks
+        counted[self.rank] = self.progress.counted()
+        known = {rank: counted[rank] for rank in (self.rank, theirs) if rank in counted}
+        self.on(ev.Compared({}, known))
 
     def _settle(self, alarm: ev.Alarm, present: tuple[int, ...]) -> None:
         assert alarm.position is not None

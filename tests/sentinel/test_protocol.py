@@ -10,7 +10,7 @@ import pytest
 
 from tests.sentinel.simulated import Call, Die, Eager, Job, Op, Pause
 from tpcompile.sentinel import protocol
-from tpcompile.sentinel.events import PeerPassed
+from tpcompile.sentinel.events import Compared, PeerPassed
 
 NUM_HISTORIES = int(os.environ.get("NUM_HISTORIES", 10_000))
 Programs = list[list[Op]]
@@ -94,6 +94,79 @@ def faulty(draw: random.Random, plant: Callable[[list[Op], random.Random], None]
     odd = draw.randrange(3)
     plant(ranks[odd], draw)
     return ranks, odd
+
+
+def long_loop(draw: random.Random, *, ranks: int) -> Programs:
+    """Iterations that take a while: micro-batches, an optimizer, now and then a metric; all ranks alike."""
+    communicates, micro_batches = draw.randint(0, 1), draw.choice((1, 1, 2, 3))
+    is_summed = draw.random() < 0.5 or not communicates
+    program: list[Op] = []
+    for step in range(draw.randint(30, 40)):
+        program.append(Pause(draw.choice((0.1, 0.3))))
+        program += [Call("block", num_collectives=communicates, step=step, line=10)] * micro_batches
+        if is_summed:
+            program.append(Eager(14))
+        program.append(Call("optimizer", num_collectives=0, step=step, line=12))
+    return [list(program) for _ in range(ranks)]
+
+
+def evaluates_alone(steps: list[Op], draw: random.Random) -> None:
+    """A rank calls what does not communicate more often than the others, once or now and then."""
+    for place in sorted(draw.sample(range(len(steps)), draw.randint(1, 3)), reverse=True):
+        step = next(op.step for op in reversed(steps[: place + 1]) if isinstance(op, Call)) if place > 1 else 0
+        steps[place:place] = [Call("optimizer", num_collectives=0, step=step, line=12)] * draw.randint(1, 5)
+
+
+def skips_a_batch(steps: list[Op], draw: random.Random) -> None:
+    """All of an iteration but the collectives that the others wait in."""
+    odd = draw.randint(12, 18)
+    steps[:] = [op for op in steps if not (isinstance(op, Call) and op.step == odd)]
+
+
+def skips_the_optimizer(steps: list[Op], draw: random.Random) -> None:
+    odd = draw.randint(12, 18)
+    steps[:] = [op for op in steps if not (isinstance(op, Call) and (op.region, op.step) == ("optimizer", odd))]
+
+
+SKIPS = [skips_a_batch, skips_the_optimizer]
+
+
+def test_long_loops_of_ranks_that_run_the_same_end_in_peace() -> None:
+    for seed in range(NUM_HISTORIES // 80):
+        draw = random.Random(seed)
+        programs = long_loop(draw, ranks=draw.choice((2, 3)))
+        if seed % 2:
+            evaluates_alone(programs[0], draw)
+        assert (found := Job(programs, seed).run()) is None, f"seed {seed}: {found}"
+
+
+@pytest.mark.parametrize("plant", SKIPS)
+def test_a_call_left_out_in_a_long_loop_names_the_rank_while_the_loop_runs(
+    plant: Callable[[list[Op], random.Random], None],
+) -> None:
+    for seed in range(NUM_HISTORIES // 80):
+        draw = random.Random(seed)
+        programs = long_loop(draw, ranks=2)
+        odd = draw.randrange(2)
+        plant(programs[odd], draw)
+        job = Job(programs, seed)
+        verdict = job.run()
+        assert verdict is not None, f"seed {seed}: no verdict"
+        assert verdict.ranks == (odd,), f"seed {seed}: {verdict}, and rank {odd} is at fault"
+        assert not any(rank.has_left for rank in job.ranks), f"seed {seed}: {verdict}, at the end only"
+
+
+def test_a_protocol_that_does_not_hear_the_counts_would_not_see_a_skipped_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = long_loop(random.Random(1), ranks=2)
+    skips_the_optimizer(programs[1], random.Random(1))
+    on = protocol.Protocol.on
+    monkeypatch.setattr(
+        protocol.Protocol, "on", lambda self, event: [] if isinstance(event, Compared) else on(self, event)
+    )
+    assert Job(programs, 1).run() is None
+    monkeypatch.undo()
+    found = Job(programs, 1).run()
+    assert found is not None and found.ranks == (1,)
 
 
 def test_healthy_ranks_end_in_peace_in_every_order_of_events() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tpcompile.evidence.tracedir import Question
+    from tpcompile.evidence.logs.diagnose import Question
 
 
 def diagnose(
@@ -40,11 +40,11 @@ def diagnose(
     from rich.console import Console
 
     from tpcompile.errors import PreflightError
-    from tpcompile.evidence import tracedir
+    from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
     from tpcompile.report import junit, terminal
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
-    verdict = tracedir.diagnose(folders, question)
+    verdict = diagnose_logs(folders, question)
     outputs = [(json, verdict.to_json(indent=1) + "\n"), (junitxml, junit.render(verdict))]
     for path, text in outputs:
         if path is None or str(path) == "-":
@@ -64,9 +64,9 @@ def _question(
     world_size: int | None, mesh: str, axis: str, allow: list[str], uneven: list[str], ended_badly: bool
 ) -> Question:
     from tpcompile.errors import ConfigError
-    from tpcompile.evidence.domains import parse_mesh
+    from tpcompile.evidence.logs.diagnose import Question
+    from tpcompile.evidence.logs.domains import parse_mesh
     from tpcompile.evidence.records import Layer
-    from tpcompile.evidence.tracedir import Question
 
     allowed = []
     for text in allow:

@@ -13,8 +13,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import PARAMETERS
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.reasontext import Reason, ReasonKind, nearest_reason, parse_reason
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -25,6 +24,8 @@ from tpcompile.evidence.records import (
     RankGroup,
     UserLine,
 )
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")
@@ -213,7 +214,7 @@ class _Alone:
         held = {item.about: item for item in before if item.kind == ItemKind.SETTING}
         rows = [(held.get(item.about), item) for item in now if item.kind == ItemKind.SETTING]
         changed = [row for row in rows if row[0] is not None and row[0].key != row[1].key]
-        return headline(changed[0], (self.absent, self.present)) if changed else ""
+        return headline(Row(changed[0]), (self.absent, self.present)) if changed else ""
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides of the guard that failed, or the first line of what only one side compiled; the odd ones last."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.lines import is_installed
 from tpcompile.evidence.records import CompileDigest, Item, RankGroup, UserLine
+from tpcompile.evidence.text.lines import is_installed
 
 _WITHIN = frozenset({
     Cause.RANK_BRANCH, Cause.RANK_CONSTANT, Cause.GRAPH_BREAK, Cause.COMPILE_FAILED, Cause.PYTHON_VALUE,

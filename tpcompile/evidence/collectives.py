@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.text.lines import is_library, is_library_file
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 

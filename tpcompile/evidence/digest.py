@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from tpcompile.evidence import codetext, normalise
 from tpcompile.evidence.layers import SPECS
-from tpcompile.evidence.lines import entered_at, is_library, own_line
-from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.recompiles import recompiles_of
 from tpcompile.evidence.records import (
     CompileDigest,
@@ -28,6 +25,10 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.code import overwritten_reads
+from tpcompile.evidence.text.lines import entered_at, is_library, own_line
+from tpcompile.evidence.text.reasons import nearest_reason
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
@@ -70,7 +71,7 @@ def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     items = []
     for wrapper in (k for k in compile_.kernels if k.kind == "call"):
         issued = [c for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
-        for number in codetext.overwritten_reads(wrapper.code):
+        for number in overwritten_reads(wrapper.code):
             line = issued[number].line if number < len(issued) else None
             about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
             items.append(value_item(about, "destroys what is read later", line=line))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
 _SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")

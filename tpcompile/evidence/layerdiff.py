@@ -52,8 +52,7 @@ def of_slot(domain: Domain, slot: Slot) -> list[Divergence]:
 
 
 def _groups(slot: Slot, key: Key) -> Groups:
-    shas = {rank: c.sha(*key) for rank, c in slot.compiles.items()}
-    return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
+    return slot.groups(*key)
 
 
 def _items(domain: Domain, slot: Slot, groups: Groups, key: Key) -> Items:
@@ -162,7 +161,7 @@ class _Layer:
         found = self.explanation
         order = self._order(found)
         groups = self._ranks_of(order)
-        row = tuple(found.row[index] for index in order)
+        row = found.row.picked(order)
         guard = self._guard(order)
         # In generated code only the calls themselves say whether the ranks will wait for each other.
         follows = self.key[0] != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
@@ -214,8 +213,8 @@ class _Layer:
         guard = self.explanation.guard
         if not guard and self.key[0] == Layer.GRAPH and self.differs(Layer.GUARDS):
             rows = rows_of(self.items(Layer.GUARDS), is_ordered=False)
-            guard = next((row for row in rows if all(item and "value" in item.notes for item in row)), ())
-        return tuple(guard[index] for index in order) if guard else ()
+            guard = next((row for row in rows if all(item and "value" in item.notes for item in row)), Row())
+        return guard.picked(order) if guard else guard
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
@@ -306,7 +305,7 @@ def _backends(domain: Domain, slot: Slot) -> list[Divergence]:
     groups = group_by(reached)
     if len(groups) == 1 or "" in reached.values():
         return []
-    row = tuple(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
+    row = Row(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
     return [
         Divergence(
             layer=Layer.LOWERED,

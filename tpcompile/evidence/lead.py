@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Lead
+from tpcompile.evidence.text.ranks import ranks_text
 
 
 def of_divergence(divergence: Divergence) -> Lead:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.reasontext import Reason, ReasonKind, nearest_reason, parse_reason
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 MAX_VALUES = 4
 """Changes of value shown per cause."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from tpcompile.evidence import guardtext
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
+from tpcompile.evidence.text.guards import parts_of
 
 VALUE_GUARDS = frozenset({
     "EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LAMBDA_GUARD", "SHAPE_ENV", "SYMBOLIC_SHAPE_GUARD",
@@ -39,7 +39,7 @@ def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
             kind=kind,
             text=g.expression,
             line=g.line,
-            value=guardtext.parts_of(g).get("value", ""),
+            value=parts_of(g).get("value", ""),
             where=where,
         )
         for g in compile_.guards

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.codetext import parse_kernels
 from tpcompile.evidence.collectives import collectives_of, is_library
-from tpcompile.evidence.fxtext import parse_graph
-from tpcompile.evidence.guardtext import parse_guards
 from tpcompile.evidence.incidental import normalised
-from tpcompile.evidence.lines import innermost_own
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import CompileRecord, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.code import parse_kernels
+from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.guards import parse_guards
+from tpcompile.evidence.text.lines import innermost_own
+from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.userlines import with_user_lines
 
 GRAPH_KINDS = {

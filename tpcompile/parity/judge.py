@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.parity.differences import Groups, Kind, difference, groups_of
-from tpcompile.parity.exchange import Fetch
 from tpcompile.parity.facts import (
     BACKENDS,
     CHANGES,

@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict
 from tpcompile.evidence.taint import value_text
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report.wording import plain
 
 MAX_ROWS = 5

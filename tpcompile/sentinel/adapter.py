@@ -6,6 +6,7 @@
     _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
     callback_handler, CallbackTrigger             compiles of frames, lazy backwards and CUDA-graph recordings
     distributed_c10d._world.pg_names              the groups of this rank
+    ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
     Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
     _dynamo.exc.TorchDynamoException              base of every error the compiler raises, Inductor's included
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -186,6 +188,16 @@ def group_names() -> tuple[str, ...]:
     """`name description` of every process group of this rank, as the flight recorder writes them."""
     names = torch.distributed.distributed_c10d._world.pg_names
     return tuple(sorted(f"{name} {group.group_desc}" for group, name in names.items()))
+
+
+def collective_numbers(members: Sequence[int]) -> dict[str, int]:
+    """`name description` of every group that all of `members` are in -> number of its last collective on this rank."""
+    wanted, found = set(members), {}
+    for group, name in list(torch.distributed.distributed_c10d._world.pg_names.items()):
+        if wanted <= set(dist.get_process_group_ranks(group)):
+            with suppress(RuntimeError):  # a backend of somebody else's need not count
+                found[f"{name} {group.group_desc}"] = int(group._get_sequence_number_for_group())
+    return found
 
 
 def ranks_of_group(name: str) -> tuple[int, ...]:

@@ -1,17 +1,18 @@
-"""Which compiled variants ran here and on other ranks -> a finding; on the timer's thread, and when a rank leaves.
+"""What ran here, beside what other ranks say that they ran -> an event; on the timer's thread, and when a rank leaves.
 
 Every rank compares with the next one only, so its cost does not grow with their number; of ranks that do not all agree,
-two that are next to each other differ. Nothing is sent while every region has one variant.
+two that are next to each other differ. Nothing is sent while no region is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.events import Compared, Event
+from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.store_log import StoreLog
-from tpcompile.sentinel.variants import Ran, ran_by, wrong_variant
+from tpcompile.sentinel.variants import Ran, ran_by
 
 _LEAVING_S = 2.0
 
@@ -19,32 +20,53 @@ _LEAVING_S = 2.0
 class Comparison:
     """Of one rank."""
 
-    def __init__(self, log: StoreLog, progress: Progress, *, raise_: Callable[[Finding], None]) -> None:
-        self._log, self._progress, self._raise = log, progress, raise_
-        self._told: Mapping[str, Ran] = {}
+    def __init__(self, log: StoreLog, progress: Progress, *, on: Callable[[Event], None]) -> None:
+        self._log, self._progress, self._on = log, progress, on
+        self._told_ran: Mapping[str, Ran] = {}
+        self._told_counted: Mapping[str, Counted] = {}
         members = log.members
-        self._next = members[(members.index(log.rank) + 1) % len(members)]
+        here = members.index(log.rank)
+        self._next, self._previous = members[(here + 1) % len(members)], members[here - 1]
+        self._is_alone = len(members) == 1
 
     def with_the_next(self) -> None:
-        """Tell what ran since the last time, and compare with the next rank; nothing to do in most jobs."""
-        ran = ran_by(self._progress)
-        if not ran or ran == self._told or len(self._log.members) == 1:
+        """Tell what ran since the last time, and compare with the next rank; nothing to do while nothing is called."""
+        if self._is_alone:
             return
-        self._told = ran
-        self._log.say_ran(ran, is_all=False)
-        self._judge(self._log.ran_on([self._next], wait_s=0.0), ran)
+        ran, counted = ran_by(self._progress), self._progress.counted()
+        if ran != self._told_ran:
+            self._log.say_ran(ran, is_all=False)
+        if counted != self._told_counted:
+            self._log.say_counted(counted)
+        if (ran, counted) == (self._told_ran, self._told_counted):
+            return
+        self._told_ran, self._told_counted = ran, counted
+        theirs_ran = self._log.ran_on([self._next], wait_s=0.0) if ran else {}
+        theirs_counted = self._log.counted_on([self._next])
+        self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
-    def at_the_end(self) -> bool:
-        """Compare with all ranks; True when they differ."""
-        ran = ran_by(self._progress)
-        if not ran or len(self._log.members) == 1:
-            return False
-        self._log.say_ran(ran, is_all=True)
-        others = [rank for rank in self._log.members if rank != self._log.rank]
-        return self._judge(self._log.ran_on(others, wait_s=_LEAVING_S), ran)
+    def at_the_end(self) -> None:
+        """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
+        if self._is_alone:
+            return
+        ran, counted = ran_by(self._progress), self._progress.counted()
+        theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
+        if ran:
+            others = [rank for rank in self._log.members if rank != self._log.rank]
+            self._log.say_ran(ran, is_all=True)
+            theirs_ran = self._log.ran_on(others, wait_s=_LEAVING_S)
+        if counted:
+            self._log.say_counted(counted)
+        for neighbour in sorted({self._previous, self._next}):
+            self._tell(theirs_ran, self._log.counted_on([neighbour]), ran=ran, counted=counted)
 
-    def _judge(self, theirs: Mapping[int, Mapping[str, Ran]], ran: Mapping[str, Ran]) -> bool:
-        finding = wrong_variant({**theirs, self._log.rank: ran})
-        if finding is not None:
-            self._raise(finding)
-        return finding is not None
+    def _tell(
+        self,
+        theirs_ran: Mapping[int, Mapping[str, Ran]],
+        theirs_counted: Mapping[int, Mapping[str, Counted]],
+        *,
+        ran: Mapping[str, Ran],
+        counted: Mapping[str, Counted],
+    ) -> None:
+        here = self._log.rank
+        self._on(Compared({**theirs_ran, here: ran}, {**theirs_counted, here: counted}))

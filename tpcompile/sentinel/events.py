@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
 from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
+from tpcompile.sentinel.variants import Ran
 
 
 class Alarm(Frozen):
@@ -121,6 +123,14 @@ class Answers:
     absent: Mapping[int, Absence]
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What ran here, and on ranks beside this one, as far as they have told."""
+
+    ran: Mapping[int, Mapping[str, Ran]]
+    counted: Mapping[int, Mapping[str, Counted]]
+
+
 # Events of other ranks, from the log.
 
 
@@ -177,7 +187,7 @@ class AlarmHeard:
 
 Event = (
     CompileStarted | CompileEnded | Posted | WentPast | StillCompiling | Settled | Failed | Leaving | Tick | Looked
-    | Answers | PeerCompiled | PeerPassed | Decided | Asked | PeerLeft | PeerFailed | AlarmHeard
+    | Answers | Compared | PeerCompiled | PeerPassed | Decided | Asked | PeerLeft | PeerFailed | AlarmHeard
 )  # fmt: skip
 
 # Actions.
@@ -268,7 +278,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare which compiled variants ran with another rank."""
+    """Tell what ran here, and read what the next rank has told; `Compared` follows where there is news."""
 
 
 @dataclass(frozen=True)

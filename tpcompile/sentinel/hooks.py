@@ -14,8 +14,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tpcompile.capture import CaptureSession
-from tpcompile.evidence import normalise
-from tpcompile.evidence.reasontext import nearest_reason
+from tpcompile.evidence.records import CompileRecord
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.reasons import nearest_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of
@@ -218,6 +219,8 @@ class Hooks:
             reason_uneven = self._progress.region(position.region).reason_uneven
             post = post_of(self._rank, compile_, is_uneven=bool(reason_uneven))
             self._keep_variant(position, compile_id, post)
+            if is_dynamic(compile_):
+                self._progress.region(position.region).is_dynamic = True
             self._on(CompileEnded(position, post, may_wait))
 
     def _keep_variant(self, position: Position, compile_id: str, post: CompilePost) -> None:
@@ -226,6 +229,13 @@ class Hooks:
         if position.index == 0:
             region.ran.append((position.call, compile_id))
             region.has_variants = region.has_variants or len(region.ran) > 1
+
+
+def is_dynamic(compile_: CompileRecord) -> bool:
+    """True where sizes of its inputs are symbolic."""
+    graph = compile_.graph("dynamo")
+    nodes = graph.nodes if graph else ()
+    return any(node.op == "placeholder" and node.value.startswith("Sym(") for node in nodes)
 
 
 def code_of(target: Any) -> CodeType | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import Announcement, Position
 
 RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
@@ -33,6 +34,8 @@ _END = 1 << 30
 _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
+Clocks = Callable[[], dict[str, int]]
+"""Where the loops and the collectives of the program are."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,11 @@ class Region:
     """(call, compile id of the variant that was hit), from its second variant on."""
     programs: dict[str, str] = field(default_factory=dict)
     """Compile id -> hash of what was compiled."""
+    is_dynamic: bool = False
+    """A compile of it has symbolic sizes."""
+    mark_at: int = 1
+    """The call at which this rank's clocks are written down next."""
+    marks: Marks = field(default_factory=Marks)
     is_reported: bool = False
     """A divergence in it was reported and the policy went on: it is not compared again."""
     has_missed: bool = False
@@ -81,8 +89,10 @@ class Region:
 class Progress:
     """Counts; and tells `passed` when this rank went past a position at which another rank compiles."""
 
-    def __init__(self, passed: Passed, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._passed, self._clock = passed, clock
+    def __init__(
+        self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, clocks: Clocks | None = None
+    ) -> None:
+        self._passed, self._clock, self._clocks = passed, clock, clocks or dict
         self.is_active = False
         """This process is watched."""
         self.regions: dict[str, Region] = {}
@@ -117,6 +127,8 @@ class Progress:
         self.begun.append((time.time_ns(), region, region.call))
         self.current = region
         self.ticks += 1
+        if region.call >= region.mark_at:
+            self._mark(region)
         if self.pending:
             self._look(region)
         return region
@@ -131,6 +143,8 @@ class Progress:
         region.index = 1
         self.current = region
         self.ticks += 1
+        if region.call >= region.mark_at:
+            self._mark(region)
         if self.pending:
             self._look(region)
 
@@ -182,12 +196,30 @@ class Progress:
         """(Unix time in ns, region, call) of the last calls; on any thread."""
         return [(at_ns, region.name, call) for at_ns, region, call in self.begun.copy()]
 
+    def counted(self) -> dict[str, Counted]:
+        """What this rank wrote down about each region whose calls must be the same on all ranks; on any thread.
+
+        How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
+        """
+        found = {}
+        for name, region in list(self.regions.items()):
+            has_collectives = region.num_collectives > 0
+            is_free = region.is_dynamic and not has_collectives
+            if region.programs and not (is_free or region.reason_uneven or region.is_reported):
+                marks = region.marks.by_call()
+                found[name] = Counted(region=name, line=region.line, has_collectives=has_collectives, marks=marks)
+        return found
+
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
         region = self.region(found.position.region)
         with self._lock:
             self.pending.setdefault(region.name, []).append(found)
         return self._passes(region)
+
+    def _mark(self, region: Region) -> None:
+        region.marks.keep(region.call, self._clocks(), self._clock())
+        region.mark_at = region.marks.next_call
 
     def _leave_lookup(self, region: Region) -> None:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.

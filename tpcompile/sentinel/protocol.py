@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpcompile.sentinel.asking import Asking, Limits
+from tpcompile.sentinel.counts import parted_calls
 from tpcompile.sentinel.events import (
     Action,
     AlarmHeard,
@@ -20,6 +21,7 @@ from tpcompile.sentinel.events import (
     Ask,
     Asked,
     Compare,
+    Compared,
     CompileEnded,
     CompileStarted,
     Decided,
@@ -52,8 +54,9 @@ from tpcompile.sentinel.events import (
 )
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.progress import Progress, Region
+from tpcompile.sentinel.variants import wrong_variant
 
-_COMPARE_EVERY_S = 1.0
+_COMPARE_EVERY_S = 2.0
 _COMPILE_S = 2.0
 """A compile that another rank went past may end within this; what it made says more."""
 
@@ -77,12 +80,14 @@ class Protocol:
         self._passed: dict[Position, RankState] = {}
         """Compiles that another rank went past."""
         self._compares_at_s = 0.0
+        self.has_parted = False
+        """What ran on the ranks was found to differ; said once."""
         self._lock = threading.Lock()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
             WentPast: self._went_past, StillCompiling: self._still_compiling, Settled: self._settled,
             Failed: self._failed, PeerFailed: self._failed, Leaving: self._leaving, Tick: self._tick,
-            Looked: self._looked, Answers: self._answers, PeerCompiled: self._peer_compiled,
+            Looked: self._looked, Answers: self._answers, Compared: self._compared, PeerCompiled: self._peer_compiled,
             PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeerLeft: self._peer_left,
             AlarmHeard: self._alarm_heard,
         }  # fmt: skip
@@ -216,6 +221,13 @@ class Protocol:
         if event.rank != self.rank:
             self.asking.put_off()
         return [Answer(event.number)]
+
+    def _compared(self, event: Compared) -> list[Action]:
+        finding = wrong_variant(event.ran) or parted_calls(event.counted)
+        if finding is None or self.has_parted:
+            return []
+        self.has_parted = True
+        return [RaiseFinding(finding)]
 
     # Ends.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -24,8 +25,8 @@ from tpcompile.capture import CaptureSession
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
@@ -36,6 +37,7 @@ from tpcompile.sentinel.findings import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
+from tpcompile.sentinel.loops import clocks
 from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.raised import Losses
@@ -101,7 +103,9 @@ class Sentinel:
         self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
-        self._progress = Progress(lambda found: self._on(ev.WentPast(found)))
+        self._progress = Progress(
+            lambda found: self._on(ev.WentPast(found)), clocks=lambda: clocks(sys._getframe(), members)
+        )
         self.protocol = Protocol(self.rank, members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
         self.shutdown = Shutdown(last_act=self._black_box.close)
@@ -118,9 +122,7 @@ class Sentinel:
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
-        self._comparison = Comparison(
-            self.log, self._progress, raise_=lambda found: self._raise_once(finding_check(found))
-        )
+        self._comparison = Comparison(self.log, self._progress, on=self._on)
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._late: list[threading.Timer] = []
@@ -128,7 +130,7 @@ class Sentinel:
             ev.Announce: lambda action: self.log.announce(action.found),
             ev.Post: self._post,
             ev.Wait: self._wait,
-            ev.Release: lambda action: self._release(),
+            ev.Release: self._release,
             ev.DecideEqual: lambda action: self.log.decide(action.position, DECIDED),
             ev.TellPassed: self._tell_passed,
             ev.RaiseAlarm: lambda action: self._alarm(ev.Alarm(key=action.position.key, position=action.position)),
@@ -255,7 +257,7 @@ class Sentinel:
             self._progress.waits_at = None
             self._progress.set(RUNNING)
 
-    def _release(self) -> None:
+    def _release(self, _: ev.Release) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -322,8 +324,9 @@ class Sentinel:
 
     def _compare_all_that_ran(self) -> None:
         """With every rank, before this one leaves: a short job may have ended before the timer compared."""
-        known = len(self.findings)
-        if self._comparison.at_the_end():
+        known, had_parted = len(self.findings), self.protocol.has_parted
+        self._comparison.at_the_end()
+        if self.protocol.has_parted and not had_parted:
             self.wait_for_finding(known)
 
     def _say_left(self, why: str) -> None:

@@ -9,6 +9,7 @@
     decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
     state/<ask>/<rank>      answer to an `ask` event
     ran/<rank>              which compiled variants a rank ran, from time to time; ran/<rank>/all when it leaves
+    counted/<rank>          where a rank's clocks were at some calls of its regions, from time to time
     raised                  the first rank that an exception ends
     closed/<rank>           set when a rank that raised has nothing more to say
     run_dir                 where reports go
@@ -25,6 +26,7 @@ from typing import Any
 
 from tpcompile.dist.liveness import this_host
 from tpcompile.dist.store import RankStore
+from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.variants import Ran
 
@@ -123,6 +125,16 @@ class StoreLog:
         suffix = "/all" if wait_s else ""
         found, _ = self._count(1).gather({rank: f"ran/{rank}{suffix}" for rank in ranks}, timeout_s=wait_s)
         return {rank: {name: Ran.model_validate(one) for name, one in ran.items()} for rank, ran in found.items()}
+
+    def say_counted(self, counted: Mapping[str, Counted]) -> None:
+        """Tell where this rank's clocks were at calls of its regions."""
+        value = {name: one.model_dump(mode="json") for name, one in counted.items()}
+        self._count(1).put(f"counted/{self.rank}", value)
+
+    def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
+        """What these ranks have told."""
+        found, _ = self._count(1).gather({rank: f"counted/{rank}" for rank in ranks}, timeout_s=0.0)
+        return {rank: {name: Counted.model_validate(one) for name, one in has.items()} for rank, has in found.items()}
 
     def raises_first(self) -> bool:
         """Say that an exception ends this rank; True for the first rank that says so."""

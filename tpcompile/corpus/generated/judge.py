@@ -11,9 +11,9 @@ from tpcompile.corpus.generated.operators.operator import Trace
 from tpcompile.corpus.generated.plan import Case, Truth
 from tpcompile.corpus.judge import first_finding
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.lines import is_installed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.text.lines import is_installed
+from tpcompile.evidence.text.ranks import ranks_text
 
 PROGRAM_FILE = "program.py"
 EXIT_NOT_COMPILED = 6

@@ -60,7 +60,7 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     pairs = [pair for pair in rows if None not in pair]
     cause = _cause(items, row, pairs[0] if pairs else None)
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = next(column for column in zip(*items, strict=True) if len({item.key for item in column}) > 1)
+        row = next(row for row in map(Row, zip(*items, strict=True)) if row.differs)
     if cause == Cause.EXTRA_COLLECTIVE:
         row = next((extra for extra in rows if None in extra), row)
     # Sizes and dtypes follow from what goes in; the rest is the program's own.

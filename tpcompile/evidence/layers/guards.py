@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence import guardtext, state
+from tpcompile.evidence import state
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
 from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import PARAMETERS
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
-from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
+from tpcompile.evidence.text.guards import parts_of
+from tpcompile.evidence.text.lines import is_library
 
 _TYPES = frozenset({"TYPE_MATCH", "CLASS_MATCH"})
 _SUBCLASSES = ("AsyncCollectiveTensor", "DTensor")
@@ -29,7 +30,7 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
 
 
 def _item(guard: Guard) -> Item:
-    notes = guardtext.parts_of(guard)
+    notes = parts_of(guard)
     # By what is guarded, so that TRUE_MATCH here and FALSE_MATCH there are one difference.
     about = guard.source or notes.get("subject", "") or guard.type
     fields = {"type": guard.type, "expression": guard.expression}
@@ -137,7 +138,7 @@ def _placed(row: Row, program: Sequence[Row]) -> Row:
     """The row at the lines of the first nodes that differ, where torch does not say who asked for the guard."""
     nodes = program[0] if program else row
     pairs = zip(row, nodes, strict=True)
-    return tuple(
+    return Row(
         item.model_copy(update={"line": node.line}) if item and node and item.line is None else item
         for item, node in pairs
     )

@@ -98,3 +98,22 @@ class RankDigest(Frozen):
     overwritten: tuple[Item, ...] = ()
     """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
     facts: dict[str, Any] = {}
+
+    @property
+    def layers(self) -> list[LayerDigest]:
+        """The layers of all compiles."""
+        return [layer for compile_ in self.compiles for layer in compile_.layers]
+
+    @property
+    def observed(self) -> frozenset[Layer]:
+        """Layers that any compile has."""
+        return frozenset(layer.layer for layer in self.layers)
+
+    def breaks_in(self, phase: str) -> list[GraphBreak]:
+        """Graph breaks of a phase."""
+        return [found for where, found in self.breaks if where == phase]
+
+    def counters_of(self, phase: str) -> PhaseCounters:
+        """Dynamo's counters of a phase, zeros for one that never began."""
+        by_phase = {counters.phase: counters for counters in self.counters}
+        return by_phase.get(phase, PhaseCounters(phase=phase))

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 
-from tpcompile.evidence.guardtext import split_comments
-from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.text.guards import split_comments
+from tpcompile.evidence.text.lines import is_library
 
 
 class ReasonKind(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
 
 
 class Lack(Enum):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tpcompile.evidence.records import UserLine
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
 """Torch counts its groups; the default one is the first, and every rank is in it."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.digest import digest_rank, environment_items, frame_name, layer_items
-from tpcompile.evidence.domains import Domain, Domains, roles_of
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame, records_of
+from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, numbers_by_frame, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 
 SMALL_BYTES = 1_000_000

@@ -11,10 +11,10 @@ import pytest
 from tpcompile.errors import ConfigError
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.logs.diagnose import WHOLE, Question, diagnose
 from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
-from tpcompile.evidence.tracedir import WHOLE, Question, diagnose
 
-JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
+JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
 LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"
 
 

@@ -18,15 +18,15 @@ from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.jobdigest import MAX_BYTES, Job, JobDigest, select
-from tpcompile.evidence.logends import LogEnd, failed_everywhere, failed_first, log_ends
-from tpcompile.evidence.logfiles import find_logs, unreadable
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog, read_rank_log
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
+from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, failed_first, log_ends
+from tpcompile.evidence.logs.files import find_logs, unreadable
+from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     DivergenceClass,
     Layer,
@@ -35,6 +35,7 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.splits import split_note
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
@@ -176,7 +177,7 @@ class _Diagnosis:
 
     def seen(self, check: Check) -> Check:
         """No log says what the environment was, but for torch's version."""
-        if check.name != f"{Layer.ENVIRONMENT} {checks.AGREE}" or check.status == Status.FAIL:
+        if check.layer != Layer.ENVIRONMENT or check.is_red:
             return check
         versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
@@ -192,7 +193,7 @@ class _Diagnosis:
         if failed:
             observed += f"; others failed with {', '.join(sorted(failed))}"
         return Check(
-            name=checks.COMPILED,
+            id=CheckId.COMPILED,
             mode="",
             status=Status.PASS if any(numbers.values()) else Status.FAIL,
             expected="at least 1 compile in the logs",

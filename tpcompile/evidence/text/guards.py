@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Guard, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.normalise import GroupRoles
 
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domains import Domain
-from tpcompile.evidence.jobdigest import Frame, Job
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.logs.domains import Domain
+from tpcompile.evidence.logs.jobdigest import Frame, Job
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, numbers_by_frame
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
+from tpcompile.evidence.text.ranks import ranks_text
 
 _OP = "torch.ops._c10d_functional."
 Side = tuple[list[int], str, UserLine | None]

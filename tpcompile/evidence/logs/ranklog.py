@@ -16,11 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.logs.tracefile import (
+    EXECUTION,
+    SCHEDULE,
+    TORCH_VERSION,
+    FileFacts,
+    Record,
+    TraceFile,
+    events_at,
+)
 from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, compile_record, frame_line, start_stack
-from tpcompile.evidence.tracefile import EXECUTION, SCHEDULE, TORCH_VERSION, FileFacts, Record, TraceFile, events_at
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(

@@ -1,0 +1,75 @@
+"""A batch that one rank skips in a long loop is found while the loop runs, whether its steps communicate or not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
+
+from tests.sentinel.scenarios import Ranks
+from tpcompile.evidence.causes import Cause
+from tpcompile.sentinel import Sentinel, protocol
+from tpcompile.testing.ranks import run_on_ranks
+
+STEPS, STEP_S, SKIPPED, ODD = 400, 0.02, 11, 1
+
+
+def with_a_collective(x: Tensor) -> Tensor:
+    return funcol.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def without_one(x: Tensor) -> Tensor:
+    return x * 1
+
+
+def run(name: str, skips: bool, hears: bool) -> dict[str, Any]:
+    """400 steps on each rank; a rank that has found something tells the other in its next collective."""
+    ranks = Ranks()
+    torch.compiler.reset()
+    step = torch.compile(globals()[name], backend="eager", dynamic=False)
+    if not hears:
+        protocol.parted_calls = lambda _: None  # type: ignore[attr-defined]
+    with ranks.sentinel(policy="warn") as sentinel:
+        last = 0
+        for number in range(STEPS):
+            if skips and ranks.rank == ODD and number == SKIPPED:
+                continue
+            found = step(torch.ones(2) * len(sentinel.findings))
+            if found.sum() > 0:
+                break
+            last = number
+            threading.Event().wait(STEP_S)
+        else:
+            if skips and ranks.rank == ODD and name == with_a_collective.__name__:
+                step(torch.zeros(2))  # the policy goes on, and so must the other rank
+        sentinel.wait_for_finding(0) if skips and hears else None
+    return ranks.summary(sentinel) | {"last": last, "lines": _lines(sentinel)}
+
+
+def _lines(sentinel: Sentinel) -> list[str]:
+    return [check.line.code for verdict in sentinel.findings for check in verdict.checks if check.line]
+
+
+@pytest.mark.parametrize("name", [with_a_collective.__name__, without_one.__name__])
+def test_a_skipped_batch_is_found_while_the_loop_runs(name: str) -> None:
+    for rank in run_on_ranks(run, name, True, True, timeout_s=120):
+        assert rank["last"] < STEPS - 1
+        ((cause, odd, observed),) = rank["checks"]
+        assert (cause, odd) == (Cause.CALL_COUNT.value, (ODD,))
+        assert f"left out a call of {name} " in observed and "`number` in run is" in observed
+        assert rank["lines"] == ["found = step(torch.ones(2) * len(sentinel.findings))"]
+
+
+def test_ranks_that_skip_nothing_are_left_alone() -> None:
+    for rank in run_on_ranks(run, without_one.__name__, False, True, timeout_s=120):
+        assert (rank["last"], rank["checks"]) == (STEPS - 1, [])
+
+
+def test_without_the_counts_of_the_other_rank_nothing_would_be_found() -> None:
+    for rank in run_on_ranks(run, with_a_collective.__name__, True, False, timeout_s=120):
+        assert (rank["last"], rank["checks"]) == (STEPS - 1, [])

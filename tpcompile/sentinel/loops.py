@@ -1,0 +1,51 @@
+"""Stack of the user's program -> its clocks: where the `for` loops around a call are, and how much was communicated."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Sequence
+from types import CodeType, FrameType
+
+from tpcompile.sentinel import adapter, flight
+from tpcompile.sentinel.marks import COLLECTIVES
+
+_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
+_UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
+
+
+def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
+    """Clock -> what it shows now; a call takes some microseconds, so it is made at few calls of a region."""
+    found = {f"{COLLECTIVES}{name}": number for name, number in adapter.collective_numbers(members).items()}
+    while frame is not None:
+        code = frame.f_code
+        if flight.user_line(code.co_filename, frame.f_lineno, code.co_name) is not None:
+            for name in loop_variables(code):
+                value = frame.f_locals.get(name)
+                if type(value) is int:
+                    found.setdefault(f"`{name}` in {code.co_qualname}", value)
+        frame = frame.f_back
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def loop_variables(code: CodeType) -> tuple[str, ...]:
+    """Variables that a `for` loop of the function sets at each of its iterations."""
+    names: list[str] = []
+    is_target = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            is_target = True
+        elif is_target and instruction.opname in _STORES:
+            names += _stored(instruction)
+        elif instruction.opname not in _UNPACKS:
+            is_target = False
+    return tuple(dict.fromkeys(names))
+
+
+def _stored(instruction: dis.Instruction) -> list[str]:
+    """Python 3.13 joins two instructions that store, or one that stores and one that loads."""
+    stored = instruction.argval
+    if isinstance(stored, str):
+        return [stored]
+    return list(stored[:1] if instruction.opname == "STORE_FAST_LOAD_FAST" else stored)

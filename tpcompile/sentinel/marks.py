@@ -1,0 +1,62 @@
+"""The clocks of one rank at some calls of a region: which calls, and how many are kept."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tpcompile.evidence.records import Frozen, UserLine
+
+_KEPT_FIRST, _KEPT_LAST = 48, 48
+_STRIDES = (1, 2, 4, 12)
+"""Marks are at multiples of these; of twelve and its doubles an iteration of 2, 3, 4, 6 or 12 calls is a whole one."""
+_OFTEN_S, _RARE_S = 0.25, 1.0
+"""Marks come no more often, and no less often where calls do."""
+COLLECTIVES = "collectives of "
+"""How the name of a clock begins that counts the collectives of a group; others are variables of loops."""
+
+
+class Counted(Frozen):
+    """What one rank wrote down about one region."""
+
+    region: str
+    line: UserLine | None = None
+    """The user's call."""
+    has_collectives: bool = False
+    marks: dict[int, dict[str, int]] = {}
+    """Call -> what each clock showed when it began."""
+
+
+class Marks:
+    """The clocks at some calls of one region: the first ones, and the last at multiples of a number that doubles.
+
+    Ranks choose the number by their own speed; the multiples of the larger one are common to them.
+    """
+
+    def __init__(self) -> None:
+        self.next_call = 1
+        """At this call the clocks are to be read."""
+        self._level, self._stride, self._kept_at_s = 0, 1, 0.0
+        self._first: list[tuple[int, dict[str, int]]] = []
+        self._last: deque[tuple[int, dict[str, int]]] = deque(maxlen=_KEPT_LAST)
+
+    def keep(self, call: int, clocks: dict[str, int], now_s: float) -> None:
+        """Write down the clocks at a call."""
+        since_s, self._kept_at_s = now_s - self._kept_at_s, now_s
+        if len(self._first) < _KEPT_FIRST:
+            self._first.append((call, clocks))
+        else:
+            self._last.append((call, clocks))
+            self._adapt(since_s)
+        self.next_call = (call // self._stride + 1) * self._stride
+
+    def _adapt(self, since_s: float) -> None:
+        if since_s < _OFTEN_S:
+            self._level += 1
+        elif since_s > _RARE_S and self._level > 0:
+            self._level -= 1
+        doublings = max(0, self._level - len(_STRIDES) + 1)
+        self._stride = _STRIDES[self._level - doublings] * 2**doublings
+
+    def by_call(self) -> dict[int, dict[str, int]]:
+        """Call -> clocks; on any thread."""
+        return dict([*self._first, *self._last.copy()])
