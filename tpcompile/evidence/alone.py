@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tpcompile.evidence import state
 from tpcompile.evidence.align import Slot, content
+from tpcompile.evidence.blamed import rank_group
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
 from tpcompile.evidence.headline import headline, spoken
@@ -24,7 +25,7 @@ from tpcompile.evidence.records import (
     UserLine,
 )
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")
@@ -76,9 +77,31 @@ class _Alone:
     def __post_init__(self) -> None:
         self.present = tuple(sorted(self.slot.compiles))
         self.first = self.slot.compiles[self.present[0]]
-        reason = self.first.recompile_reason
+        reason = self._nearest_reason()
         self.failure = parse_reason(reason) if reason else None
         self.earlier = self._earlier()
+
+    def _nearest_reason(self) -> str:
+        """Why the cache entry did not fit whose inputs were most like those that came."""
+        reasons = self.first.recompile_reasons
+        if len(reasons) < 2:
+            return nearest_reason(reasons)
+        distances = {text: self._distance(parse_reason(text).entry) for text in reasons}
+        known = [distance for distance in distances.values() if distance is not None]
+        if len(known) < len(distances):
+            return nearest_reason(reasons)
+        return nearest_reason([text for text in reasons if distances[text] == min(known)])
+
+    def _distance(self, entry: str) -> int | None:
+        """Fields of inputs in which a cache entry and this compile differ; None where either was not observed."""
+        rank = self.present[0]
+        entries = [c for c in self.domain.of_rank(rank).compiles if c.compile_id == entry]
+        pair = [*entries[-1:], self.first]
+        if len(pair) < 2 or any(c.sha(Layer.INPUTS) is None for c in pair):
+            return None
+        before, now = ({i.about: i for i in self.domain.items(rank, c.index, Layer.INPUTS)} for c in pair)
+        common = before.keys() & now.keys()
+        return sum(_num_differing(before[about], now[about]) for about in common)
 
     def _earlier(self) -> CompileDigest | None:
         """What the first absent rank compiled of the same frame: there the guard held.
@@ -143,9 +166,11 @@ class _Alone:
         return is_whole or any(self._inlines(other, c, self.first) for c in theirs)
 
     def _inlines(self, rank: int, whole: CompileDigest, part: CompileDigest) -> bool:
-        """True when ops of a rank's compile come from the function that `part` compiles by itself."""
+        """True when `part` was entered from the function that a rank compiled, or ops of that come from part's own."""
         if part.line is None or whole.line is None or part.frame == whole.frame:
             return False
+        if any(_is_inside(caller, whole.line, besides=part.line) for caller in part.callers):
+            return True
         lines = [item.line for item in self.domain.items(rank, whole.index, Layer.GRAPH)]
         return any(line is not None and _is_inside(line, part.line, besides=whole.line) for line in lines)
 
@@ -193,17 +218,22 @@ class _Alone:
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides of the guard that failed, or the first line of what only one side compiled; the odd ones last."""
-        line = (self.failure.line if self.failure else None) or self.first.line
-        there = self.earlier.line if self.earlier else self.first.line
         theirs: Item | None = None
         if self.failure:
             ours = self._guarded(self.present[0], self.first, self.failure)
             theirs = self._guarded(self.absent[0], self.earlier, self.failure)
         else:
             ours = self._first_told(cause)
-        compiled = RankGroup(ranks=self.present, item=ours, frame_line=line)
-        did_not = RankGroup(ranks=self.absent, item=theirs, frame_line=there)
-        return (compiled, did_not) if cause == Cause.COMPILE_DISABLED else (did_not, compiled)
+        asked_at = self.failure.line if self.failure else None
+        compiled = rank_group(self.present, ours, self.first, cause, line=asked_at)
+        did_not = rank_group(self.absent, theirs, self.earlier or self.first, cause)
+        return (compiled, did_not) if self._are_absent_odd(cause) else (did_not, compiled)
+
+    def _are_absent_odd(self, cause: Cause) -> bool:
+        """Who compiles the whole and who its parts is only told by the majority."""
+        if cause == Cause.REGIONAL_COMPILE:
+            return len(self.absent) < len(self.present)
+        return cause == Cause.COMPILE_DISABLED
 
     def _first_told(self, cause: Cause) -> Item | None:
         """The break, or else the first item with a line."""
@@ -221,6 +251,10 @@ class _Alone:
             return None
         items = self.domain.items(rank, compile_.index, layer)
         return next((item for item in items if _short(item.about) == _short(failure.source)), None)
+
+
+def _num_differing(before: Item, now: Item) -> int:
+    return sum(before.fields[name] != now.fields[name] for name in before.fields)
 
 
 def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:

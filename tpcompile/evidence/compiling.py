@@ -163,13 +163,7 @@ class LoggedEvents:
 
     def failure(self) -> str:
         """The error of a compile that failed, on one line."""
-        reason = str(self.metrics().get("fail_reason") or "")
-        lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        if not lines:
-            return ""
-        # `backend='inductor' raised:` says nothing without the line after it.
-        num_said = 2 if lines[0].endswith(":") else 1
-        return normalise.generic(" ".join(lines[:num_said]))
+        return normalise.error(str(self.metrics().get("fail_reason") or ""))
 
     def failure_line(self) -> UserLine | None:
         """The user's line at which it failed."""

@@ -28,7 +28,7 @@ from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
-from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.lines import entered_at, is_library, own_line
 from tpcompile.evidence.text.reasons import nearest_reason
 
 
@@ -92,8 +92,10 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         phase=compile_.phase,
         frame=frame_name(compile_),
         step=compile_.step,
-        line=own_line(compile_),
-        recompile_reason=nearest_reason(compile_.recompile_reasons),
+        line=own_line(compile_.line, compile_.stack),
+        entered_at=entered_at(compile_.line, compile_.stack),
+        callers=_callers(compile_),
+        recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
         cache=tuple(dict.fromkeys(compile_.cache)),
@@ -118,11 +120,8 @@ def frame_name(compile_: CompileRecord) -> str:
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
 
 
-def own_line(compile_: CompileRecord) -> UserLine | None:
-    """The user's line of the compiled frame: of a frame of torch's own, a wrapped `nn.Sequential`, who called it."""
-    if compile_.line is None or not is_library(compile_.line):
-        return compile_.line
-    return innermost_own(compile_.stack) or compile_.line
+def _callers(compile_: CompileRecord) -> tuple[UserLine, ...]:
+    return tuple(line for line in compile_.stack[:-1] if not is_library(line))
 
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tpcompile.evidence.alone import reason_cause
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
+from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.messages import Position, RankState
@@ -53,7 +54,8 @@ def failure_check(
     """An exception ends this rank; `failed` are its compiles that failed."""
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
-        line = failed[-1].failure_line or failed[-1].line or line
+        last = failed[-1]
+        line = last.failure_line or entered_at(last.line, last.stack) or line
     return Check(
         id=CheckId.NO_ERROR,
         mode="",

@@ -137,6 +137,23 @@ def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path
     assert check(verdict, WHOLE).ranks == (0,)
 
 
+@pytest.mark.parametrize(("is_cut", "code"), [(True, 1), (False, 1)], ids=["ended by the failure", "compiled"])
+def test_a_compile_that_failed_while_the_others_compiled_is_the_finding(job: Path, is_cut: bool, code: int) -> None:
+    failing = (job / LOG.format(0)).read_text()
+    metrics = '"compilation_metrics": {'
+    error = '"fail_type": "BackendCompilerFailed", "fail_reason": "backend=\'x\' raised:\\nno compiler", '
+    (job / LOG.format(0)).write_text(failing.replace(metrics, metrics + error, 1))
+    other = job / LOG.format(1)
+    if is_cut:
+        before = other.read_text().partition('"dynamo_output_graph"')[0]
+        other.write_text(before[: before.rindex("\nV") + 1])
+    verdict = diagnose([job])
+    assert verdict.lead is not None
+    assert (verdict.exit_code, verdict.lead.cause, verdict.lead.ranks) == (code, Cause.COMPILE_FAILED, (0,))
+    assert ("inside of that compile" in verdict.summary) == is_cut
+    assert "no compiler" in verdict.summary
+
+
 def places(text: str) -> list[int]:
     """Where to cut a log: around the start of every record, and in between."""
     starts = [match.start() for match in re.finditer(r"^V\d{4} ", text, re.MULTILINE)]

@@ -66,7 +66,13 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     is_result = cause == Cause.COLLECTIVE_SIZES
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
-    return Explanation(cause, directness, row, hangs=True)
+    guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
+    return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _unwaited(row: Row) -> frozenset[int]:
+    """Groups that read a result which the others wait for."""
+    return frozenset(index for index, item in enumerate(row) if item and item.fields["waited"] == str(False))
 
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
@@ -85,8 +91,11 @@ def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
-    is_numbered = item.fields["group"].startswith("group#")
-    return (item.about, *(v for k, v in item.fields.items() if not (is_numbered and k == "group")))
+    # By name: a record that travelled between ranks has its fields in another order.
+    names = sorted(item.fields)
+    if item.fields["group"].startswith("group#"):
+        names.remove("group")
+    return (item.about, *(item.fields[name] for name in names))
 
 
 def _field_cause(items: Sequence[Item]) -> Cause:

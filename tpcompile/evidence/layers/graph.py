@@ -13,6 +13,7 @@ from tpcompile.evidence.layerspec import Difference, Directness, Explanation, La
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.rows import rows_of
 from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.ranks import ranks_text
 
 LIMIT = "Dynamo recompile limit exceeded"
@@ -32,7 +33,7 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
             yield from graph_items(graph)
     yield from map(_break_item, compile_.breaks)
     if compile_.failure:
-        line = compile_.failure_line or compile_.line
+        line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
         fields = {"error": compile_.failure}
         yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
 
@@ -88,7 +89,7 @@ def _explain(difference: Difference) -> Explanation:
     program = _program(difference)
     if collectives is None:
         return program
-    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER)
+    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT)
     is_same = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
     return program if says_more or is_same else collectives
 
@@ -192,11 +193,15 @@ def _of_values(nodes: Sequence[Item]) -> Cause:
 
 
 def _is_dropped(difference: Difference) -> bool:
-    """True when the same collectives are issued, and one group never reads a result."""
-    if difference.compile.differs(Layer.COLLECTIVES):
-        return False
+    """True when the forward issues the same collectives, and one group never reads a result.
+
+    The backward may differ then: where it recomputes the forward, it recomputes what is read.
+    """
     collectives = difference.compile.items(Layer.COLLECTIVES)
-    return len({tuple(UNUSED in item.notes for item in group) for group in collectives}) > 1
+    forward = [[item for item in group if item.about == "forward"] for group in collectives]
+    if len({tuple(item.key for item in group) for group in forward}) > 1:
+        return False
+    return len({tuple(UNUSED in item.notes for item in group) for group in forward}) > 1
 
 
 def _unused(difference: Difference, row: Row) -> Explanation:

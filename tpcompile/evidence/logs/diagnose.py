@@ -19,11 +19,11 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, log_ends
+from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
 from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
-from tpcompile.evidence.logs.ranklog import RankLog, read_rank_log
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
     CheckId,
@@ -201,6 +201,9 @@ class _Diagnosis:
         )
 
     def failures(self) -> Iterator[Check]:
+        alone = failed_first(list(self.job.logs.values()))
+        if alone is not None:
+            yield _failure_check(*alone)
         failed = failed_everywhere(list(self.job.logs.values()))
         if failed:
             texts = [f"{c.function} failed with {c.failure[0]}: {c.failure[1]}" for c in failed if c.failure]
@@ -256,6 +259,21 @@ _UNCOUPLED = (
     "No compiled code names a process group, so nothing says that these ranks run one program: pipeline stages and "
     "replicas need not. If they must agree, say so: --mesh tp=2 --axis tp."
 )
+
+
+def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
+    kind, text = compile_.failure or ("", "")
+    ended = "the other logs end inside of that compile"
+    return Check(
+        name=FAILED,
+        mode="",
+        status=Status.FAIL,
+        expected="every compile ends",
+        observed=f"{compile_.function} failed on rank {rank} with {kind}: {text}; {ended}",
+        ranks=(rank,),
+        line=compile_.line,
+        cause=Cause.COMPILE_FAILED,
+    )
 
 
 def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence:

@@ -87,6 +87,22 @@ def failed_everywhere(logs: Sequence[RankLog]) -> list[LoggedCompile]:
     return found
 
 
+def failed_first(logs: Sequence[RankLog]) -> tuple[int, LoggedCompile] | None:
+    """The compile that ended a job: it failed on one rank, and all others were ended before theirs of that number."""
+    for log in logs:
+        for number, compile_ in enumerate(log.compiles):
+            is_error = compile_.failure is not None and is_fatal(compile_.failure[0])
+            peers = [other for other in logs if other is not log]
+            if is_error and all(_is_open(other, number) for other in peers):
+                return log.rank, compile_
+    return None
+
+
+def _is_open(log: RankLog, number: int) -> bool:
+    """True when the log ends inside of its compile of that number."""
+    return number < len(log.compiles) and not log.compiles[number].is_ended
+
+
 _FATAL = (
     "BackendCompilerFailed",
     "InternalTorchDynamoError",

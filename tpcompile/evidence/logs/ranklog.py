@@ -268,8 +268,7 @@ def _failure(found: TraceEvent) -> tuple[str, str] | None:
     metrics = found.metadata.get("compilation_metrics")
     if not isinstance(metrics, Mapping) or not metrics.get("fail_type"):
         return None
-    reason = str(metrics.get("fail_reason") or "").strip()
-    return str(metrics["fail_type"]), normalise.generic(reason.partition("\n")[0])
+    return str(metrics["fail_type"]), normalise.error(str(metrics.get("fail_reason") or ""))
 
 
 def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:

@@ -30,8 +30,12 @@ class CompileDigest(Frozen):
     step: int | None = None
     line: UserLine | None = None
     """First line of the compiled frame."""
-    recompile_reason: str = ""
-    """The guard of the newest earlier compile that failed; `""` for a first compile."""
+    entered_at: UserLine | None = None
+    """The same, or of a frame of an installed package the line of the program that enters it."""
+    callers: tuple[UserLine, ...] = ()
+    """The program's lines around the compiled frame, outermost first; those of torch are left out."""
+    recompile_reasons: tuple[str, ...] = ()
+    """For each earlier compile the guard that failed, the newest first; empty for a first compile."""
     limit_reached: bool = False
     is_dynamic: bool = False
     """True when a size in the Dynamo graph is a symbol."""

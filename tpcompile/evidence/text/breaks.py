@@ -29,12 +29,11 @@ def _reason(text: str) -> str:
 
 
 def _blamed(text: str, stack: tuple[UserLine, ...]) -> UserLine | None:
-    """The line at which the graph broke; inside of a library, the user's line that called it."""
+    """The user's line; None where the break is in torch and the log does not say who called it."""
     at = _AT.search(text)
     if at is None:
-        return stack[-1] if stack else None
+        return innermost_own(stack)
     place = at["file"], int(at["line"])
     here = [line for line in stack if (line.file, line.line) == place]
     innermost = here[-1] if here else UserLine(file=place[0], line=place[1])
-    caller = innermost_own(stack) if is_library(innermost) else None
-    return caller or innermost
+    return innermost_own(stack) if is_library(innermost) else innermost
