@@ -187,8 +187,10 @@ class _Diagnosis:
         )
 
     def compiled(self) -> Check:
-        numbers = {rank: sum(c.failure is None for c in log.compiles) for rank, log in self.job.logs.items()}
-        failed = {c.failure[0] for log in self.job.logs.values() for c in log.compiles if c.failure is not None}
+        compiles = {rank: log.compiles for rank, log in self.job.logs.items()}
+        numbers = {rank: sum(compile_.failure is None for compile_ in made) for rank, made in compiles.items()}
+        failures = [compile_.failure for made in compiles.values() for compile_ in made]
+        failed = {failure[0] for failure in failures if failure is not None}
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
         if failed:
             observed += f"; others failed with {', '.join(sorted(failed))}"
@@ -211,11 +213,12 @@ class _Diagnosis:
 
     def notes(self) -> Iterator[Check]:
         lacking = [end for end in self.ends if end.lacks]
-        if lacking or self.question.ended_badly:
-            ranks = tuple(end.rank for end in lacking)
-            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed" if lacking else "yes"
-            details = [str(end) for end in (lacking or self.ends)]
-            yield _information(WHOLE, text, details).model_copy(update={"ranks": ranks})
+        ranks = tuple(end.rank for end in lacking)
+        if lacking:
+            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
+            yield _information(WHOLE, text, list(map(str, lacking))).model_copy(update={"ranks": ranks})
+        elif self.question.ended_badly:
+            yield _information(WHOLE, "yes", list(map(str, self.ends)))
         if self.left_out:
             yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
 
@@ -242,10 +245,10 @@ class _Diagnosis:
         return f"what was looked into agrees: {self.left_text()}" if self.num_left else ""
 
     def failed(self) -> str:
-        failed = [c for c in failed_everywhere(list(self.job.logs.values())) if c.failure]
-        if not failed or failed[0].failure is None:
+        failed = failed_everywhere(list(self.job.logs.values()))
+        if not failed:
             return ""
-        kind, text = failed[0].failure
+        kind, text = failed[0].failure or ("", "")
         return f"the ranks agree: {failed[0].function} failed to compile on all of them with {kind}: {text}"
 
     def ended(self) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -275,11 +275,3 @@ def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> func
     """A reader of the rank's compiles by number that keeps the last few."""
     groups = GroupRoles(roles)
     return functools.lru_cache(maxsize=kept)(lambda number: log.record(number, groups))
-
-
-def numbers_by_frame(compiles: Iterable[LoggedCompile]) -> dict[tuple[str, str, int], list[int]]:
-    """Frame -> numbers of its compiles, in order."""
-    found: dict[tuple[str, str, int], list[int]] = {}
-    for number, compile_ in enumerate(compiles):
-        found.setdefault(compile_.frame, []).append(number)
-    return found
