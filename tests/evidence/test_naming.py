@@ -149,3 +149,12 @@ def test_a_symbolic_size_is_no_reason_to_prefer_an_entry_whose_inputs_are_unknow
     again = compiled(compile_id="0/2", recompile_reasons=reasons, inputs=(tensor(stride="[1, 4]"),), graphs=(graph(),))
     found = next(d for d in between([compiled(), again], [compiled()]) if d.is_red)
     assert found.cause == Cause.STRIDE
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_inputs_of_a_compile_that_was_cut_while_it_was_traced_are_not_observed(is_traced: bool) -> None:
+    both = compiled(inputs=(tensor(), tensor(FROZEN)))
+    graphs = both.graphs if is_traced else ()
+    cut = compiled(inputs=(tensor(),), graphs=graphs, guards=(), collectives=(), is_cut=True)
+    found = [divergence for divergence in between(both, cut) if divergence.layer == Layer.INPUTS]
+    assert bool(found) == is_traced

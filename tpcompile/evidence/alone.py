@@ -11,6 +11,7 @@ from tpcompile.evidence.align import Slot, content
 from tpcompile.evidence.blamed import rank_group
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
+from tpcompile.evidence.entries import reason_of
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import PARAMETERS
 from tpcompile.evidence.layerspec import Row
@@ -25,7 +26,7 @@ from tpcompile.evidence.records import (
     UserLine,
 )
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")
@@ -77,31 +78,9 @@ class _Alone:
     def __post_init__(self) -> None:
         self.present = tuple(sorted(self.slot.compiles))
         self.first = self.slot.compiles[self.present[0]]
-        reason = self._nearest_reason()
+        reason = reason_of(self.domain, self.present[0], self.first)
         self.failure = parse_reason(reason) if reason else None
         self.earlier = self._earlier()
-
-    def _nearest_reason(self) -> str:
-        """Why the cache entry did not fit whose inputs were most like those that came."""
-        reasons = self.first.recompile_reasons
-        if len(reasons) < 2:
-            return nearest_reason(reasons)
-        distances = {text: self._distance(parse_reason(text).entry) for text in reasons}
-        known = [distance for distance in distances.values() if distance is not None]
-        if len(known) < len(distances):
-            return nearest_reason(reasons)
-        return nearest_reason([text for text in reasons if distances[text] == min(known)])
-
-    def _distance(self, entry: str) -> int | None:
-        """Fields of inputs in which a cache entry and this compile differ; None where either was not observed."""
-        rank = self.present[0]
-        entries = [c for c in self.domain.of_rank(rank).compiles if c.compile_id == entry]
-        pair = [*entries[-1:], self.first]
-        if len(pair) < 2 or any(c.sha(Layer.INPUTS) is None for c in pair):
-            return None
-        before, now = ({i.about: i for i in self.domain.items(rank, c.index, Layer.INPUTS)} for c in pair)
-        common = before.keys() & now.keys()
-        return sum(_num_differing(before[about], now[about]) for about in common)
 
     def _earlier(self) -> CompileDigest | None:
         """What the first absent rank compiled of the same frame: there the guard held.
@@ -159,7 +138,10 @@ class _Alone:
 
     def _is_regional(self) -> bool:
         """True when one side compiles a frame whose parts the other side compiles."""
-        mine, other = self.present[0], self.absent[0]
+        return any(self._is_regional_beside(rank) for rank in self.absent)
+
+    def _is_regional_beside(self, other: int) -> bool:
+        mine = self.present[0]
         shared = {c.frame for c in self.domain.of_rank(mine).compiles}
         theirs = [c for c in self.domain.of_rank(other).compiles if c.frame not in shared]
         is_whole = any(self._inlines(mine, self.first, c) for c in theirs)
@@ -251,10 +233,6 @@ class _Alone:
             return None
         items = self.domain.items(rank, compile_.index, layer)
         return next((item for item in items if _short(item.about) == _short(failure.source)), None)
-
-
-def _num_differing(before: Item, now: Item) -> int:
-    return sum(before.fields[name] != now.fields[name] for name in before.fields)
 
 
 def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:

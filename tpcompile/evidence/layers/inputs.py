@@ -38,7 +38,9 @@ def _item(tensor: InputTensor) -> Item:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    return ("",) if compile_.inputs else ()
+    """Tensors are logged while the frame is traced: of a compile that was cut before its graph, some are missing."""
+    is_partial = compile_.is_cut and not compile_.graphs
+    return ("",) if compile_.inputs and not is_partial else ()
 
 
 def _explain(difference: Difference) -> Explanation:
