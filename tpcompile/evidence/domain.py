@@ -34,15 +34,20 @@ class Domain:
 
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""
-        texts = [item.text for item in row.present]
-        for allowed_layer, contains, reason in self.allowed:
-            if allowed_layer == layer and all(contains in text for text in texts):
-                return reason
-        return ""
+        return reason_for(layer, row.present, self.allowed)
 
     def of_rank(self, rank: int) -> RankDigest:
         """The digest of a rank."""
         return next(d for d in self.ranks if d.rank == rank)
+
+
+def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
+    """Why the allow-list says that these items may differ: every one has its text; empty when it does not."""
+    texts = [item.text for item in items]
+    for allowed_layer, contains, reason in allowed:
+        if allowed_layer == layer and all(contains in text for text in texts):
+            return reason
+    return ""
 
 
 def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:

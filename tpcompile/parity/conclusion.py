@@ -28,27 +28,40 @@ def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, 
         expected=f"every rank within {timeout_s:g} s",
         observed="; ".join(late) or f"all {num_reported}",
         ranks=tuple(sorted({*absent, *silent})),
-        cause=Cause.NEVER_ARRIVED if absent else Cause.STOPPED_RESPONDING if silent else Cause.UNKNOWN,
+        cause=_why_late(absent, silent),
     )
+
+
+def _why_late(absent: Mapping[int, str], silent: Sequence[int]) -> Cause:
+    if absent:
+        return Cause.NEVER_ARRIVED
+    return Cause.STOPPED_RESPONDING if silent else Cause.UNKNOWN
 
 
 def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], num_keys: int) -> Check:
     """One line of the table for one group of facts."""
-    red = [d for d in found if d.is_red]
-    odd = sorted({r for d in red for r in odd_ranks([(g.ranks, None) for g in d.groups])})
+    red = [divergence for divergence in found if divergence.is_red]
     equal = "consistent" if group == SHARDS else "equal"
-    declared = f"{len(found) - len(red)} declared" if len(found) > len(red) else ""
-    observed = "; ".join(d.title for d in red[:3]) + (f"; {len(names) - 3} more" if len(red) > 3 else "")
+    observed = f"{equal}: {num_keys}"
+    if red:
+        more = f"; {len(names) - 3} more" if len(red) > 3 else ""
+        observed = "; ".join(divergence.title for divergence in red[:3]) + more
+    elif found:
+        observed = f"{len(found)} declared"
     return Check(
         name=f"{group} {equal} on all ranks",
         mode="",
         status=Status.FAIL if red else Status.PASS,
         expected=equal,
-        observed=observed or declared or f"{equal}: {num_keys}",
+        observed=observed,
         details=tuple(names[:MAX_LISTED]) if len(names) > MAX_NAMED else (),
-        ranks=tuple(odd),
+        ranks=tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
         cause=red[0].cause if red else Cause.UNKNOWN,
     )
+
+
+def _odd_ranks(divergence: Divergence) -> tuple[int, ...]:
+    return odd_ranks([(group.ranks, None) for group in divergence.groups])
 
 
 def conclude(

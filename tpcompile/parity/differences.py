@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, value_item
+from tpcompile.evidence.domain import Allowed, group_by, reason_for, sides
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
 from tpcompile.evidence.text.ranks import ranks_text
 
 UNSET = "unset"
@@ -33,11 +33,7 @@ class Kind:
 
 def groups_of(values: Mapping[int, str | None]) -> Groups:
     """Ranks by equal value; the odd ones out come last."""
-    by_value: dict[str | None, list[int]] = {}
-    for rank in sorted(values):
-        by_value.setdefault(values[rank], []).append(rank)
-    found = [(tuple(ranks), value) for value, ranks in by_value.items()]
-    return sorted(found, key=lambda entry: (-len(entry[0]), entry[0][0]))
+    return [(ranks, values[ranks[0]]) for ranks in group_by(values)]
 
 
 def odd_ranks(groups: Sequence[tuple[tuple[int, ...], object]]) -> tuple[int, ...]:
@@ -59,30 +55,26 @@ def difference(
 ) -> Divergence:
     """One difference, declared when the allow-list says why; the title ends in `note`, or says `found` only."""
     items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
-    reason = _reason(kind.layer, [item.text for item in items], allowed)
-    sides = [f"{_shown(value, kind)} on rank {ranks_text(ranks)}" for ranks, value in reversed(groups)]
+    reason = reason_for(kind.layer, items, allowed)
+    sides_text = [f"{_shown(value, kind)} on rank {ranks_text(ranks)}" for ranks, value in reversed(groups)]
+    says = found or ", ".join(sides_text)
+    end = f"; {note}" if note else ""
     return Divergence(
         layer=kind.layer,
         cls=DivergenceClass.DECLARED if reason else kind.cls,
         domain=domain,
         where="",
-        groups=tuple(RankGroup(ranks=r, item=item) for (r, _), item in zip(groups, items, strict=True)),
-        title=f"{key}: {found or ', '.join(sides)}{f'; {note}' if note else ''}",
+        groups=sides(tuple(ranks for ranks, _ in groups), items),
+        title=f"{key}: {says}{end}",
         cause=kind.cause,
         step=step,
         advice=f"declared: {reason}" if reason else f"{kind.advice} {kind.cause.advice}".strip(),
     )
 
 
-def _reason(layer: Layer, texts: Sequence[str], allowed: Allowed) -> str:
-    for allowed_layer, contains, reason in allowed:
-        if allowed_layer == layer and all(contains in text for text in texts):
-            return reason
-    return ""
-
-
 def _shown(value: str | None, kind: Kind) -> str:
     if value is None:
         return kind.missing
     text = _HASH.sub(r"\1", value)
-    return f"'{text if len(text) <= _BRIEF else text[: _BRIEF - 3] + '...'}'"
+    cut = f"{text[: _BRIEF - 3]}..." if len(text) > _BRIEF else text
+    return f"'{cut}'"

@@ -5,6 +5,7 @@ A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,35 +46,49 @@ def answer_elements(tensor: Tensor, question: dict[str, Any]) -> dict[str, Any]:
 
 def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | None:
     """First element in which ranks[0] and ranks[1] differ, with the values of all `ranks`; None without an answer."""
-    start, stop = 0, 1
-    for size in shape:
-        stop *= size
+    start, stop = 0, math.prod(shape)
     while stop - start > _PIECES:
-        said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks[:2]]
-        if None in said:
-            return None
-        piece = _piece(start, stop)
-        hashes = [answer["hashes"] for answer in said]
-        first = next((i for i, (a, b) in enumerate(zip(*hashes, strict=True)) if a != b), None)
+        hashes = _answers(ask, ranks[:2], start, stop, "hashes")
+        first = _first_difference(hashes)
         if first is None:
-            return None  # changed while we looked
+            return None  # no answer, or changed while we looked
+        piece = _piece(start, stop)
         start, stop = start + first * piece, min(start + (first + 1) * piece, stop)
-    said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
-    if None in said:
+    elements = _answers(ask, ranks, start, stop, "elements")
+    place = _first_difference([[bits for _, bits in of_rank] for of_rank in elements[:2]])
+    if place is None:
         return None
-    columns = list(zip(*(answer["elements"] for answer in said), strict=True))
-    place = next((i for i, column in enumerate(columns) if column[0][1] != column[1][1]), None)
-    return None if place is None else Element(index=_unravel(start + place, shape), values=_texts(columns[place]))
+    return Element(index=_unravel(start + place, shape), values=_texts([of_rank[place] for of_rank in elements]))
+
+
+def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -> list[list[Any]]:
+    """What every rank says of a span; nothing when one of them does not answer."""
+    said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
+    return [] if None in said else [answer[name] for answer in said]
+
+
+def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
+    """The first place at which two rows differ; None where they do not, or there are none."""
+    for place, (ours, theirs) in enumerate(zip(*rows, strict=True)):
+        if ours != theirs:
+            return place
+    return None
 
 
 def located(fetch: Fetch, row: Groups, question: Callable[[dict[str, Any]], dict[str, Any]]) -> Element | None:
     """First element in which the two largest groups differ; None where shapes or dtypes differ or nobody answers."""
-    described = {value.rpartition(" ")[0] for _, value in row if value is not None}
-    if len(described) > 1 or any(value is None or ":" not in value or "wrapped:" in value for _, value in row):
+    prints = [value or "" for _, value in row]
+    described = {value.rpartition(" ")[0] for value in prints}
+    if len(described) > 1 or not all(map(_has_elements, prints)):
         return None
-    shape = next(iter(described)).partition("[")[2].partition("]")[0]
+    shape = prints[0].partition("[")[2].partition("]")[0]
     sizes = [int(size) for size in shape.split(",") if size.strip()]
     return locate(lambda rank, span: fetch(rank, question(span)), [ranks[0] for ranks, _ in row], sizes)
+
+
+def _has_elements(text: str) -> bool:
+    """True for the print of a tensor whose bits were hashed as they are."""
+    return ":" in text and "wrapped:" not in text
 
 
 def element_text(element: Element, row: Groups) -> str:
