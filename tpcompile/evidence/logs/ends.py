@@ -55,10 +55,9 @@ def log_ends(logs: Iterable[RankLog], missing: Sequence[int]) -> list[LogEnd]:
 
 def _end(log: RankLog) -> LogEnd:
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
-    last = unfinished[-1] if unfinished else None
-    if last is None and log.compiles:
-        last = log.compiles[-1]
-    return LogEnd(log.rank, tuple(_lacks(log, is_unfinished=bool(unfinished))), log.facts.ended, last)
+    shown = (unfinished or log.compiles)[-1:]
+    lacks = tuple(_lacks(log, is_unfinished=bool(unfinished)))
+    return LogEnd(log.rank, lacks, log.facts.ended, shown[0] if shown else None)
 
 
 def _lacks(log: RankLog, *, is_unfinished: bool) -> Iterable[Lack]:

@@ -55,13 +55,13 @@ def _parse(source: str) -> ast.Module | None:
         try:
             return ast.parse("\n".join(lines))
         except SyntaxError as error:
-            number = (error.lineno or 0) - 1
-            quoted = _quoted(lines[number]) if 0 <= number < len(lines) else None
-            if quoted is None:
-                return None
-            lines[number] = quoted
+            number = error.lineno or 0
         except ValueError:
             return None
+        quoted = _quoted(lines[number - 1]) if 0 < number <= len(lines) else None
+        if quoted is None:
+            return None
+        lines[number - 1] = quoted
     return None
 
 
@@ -212,10 +212,12 @@ class _Reader:
         return self.add("call", target, tuple(texts), tuple(named), annotation, name, line)
 
     def group_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
-        named = [(k, f"group:{self.roles(v.strip(chr(39)))}" if k == "group_name" else v) for k, v in named]
-        if "group_name" not in dict(named) and len(texts) > 1 and texts[-1][:1] in "'\"":
+        by_name = dict(named)
+        if "group_name" in by_name:
+            by_name["group_name"] = f"group:{self.roles(by_name['group_name'].strip(chr(39)))}"
+        elif len(texts) > 1 and texts[-1][:1] in "'\"":
             texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]
-        return texts, named
+        return texts, list(by_name.items())
 
     def add(
         self,
