@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
+from tpcompile.evidence.records.base import known
 from tpcompile.evidence.splits import region_check
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -69,9 +70,10 @@ def no_breaks(
     mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True, id: CheckId = CheckId.OTHER
 ) -> Check:
     """Counter, frames and trace events all say so: any one alone misses leading or trailing breaks."""
-    evidence = {d.rank: text for d in digests if (text := _break_evidence(d, phase, frames=frames))}
-    breaks = dict.fromkeys(found for d in digests for found in d.breaks_in(phase))
-    lines = [found.line for found in breaks if found.line is not None]
+    by_rank = {digest.rank: _break_evidence(digest, phase, frames=frames) for digest in digests}
+    evidence = {rank: text for rank, text in by_rank.items() if text}
+    breaks = dict.fromkeys(found for digest in digests for found in digest.breaks_in(phase))
+    lines = known(found.line for found in breaks)
     observed = next(iter(evidence.values()), "0")
     details = [f"{found.line}: {found.reason}" for found in breaks]
     line = lines[0] if lines else None

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord, UserLine
+from tpcompile.evidence.records.base import known
 
 Groups = tuple[tuple[int, ...], ...]
 Items = tuple[tuple[Item, ...], ...]
@@ -43,7 +44,7 @@ class Row(tuple[Item | None, ...]):
     @property
     def lines(self) -> tuple[UserLine, ...]:
         """The user's lines that are known."""
-        return tuple(item.line for item in self.present if item.line is not None)
+        return tuple(known(item.line for item in self.present))
 
     def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
         """What the items have there, each once."""

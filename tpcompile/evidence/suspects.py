@@ -70,8 +70,7 @@ def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
     """True when something of this compile came from the line; a guard has only the end of the file's path."""
     if read.line is None or _is_split(read):
         return False
-    lines = [node.line for node in compile_.dynamo_nodes] + [guard.line for guard in compile_.guards]
-    files = [line.file for line in lines if line is not None and line.line == read.line.line]
+    files = [line.file for line in compile_.traced_lines if line.line == read.line.line]
     return any(map(read.line.file.endswith, files))
 
 

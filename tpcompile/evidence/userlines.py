@@ -7,11 +7,13 @@ source file, where it is at hand and still the one that was traced.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
+from tpcompile.evidence.records.base import known
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
@@ -19,12 +21,12 @@ _MAX_LINES = 60
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
     """Replace the lines of library code, where the caller can be told."""
-    of_nodes = {node.line for graph in graphs for node in graph.nodes}
-    lines = {line for line in of_nodes.union(guard.line for guard in guards) if line is not None}
-    known = {line for line in lines if not is_library(line)}
-    if known == lines:
+    nodes = [node.line for graph in graphs for node in graph.nodes]
+    lines = set(known([*nodes, *(guard.line for guard in guards)]))
+    own = set(itertools.filterfalse(is_library, lines))
+    if own == lines:
         return tuple(graphs)
-    return tuple(_Lines(graph, known).replaced() for graph in graphs)
+    return tuple(_Lines(graph, own).replaced() for graph in graphs)
 
 
 class _Lines:
@@ -79,11 +81,9 @@ def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_
     """The nearest line on one side of a start, which counts unless it is taken."""
     if with_start and start in lines:
         return lines[start]
-    if is_backward:
-        ahead = [number for number in sorted(lines, reverse=True) if number < start]
-    else:
-        ahead = [number for number in sorted(lines) if number > start]
-    return lines[ahead[0]] if ahead else None
+    ordered = sorted({*lines, start})
+    place = ordered.index(start) + (-1 if is_backward else 1)
+    return lines[ordered[place]] if 0 <= place < len(ordered) else None
 
 
 def _op(node: Node) -> str:

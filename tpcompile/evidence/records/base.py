@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -43,6 +44,11 @@ class UserLine(Frozen):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+def known(lines: Iterable[UserLine | None]) -> list[UserLine]:
+    """The lines that are known."""
+    return [line for line in lines if line is not None]
 
 
 class ItemKind(StrEnum):

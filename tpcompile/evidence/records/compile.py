@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, known
 
 
 class Node(Frozen):
@@ -182,6 +182,11 @@ class CompileRecord(Frozen):
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
         return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]
+
+    @property
+    def traced_lines(self) -> list[UserLine]:
+        """Lines that nodes of the Dynamo graph or guards come from; of a guard's file only the end may be known."""
+        return known([*(node.line for node in self.dynamo_nodes), *(guard.line for guard in self.guards)])
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""

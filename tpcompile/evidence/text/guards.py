@@ -100,7 +100,7 @@ def _user_line(comments: Sequence[str], known: Sequence[str]) -> UserLine | None
     line = comment_line(comments)
     if line is None:
         return None
-    full = [path for path in known if path == line.file or path.endswith(f"/{line.file}")]
     # torch keeps only the last characters of a long path
-    full = full or [path for path in known if path.endswith(line.file)]
+    ends = [path for path in known if path.endswith(line.file)]
+    full = [path for path in ends if f"/{path}".endswith(f"/{line.file}")] or ends
     return line.model_copy(update={"file": full[0]}) if len(full) == 1 else line
