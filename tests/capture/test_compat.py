@@ -95,53 +95,6 @@ def test_the_string_table_resolves_the_file_of_a_frame() -> None:
     assert frame["line"] == double.__code__.co_firstlineno
 
 
-def test_callbacks_fire_around_each_compile_of_a_frame_and_before_its_code_runs() -> None:
-    seen: list[tuple[str, str]] = []
-    x = torch.ones(3)
-
-    def ended(compile_id: str) -> None:
-        seen.append(("end", compile_id))
-        seen.append(("x", str(x.tolist())))
-
-    with compat.compile_callbacks(lambda compile_id: seen.append(("start", compile_id)), ended):
-        compiled = torch.compile(lambda t: t.add_(1), backend="eager")
-        compiled(x)
-        compiled(x)
-    assert seen == [("start", "0/0"), ("end", "0/0"), ("x", "[1.0, 1.0, 1.0]")]
-    assert x.tolist() == [3, 3, 3]
-
-
-def test_a_lazily_compiled_backward_calls_no_callback() -> None:
-    seen: list[str] = []
-    x = torch.ones(3, requires_grad=True)
-    with compat.compile_callbacks(seen.append, seen.append):
-        y = torch.compile(double, backend="aot_eager")(x)
-        before = len(seen)
-        y.sum().backward()
-    assert (before, len(seen)) == (2, 2)
-
-
-def test_callbacks_are_removed_even_after_a_reset() -> None:
-    seen: list[str] = []
-    with compat.compile_callbacks(seen.append, seen.append):
-        torch.compiler.reset()
-    compile_and_run()
-    assert seen == []
-
-
-def test_an_exception_at_the_end_of_a_compile_reaches_the_caller_and_leaves_nothing_pending() -> None:
-    def fail(_: str) -> None:
-        raise RuntimeError("diverged")
-
-    with compat.compile_callbacks(lambda _: None, fail), pytest.raises(RuntimeError, match="diverged"):
-        compile_and_run()
-    torch.compiler.reset()  # raises while a compile is pending
-    seen: list[str] = []
-    with compat.compile_callbacks(seen.append, seen.append):
-        compile_and_run()
-    assert len(seen) == 2
-
-
 def test_the_counters_count_frames_graphs_and_breaks() -> None:
     def breaks(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
+from tpcompile.capture import torch_hooks
 from tpcompile.sentinel import adapter, flight
 from tpcompile.testing.ranks import run_on_ranks
 
@@ -41,13 +43,12 @@ def lookups() -> Iterator[Seen]:
     torch.compiler.reset()
     seen: Seen = []
 
-    def hook(hit: bool) -> bool:
-        seen.append((hit, adapter.entered_callable(sys._getframe(1))))
+    def hook(hit: bool, frame: FrameType | None = None) -> bool:
+        seen.append((hit, adapter.entered_callable(frame or sys._getframe(1))))
         return hit
 
-    before = adapter.set_guard_hook(hook)
-    yield seen
-    adapter.set_guard_hook(before)
+    with torch_hooks.guard_lookups(hook):
+        yield seen
     torch.compiler.reset()
 
 
@@ -59,7 +60,7 @@ def compiles() -> Iterator[list[tuple[str, str, Any]]]:
     def start(kind: str, compile_id: str) -> None:
         seen.append(("start", kind, adapter.entered_callable(sys._getframe(1))))
 
-    listener = adapter.CompileListener(start, lambda kind, compile_id: seen.append(("end", kind, None)))
+    listener = torch_hooks.CompileListener(start, lambda kind, compile_id: seen.append(("end", kind, None)))
     listener.ensure()
     yield seen
     listener.close()
@@ -106,7 +107,7 @@ def test_a_lazy_backward_compile_is_told_as_one(
 
 def test_listening_goes_on_after_a_reset_of_the_compiler(compiles: list[tuple[str, str, Any]]) -> None:
     heard: list[str] = []
-    listener = adapter.CompileListener(lambda kind, _: heard.append(kind), lambda kind, _: None)
+    listener = torch_hooks.CompileListener(lambda kind, _: heard.append(kind), lambda kind, _: None)
     listener.ensure()
     torch.compiler.reset()
     listener.ensure()
@@ -227,7 +228,7 @@ def exchanged() -> dict[str, Any]:
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     pair = dist.new_group([1, 2], group_desc="pair")
     name = next((name for name in adapter.group_members() if name.endswith(" pair")), "")
-    x, found = torch.ones(3), {"name": name, "ranks": adapter.group_members()[name]}
+    x, found = torch.ones(3), {"name": name, "ranks": adapter.group_members().get(name, ())}
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
         "recv": (lambda: dist.recv(x, src=2), lambda: dist.send(x, dst=1), adapter.point_to_point),
         "recv of the pair": (

@@ -10,18 +10,15 @@ import linecache
 import logging
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch._C._dynamo.eval_frame as _eval_frame
-import torch._dynamo.callback as _callback
 import torch._functorch.config as _functorch_config
 import torch._inductor.config as _inductor_config
 import torch._inductor.utils as _inductor_utils
@@ -115,40 +112,6 @@ def interned_strings() -> dict[int, str]:
     return {index: text for text, index in _structured.INTERN_TABLE.items()}
 
 
-@contextmanager
-def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) -> Iterator[None]:
-    """Call `start` and `end` with the compile id around every compile of a frame.
-
-    `end` runs before the compiled code does; an exception in it reaches the caller of the compiled function. A lazily
-    compiled backward is left out: a rank with a cache hit has none, so ranks could not count alike.
-    """
-    handler = _callback.callback_handler
-    frames = _callback.CallbackTrigger.DYNAMO
-
-    def on_start(args: Any) -> None:
-        if args.callback_trigger == frames:
-            start(str(args.compile_id))
-
-    def on_end(args: Any) -> None:
-        if args.callback_trigger != frames:
-            return
-        try:
-            end(str(args.compile_id))
-        except BaseException:
-            # torch would count this compile as pending for ever: no later callback, and torch.compiler.reset() raises
-            handler._CompilationCallbackHandler__pending_callbacks_counter -= 1
-            raise
-
-    handler.register_start_callback(on_start)
-    handler.register_end_callback(on_end)
-    try:
-        yield
-    finally:
-        for remove, callback in ((handler.remove_start_callback, on_start), (handler.remove_end_callback, on_end)):
-            with suppress(ValueError):  # torch.compiler.reset() has cleared them
-                remove(callback)
-
-
 def traced_code() -> list[CodeType]:
     """Code objects Dynamo has traced in the compile that runs now, inlined functions included; empty outside of one.
 
@@ -164,39 +127,7 @@ def _wrapper_code() -> CodeType:
     return code
 
 
-_COMPILE_WRAPPER = _wrapper_code()
-Lookup = Callable[[bool, FrameType], None]
-_lookup_listeners: list[Lookup] = []
-_previous_hook: list[Any] = []
-"""The guard hook that was there before ours, while ours is installed."""
-
-
-@contextmanager
-def guard_lookups(listener: Lookup) -> Iterator[None]:
-    """Call `listener(hit, frame)` after every guard lookup; `frame` is the caller of the frame that was looked up.
-
-    Dynamo has one slot for such a hook: a hook that is there already goes on working, one that comes later stays.
-    """
-    if not _lookup_listeners:
-        _previous_hook[:] = [_eval_frame.set_guard_complete_hook(_looked_up)]
-    _lookup_listeners.append(listener)
-    try:
-        yield
-    finally:
-        _lookup_listeners.remove(listener)
-        if not _lookup_listeners:
-            installed = _eval_frame.set_guard_complete_hook(_previous_hook.pop())
-            if installed is not None and installed is not _looked_up:
-                _eval_frame.set_guard_complete_hook(installed)
-
-
-def _looked_up(hit: bool) -> bool:
-    previous = _previous_hook[0] if _previous_hook else None
-    if previous is not None:
-        hit = previous(hit)
-    for listener in _lookup_listeners:
-        listener(hit, sys._getframe(1))
-    return hit
+COMPILE_WRAPPER = _wrapper_code()
 
 
 class CompiledCall(NamedTuple):
@@ -213,7 +144,7 @@ class CompiledCall(NamedTuple):
 def compiled_call(frame: FrameType | None) -> CompiledCall | None:
     """The innermost call of a compiled callable below which `frame` runs; None outside of one."""
     around = None
-    while frame is not None and frame.f_code is not _COMPILE_WRAPPER:
+    while frame is not None and frame.f_code is not COMPILE_WRAPPER:
         file = frame.f_code.co_filename
         if file.startswith(_DYNAMO):
             around = None  # all below is Dynamo at work
@@ -227,7 +158,7 @@ def compiled_call(frame: FrameType | None) -> CompiledCall | None:
 
 
 _is_library = functools.cache(is_library_file)
-_DYNAMO = os.path.dirname(_callback.__file__) + os.sep
+_DYNAMO = os.path.dirname(torch._dynamo.__file__) + os.sep
 
 
 def failed_frames() -> list[SkippedFrame]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.capture import compat
+from tpcompile.capture import compat, torch_hooks
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
 from tpcompile.capture.undeclared import undeclared_ops
@@ -80,9 +80,9 @@ class CaptureSession:
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stack.enter_context(compat.users_lines())
         if self._regions is not None:
-            self._stack.enter_context(compat.guard_lookups(self._looked_up))
+            self._stack.enter_context(torch_hooks.guard_lookups(self._looked_up))
         self._callbacks = self._stack.enter_context(ExitStack())
-        self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
+        self._callbacks.enter_context(torch_hooks.compile_callbacks(self._started, self._ended))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -108,7 +108,7 @@ class CaptureSession:
         """`torch.compiler.reset()`, which also drops compile callbacks, and listen again."""
         self._callbacks.close()
         torch.compiler.reset()
-        self._callbacks.enter_context(compat.compile_callbacks(self._started, self._ended))
+        self._callbacks.enter_context(torch_hooks.compile_callbacks(self._started, self._ended))
 
     def count_call(self) -> None:
         """Count one call of the compiled program in the current phase."""
@@ -199,9 +199,10 @@ class CaptureSession:
         if self._on_start:
             self._on_start(compile_id)
 
-    def _looked_up(self, hit: bool, frame: FrameType) -> None:
+    def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
         if hit and self._regions is not None:
-            self._regions.entered(frame, phase=self._current)
+            self._regions.entered(frame or sys._getframe(1), phase=self._current)
+        return hit
 
     def _ended(self, compile_id: str) -> None:
         if self._regions is not None and compile_id in self._with_graph:

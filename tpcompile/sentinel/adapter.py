@@ -1,10 +1,8 @@
 """Every name of torch that is private or moves and that the sentinel needs; seen on torch 2.11.0 and 2.13.0.
 
     name                                          why
-    eval_frame.set_guard_complete_hook            hit or miss of every guard lookup, with no collective; one slot
     eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
     _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
-    callback_handler, CallbackTrigger             compiles of frames, lazy backwards and CUDA-graph recordings
     distributed_c10d._world.pg_names              the groups of this rank
     ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
@@ -24,7 +22,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch._dynamo.callback as _callback
 import torch._dynamo.config
 import torch.distributed as dist
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -36,57 +33,15 @@ from tpcompile.capture import compat
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.splits import skipped_frame
 
-GuardHook = Callable[[bool], bool]
+COMPILE_WRAPPER = compat.COMPILE_WRAPPER
 _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
 _WRAPPERS = "/tpcompile/dist/"
 _HERE = __file__.rpartition("/")[0]
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
-            "/torch/_logging/_internal.py")  # fmt: skip
+            "/capture/torch_hooks.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
-
-
-def _wrapper_code() -> CodeType:
-    """Code object shared by the wrappers of all compiled callables; Dynamo makes one per callable from it."""
-    compiled: Any = torch.compile(lambda: None, backend="eager")
-    code: CodeType = compiled.__code__
-    return code
-
-
-_COMPILE_WRAPPER = _wrapper_code()
-
-
-def set_guard_hook(hook: GuardHook | None) -> GuardHook | None:
-    """Install what is called after every guard lookup, return what was there."""
-    return _eval_frame.set_guard_complete_hook(hook)  # type: ignore[no-any-return]
-
-
-class CompileListener:
-    """Hears of frame compiles, lazy backward compiles and CUDA-graph recordings; survives `torch.compiler.reset()`.
-
-    `start(kind, compile_id)` and `end(kind, compile_id)`; kind is the trigger's name in lower case. torch calls both on
-    the compiling thread; an `end` of a frame compile runs before the new code does.
-    """
-
-    def __init__(self, start: Callable[[str, str], None], end: Callable[[str, str], None]) -> None:
-        self._handler = _callback.callback_handler
-        self._on_start = lambda args: start(args.callback_trigger.name.lower(), str(args.compile_id))
-        self._on_end = lambda args: end(args.callback_trigger.name.lower(), str(args.compile_id))
-
-    def ensure(self) -> None:
-        """Register, unless torch still knows us; `torch.compiler.reset()` forgets every callback."""
-        if self._on_start not in self._handler.start_callbacks:
-            self._handler.register_start_callback(self._on_start)
-        if self._on_end not in self._handler.end_callbacks:
-            self._handler.register_end_callback(self._on_end)
-
-    def close(self) -> None:
-        """Stop listening."""
-        if self._on_start in self._handler.start_callbacks:
-            self._handler.remove_start_callback(self._on_start)
-        if self._on_end in self._handler.end_callbacks:
-            self._handler.remove_end_callback(self._on_end)
 
 
 def entered_function(frame: FrameType | None) -> Any | None:
@@ -96,7 +51,7 @@ def entered_function(frame: FrameType | None) -> Any | None:
     """
     while frame is not None:
         code = frame.f_code
-        if code is _COMPILE_WRAPPER:
+        if code is COMPILE_WRAPPER:
             return frame.f_locals["fn"]
         if code is not _CALL and code is not _WRAPPED_CALL:
             return None
@@ -136,14 +91,14 @@ def entered_callable(frame: FrameType | None) -> Any | None:
     while frame is not None and _is_module_call(frame.f_code):
         module = frame.f_locals.get("self")
         frame = frame.f_back
-    if frame is None or frame.f_code is not _COMPILE_WRAPPER:
+    if frame is None or frame.f_code is not COMPILE_WRAPPER:
         return None
     return module if module is not None else frame.f_locals.get("fn")
 
 
 def is_compiled_call(function: str, filename: str) -> bool:
     """True for the frame through which a call of a compiled callable goes, as a recorded stack writes it."""
-    return function == _COMPILE_WRAPPER.co_name and filename == _COMPILE_WRAPPER.co_filename
+    return function == COMPILE_WRAPPER.co_name and filename == COMPILE_WRAPPER.co_filename
 
 
 def is_in_dynamo(frame: FrameType | None) -> bool:
@@ -181,7 +136,7 @@ def _is_module_call(code: CodeType) -> bool:
 
 
 def _is_machinery(code: CodeType) -> bool:
-    if code is _COMPILE_WRAPPER:
+    if code is COMPILE_WRAPPER:
         return False
     file = code.co_filename
     return file.startswith((_DYNAMO, _HERE)) or file.endswith(_BETWEEN)

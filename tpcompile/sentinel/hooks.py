@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
-from tpcompile.capture import CaptureSession, compat
+from tpcompile.capture import CaptureSession, compat, torch_hooks
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
@@ -38,8 +38,7 @@ class Hooks:
     ) -> None:
         self._rank, self._session, self._progress = rank, session, progress
         self._on, self._note, self._say_raising = on, note, say_raising
-        self._listener = adapter.CompileListener(self._starts, self._ends)
-        self._previous_hook: adapter.GuardHook | None = None
+        self._listener = torch_hooks.CompileListener(self._starts, self._ends)
         self._positions: dict[str, Position] = {}
         self._regions: dict[int, Region] = {}
         """Region of every compiled function that is alive, by its id."""
@@ -51,17 +50,15 @@ class Hooks:
         self.num_compiles = 0
 
     def install(self) -> None:
-        """Hook in; a guard hook that is there already goes on working."""
-        self._previous_hook = adapter.set_guard_hook(self._looked_up)
+        """Hook in."""
+        torch_hooks.lookups.add(self._looked_up)
         self._listener.ensure()
         self._session.before_event = self._logged
         self._session.after_event = self._has_logged
 
     def remove(self) -> None:
-        """Unhook; a guard hook that came after ours stays."""
-        installed = adapter.set_guard_hook(self._previous_hook)
-        if installed is not None and installed != self._looked_up:
-            adapter.set_guard_hook(installed)
+        """Unhook."""
+        torch_hooks.lookups.remove(self._looked_up)
         self._listener.close()
         self._session.before_event = self._session.after_event = None
 
@@ -83,16 +80,14 @@ class Hooks:
 
         return adapter.wrap_calls(target, wrap)
 
-    def _looked_up(self, hit: bool) -> bool:
+    def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
         """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
-        if self._previous_hook is not None:
-            hit = self._previous_hook(hit)
-        if not self._progress.is_active:
-            return hit
         progress = self._progress
+        if not progress.is_active:
+            return hit
         current = progress.current
         if current is None or not current.is_inside:
-            frame = sys._getframe(1)
+            frame = frame or sys._getframe(1)
             function = adapter.entered_function(frame)
             region = self._regions.get(id(function)) or self._region_of(function, frame)
             if region is not None:
