@@ -117,6 +117,18 @@ def test_the_rank_that_does_not_wait_is_the_one_to_blame(waiting: int) -> None:
     assert (found.cause, found.culprits) == (Cause.UNWAITED, (1 - waiting,))
 
 
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [({"waited": False}, Cause.UNWAITED), ({"op": "all_gather_into_tensor"}, Cause.EXTRA_COLLECTIVE)],
+)
+def test_one_of_two_equal_collectives_is_compared_with_its_own_counterpart(
+    change: dict[str, object], cause: Cause
+) -> None:
+    same = compiled(collectives=(collective(), collective()))
+    other = compiled(collectives=(collective(**change), collective()))
+    assert only(other, same).cause == cause
+
+
 @pytest.mark.parametrize(("is_read", "cause"), [(False, Cause.UNUSED_RESULT), (True, Cause.EXTRA_COLLECTIVE)])
 def test_a_result_that_one_rank_drops_explains_what_the_backward_does_not_recompute(
     is_read: bool, cause: Cause

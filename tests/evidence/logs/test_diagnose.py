@@ -212,6 +212,13 @@ def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
         diagnose([job])
 
 
+def test_the_one_log_of_a_job_that_had_more_ranks_names_those_that_left_none(job: Path) -> None:
+    (job / LOG.format(1)).unlink()
+    verdict = diagnose([job], Question(world_size=2))
+    assert (verdict.exit_code, check(verdict, WHOLE).ranks) == (6, (1,))
+    assert "rank 1 left no log: it never compiled anything" in verdict.summary
+
+
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no directory at"):
         diagnose([tmp_path / "nope"])

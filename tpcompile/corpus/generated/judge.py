@@ -11,6 +11,7 @@ from tpcompile.corpus.generated.operators.operator import Trace
 from tpcompile.corpus.generated.plan import Case, Truth
 from tpcompile.corpus.judge import first_finding
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.logs.diagnose import WHOLE
 from tpcompile.evidence.records import UserLine, Verdict
 from tpcompile.evidence.text.lines import is_installed
 from tpcompile.evidence.text.ranks import ranks_text
@@ -101,7 +102,8 @@ def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
     if route != Route.SENTINEL and case.truth.trace == Trace.ABSENT:
         return _not_compiled(route, evidence, found)
     if found is None:
-        return Judged(outcome=Outcome.MISSED)
+        is_named = route == Route.DIAGNOSE and case.operator.leaves_no_log and _lacks_log(case, evidence)
+        return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
     wrong = differences(case.truth, found)
     outcome = Outcome.PARTLY if wrong else Outcome.NAMED
     return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
@@ -124,6 +126,14 @@ def _is_of_package(found: Found, evidence: Evidence) -> bool:
     is_everywhere = len(found.ranks[0]) == evidence.verdict.world_size
     is_break = found.cause == Cause.GRAPH_BREAK.name.lower()
     return is_break and is_everywhere and found.line is not None and is_installed(found.line)
+
+
+def _lacks_log(case: Case, evidence: Evidence) -> bool:
+    """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
+    if evidence.verdict is None or evidence.exit_code != EXIT_NOT_COMPILED:
+        return False
+    checks = [check for check in evidence.verdict.checks if check.name == WHOLE]
+    return any(check.ranks == (case.rank,) for check in checks)
 
 
 def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:

@@ -125,15 +125,15 @@ def _launch(case: Case, route: Route, settings: Settings) -> Launch:
         stuck_s=None if is_watched or case.operator.is_healthy else _STUCK_S,
         reached=REACHED.format(rank="*"),
         is_traced=is_traced,
-        after=_diagnose(out) if is_traced else (),
+        after=_diagnose(out, case.world_size) if is_traced else (),
         if_ended_badly=("--ended-badly",),
         fresh_interpreters=settings.is_nccl,
     )
 
 
-def _diagnose(out: Path) -> tuple[str, ...]:
+def _diagnose(out: Path, world_size: int) -> tuple[str, ...]:
     command = [sys.executable, "-m", "tpcompile.cli", "diagnose", str(out / TRACE), "--json", str(out / DIAGNOSED)]
-    return tuple(command)
+    return (*command, "--world-size", str(world_size))
 
 
 def _row(case: Case, route: Route, out: Path, ended: Ended) -> Row:

@@ -56,6 +56,9 @@ def _explain(difference: Difference) -> Explanation:
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
+    is_shifted = any(not row.is_full for row in rows)
+    if is_shifted:
+        rows = _in_place(items) or rows
     row = rows[0]
     pairs = [pair for pair in rows if None not in pair]
     cause = _cause(items, row, pairs[0] if pairs else None)
@@ -68,6 +71,18 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _in_place(items: Items) -> Sequence[Row]:
+    """Rows by position, where all groups issue the same ops in the same places; else nothing.
+
+    Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
+    """
+    ops = [[item.fields["op"] for item in group] for group in items]
+    if any(group != ops[0] for group in ops):
+        return ()
+    columns = [Row(column) for column in zip(*items, strict=True)]
+    return [row for row in columns if row.differs]
 
 
 def _unwaited(row: Row) -> frozenset[int]:

@@ -64,7 +64,8 @@ class Question:
 def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdict:
     """Judge the logs of a job. Raises ConfigError, PreflightError."""
     question = question or Question()
-    files = find_logs(folders)
+    asked = question.mesh.world_size if question.mesh else question.world_size
+    files = find_logs(folders, num_ranks=asked or 0)
     logs = _read_all(files.paths)
     world_size = _world_size(question, logs)
     missing = sorted(set(range(world_size)) - set(logs))

@@ -26,11 +26,11 @@ class LogFiles:
     """One line per thing that is called like a log and is none."""
 
 
-def find_logs(folders: Sequence[Path]) -> LogFiles:
+def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     """The log of every rank, below any of the folders.
 
-    Raises ConfigError for fewer than two ranks and for two logs of one rank: two jobs, or one that was restarted,
-    have nothing to compare.
+    Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
+    that compiles nothing. And for two logs of one rank: two jobs, or one that was restarted, have nothing to compare.
     """
     paths: dict[int, set[Path]] = {}
     left_out = []
@@ -41,7 +41,8 @@ def find_logs(folders: Sequence[Path]) -> LogFiles:
         else:
             paths.setdefault(_rank(path), set()).add(path)
     _check_one_job(paths)
-    if len(paths) < 2:
+    is_known_job = bool(paths) and num_ranks > 1
+    if len(paths) < 2 and not is_known_job:
         raise ConfigError(_too_few(paths, folders))
     return LogFiles({rank: min(paths[rank]) for rank in sorted(paths)}, tuple(left_out))
 
@@ -90,7 +91,8 @@ def _too_few(paths: dict[int, set[Path]], folders: Sequence[Path]) -> str:
     found = f"only that of rank {next(iter(paths))}" if paths else "none"
     return (
         f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
-        "run the job with TORCH_TRACE=DIR on every rank, it writes DIR/dedicated_log_torch_trace_rank_*.log"
+        "run the job with TORCH_TRACE=DIR on every rank, it writes DIR/dedicated_log_torch_trace_rank_*.log; "
+        "a rank that compiles nothing leaves none: say how many there were, --world-size N"
     )
 
 

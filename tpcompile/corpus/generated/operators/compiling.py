@@ -32,6 +32,7 @@ OPERATORS = (
         edits=(Rewrite("compile", "backend=job.backend", "backend=job.backend, disable=job.rank == $rank"),),
         causes=causes("compile_disabled"),
         blame=Blame.DIFFER,
+        leaves_no_log=True,
         tags=_REGION,
         ends=Ends.RUNS,
     ),

@@ -77,6 +77,8 @@ class Operator:
     not_asked: tuple[Route, ...] = ()
     """Routes that do not take it for healthy, by their own rules."""
 
+    leaves_no_log: bool = False
+    """Rank R compiles nothing, so torch opens no log there: diagnose names the rank without a log, and no line."""
     unseen: tuple[tuple[str, str], ...] = ()
     """(version of torch, program, or all where it is empty): a guard that torch does not ask there, so that it acts on
     nothing that is compiled."""
