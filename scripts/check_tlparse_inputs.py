@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tpcompile.errors import TpCompileError
-from tpcompile.evidence.tracedir import diagnose
+from tpcompile.evidence.logs.diagnose import diagnose
 
 LOG = "dedicated_log_torch_trace_rank_{}.log"
 

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tpcompile.launch import count_gpus
+
+# Inductor compiles and loads a probe for each vector instruction set, once per cache; torch 2.11 imports torch in a new
+# process for each. Every rank with a cache of its own would wait for that. Read when Inductor is imported.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

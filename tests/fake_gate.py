@@ -13,8 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tpcompile.evidence.checks import ALIVE
-from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
 STOP_S = 600.0
@@ -68,7 +67,7 @@ def _wait(done: Callable[[], bool]) -> None:
 def _stopped(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     _say(run, rank, world, "C/first", "stopped")
     if behaviour == "killed_unknown":
-        check = Check(name=ALIVE, mode="C", status=Status.FAIL, expected="", observed="SIGTERM")
+        check = Check(id=CheckId.ALIVE, mode="C", status=Status.FAIL, expected="", observed="SIGTERM")
         run.write_verdict(
             Verdict(status=Status.FAIL, exit_code=5, world_size=world, summary="SIGTERM", checks=(check,))
         )

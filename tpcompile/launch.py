@@ -18,8 +18,7 @@ from rich.console import Console
 
 from tpcompile import config
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
-from tpcompile.evidence.checks import ALIVE
-from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report.publish import publish
@@ -238,7 +237,7 @@ def _read(run_dir: RunDir) -> Verdict | None:
 
 def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
     """A verdict that knows only that the job was stopped, completed by the ranks that died without a word."""
-    if not any(c.name == ALIVE and c.status == Status.FAIL for c in verdict.checks):
+    if not any(c.id == CheckId.ALIVE and c.status == Status.FAIL for c in verdict.checks):
         return verdict
     dead = [c for c in _last_words(statuses, verdict.world_size, False) if c.status == Status.FAIL]
     if not dead:

@@ -18,9 +18,9 @@ from tests.ranks import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.collectives import all_reduce
 from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
 from tpcompile.evidence.trace import compile_records
-from tpcompile.evidence.tracefile import read_trace_file
 
 
 @pytest.fixture(scope="module")

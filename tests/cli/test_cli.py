@@ -14,6 +14,7 @@ from tpcompile.errors import ConfigError, DivergenceError, NothingCompiledError,
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import replay as replay_module
+from tpcompile.report.screen import MAX_LINES
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -147,8 +148,11 @@ JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
 
 def test_diagnose_names_the_cause_and_writes_json_and_junit(tpcompile: Run, tmp_path: Path) -> None:
     json_path, junit_path = tmp_path / "verdict.json", tmp_path / "junit.xml"
-    code, out, _ = tpcompile("diagnose", str(JOBS / "stride"), "--json", str(json_path), "--junitxml", str(junit_path))
+    paths = ["--json", str(json_path), "--junitxml", str(junit_path), "--run-dir", str(tmp_path / "rest")]
+    code, out, _ = tpcompile("diagnose", str(JOBS / "stride"), *paths)
     assert (code, "cause: input stride differs" in out) == (1, True)
+    assert out.count("\n") <= MAX_LINES
+    assert "what to do: " in (tmp_path / "rest" / "report.txt").read_text()
     assert Verdict.model_validate_json(json_path.read_text()).exit_code == 1
     assert "input stride differs" in junit_path.read_text()
 

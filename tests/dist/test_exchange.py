@@ -7,12 +7,12 @@ import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.checks import REPORTED
-from tpcompile.evidence.records import CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.records import CheckId, CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.dist.recorded import record_side
 from tpcompile.gate.replay import gate_rules
 from tpcompile.dist import exchange as exchange_module
-from tpcompile.dist.exchange import Exchange
+from tpcompile.dist.exchange import Exchange, Fetch, Side
 from tpcompile.gate.status import StatusBoard
 
 RULES = gate_rules(config.load("cpu_smoke"))
@@ -36,8 +36,8 @@ def exchange(
     """This rank's side of one exchange."""
     board = StatusBoard(RunDir.create(folder), store)
     board.doing(state)
-    found = Exchange(store, RULES, board=board)
-    return found.verdict(record(store.rank, store.world_size, shape), timeout_s=timeout_s)
+    side = record_side(record(store.rank, store.world_size, shape), RULES)
+    return Exchange(store, range(store.world_size), others=board, timeout_s=timeout_s).verdict(side)
 
 
 def test_all_ranks_get_the_verdict_of_rank_0(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_rank_that_does_not_report_is_named_with_what_it_was_doing(tmp_path: Pat
     clients = stores(3)
     StatusBoard(RunDir.create(tmp_path), clients[1]).enter("C/steady")
     verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [0, 2])[0]
-    missing = next(c for c in verdict.checks if c.name == REPORTED)
+    missing = next(c for c in verdict.checks if c.id == CheckId.REPORTED)
     assert (missing.status, missing.ranks) == (Status.FAIL, (1,))
     assert "running in phase C/steady" in missing.observed
 
@@ -79,7 +79,7 @@ def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path)
     verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [1, 2])
     assert verdicts[0] == verdicts[1]
     assert [c.rank for c in clients if "verdict" in c.written] == [1]
-    assert [c.ranks for c in verdicts[0].checks if c.name == REPORTED] == [(0,)]
+    assert [c.ranks for c in verdicts[0].checks if c.id == CheckId.REPORTED] == [(0,)]
     assert "never, it did not reach the store" in verdicts[0].summary
 
 
@@ -117,8 +117,27 @@ def test_rank_that_does_not_answer_a_question_is_still_judged_by_its_hash(
 ) -> None:
     monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
     judge, silent = stores(2)
-    digest = exchange_module.digest_rank(record(1, 2, "[1, 12]"))
-    silent.put("digest/1", digest.model_dump(mode="json"))
+    silent.put("digest/1", record_side(record(1, 2, "[1, 12]"), RULES).digest)
     verdict = exchange(judge, tmp_path)
     assert verdict is not None
     assert [d.layer for d in verdict.divergences] == [Layer.INPUTS]
+
+
+def test_a_rank_that_left_one_question_unanswered_is_not_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, *silent = stores(3)
+    for store in silent:
+        store.put(f"digest/{store.rank}", {})
+    answers: list[object] = []
+
+    def asks(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
+        answers.extend(fetch(rank, {}) for rank in (1, 1, 2, 0, 1))
+        return Verdict(status=Status.PASS, exit_code=0, world_size=3, summary="")
+
+    side = Side(digest={}, answer=lambda question: "own", judge=asks)
+    board = StatusBoard(RunDir.create(tmp_path), judge)
+    assert Exchange(judge, range(3), others=board, timeout_s=1).verdict(side) is not None
+    assert answers == [None, None, None, "own", None]
+    assert [key for key in judge.written if key.startswith("ask/")] == ["ask/1/1", "ask/2/1"]

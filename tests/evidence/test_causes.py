@@ -20,8 +20,8 @@ from tests.evidence.samples import (
     tensor,
 )
 from tpcompile.evidence.causes import ADVICE, Cause
-from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.records import CompileRecord, DivergenceClass, Guard, Node
+from tpcompile.evidence.text.reasons import nearest_reason
 
 FUNCTIONAL = "torch.ops._c10d_functional."
 

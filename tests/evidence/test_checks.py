@@ -10,8 +10,16 @@ from tests.evidence.samples import broken, call, compiled, counters, divergences
 from tpcompile.config import RunConfig, load
 from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import Check, PhaseCounters, RankRecord, RegionCount, Status, UserLine, value_item
-from tpcompile.evidence.splits import ONE_REGION
+from tpcompile.evidence.records import (
+    Check,
+    CheckId,
+    PhaseCounters,
+    RankRecord,
+    RegionCount,
+    Status,
+    UserLine,
+    value_item,
+)
 from tpcompile.gate import checks as gate_checks
 
 OVERWRITES = "reduces that overwrite what is read later"
@@ -80,13 +88,13 @@ def test_a_healthy_run_passes_every_check(mode: str) -> None:
 
 def test_nothing_compiled_anywhere_has_its_own_name() -> None:
     idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
-    assert failed("C", healthy(0, **idle), healthy(1, **idle))[checks.COMPILED] == (0, 1)
+    assert failed("C", healthy(0, **idle), healthy(1, **idle))[CheckId.COMPILED.heading] == (0, 1)
 
 
 def test_nothing_compiled_on_one_rank_blames_that_rank() -> None:
     idle = {"compiles": [], "counters": (counters("C/first", frames=0, graphs=0),)}
     found = failed("C", healthy(0), healthy(1, **idle))
-    assert found["every rank compiled"] == (1,) and checks.COMPILED not in found
+    assert found["every rank compiled"] == (1,) and CheckId.COMPILED.heading not in found
 
 
 def test_two_graphs_on_one_rank_blame_it() -> None:
@@ -98,19 +106,19 @@ def test_two_graphs_on_one_rank_blame_it() -> None:
 @pytest.mark.parametrize("evidence", [{"breaks": 1}, {"frames": 2}], ids=["break counter", "more frames than graphs"])
 def test_each_counter_alone_shows_a_break(evidence: dict[str, int]) -> None:
     other = healthy(1, counters=phases(C_first=counters(**evidence)))
-    assert failed("C", healthy(0), other) == {checks.UNBROKEN: (1,)}
+    assert failed("C", healthy(0), other) == {CheckId.UNBROKEN.heading: (1,)}
 
 
 def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
     compiles = [compiled(breaks=(broken(at=4),))]
-    check = judge("C", *(healthy(rank, compiles=compiles) for rank in range(2)))[checks.UNBROKEN]
+    check = judge("C", *(healthy(rank, compiles=compiles) for rank in range(2)))[CheckId.UNBROKEN.heading]
     assert (check.status, check.ranks) == (Status.FAIL, (0, 1))
     assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
 
 
 def test_a_break_in_another_mode_is_not_blamed_on_this_one() -> None:
     compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
-    assert judge("C", healthy(0, compiles=compiles))[checks.UNBROKEN].status == Status.PASS
+    assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN.heading].status == Status.PASS
 
 
 def test_a_recompile_in_a_steady_call_blames_the_rank_and_says_why() -> None:
@@ -311,7 +319,7 @@ def test_without_any_digest_a_mode_can_still_be_judged(mode: str) -> None:
 def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happened() -> None:
     never = healthy(1, compiles=[compiled(breaks=(broken(),))], counters=(counters(),), facts={})
     ended = {c.name: c.status for c in checks.ended_early(list(judge("C", healthy(0), never).values()))}
-    assert ended[checks.UNBROKEN] == ended[f"graph {checks.AGREE}"] == Status.FAIL
+    assert ended[CheckId.UNBROKEN.heading] == ended[f"graph {checks.AGREE}"] == Status.FAIL
     assert ended["recompiles in steady calls"] == ended["forward right"] == Status.SKIPPED
 
 
@@ -324,4 +332,4 @@ def test_a_call_that_enters_two_regions_turns_mode_c_red() -> None:
     target = UserLine(file="/job/model.py", line=3, function="Model.forward")
     at = UserLine(file="/job/model.py", line=5, function="forward")
     split = RegionCount(phase="C/steady", target=target, calls=2, entered=4, most=2, runs_at=at)
-    assert failed("C", healthy(0), healthy(1, regions=(split,))) == {ONE_REGION: (1,)}
+    assert failed("C", healthy(0), healthy(1, regions=(split,))) == {CheckId.ONE_REGION.heading: (1,)}

@@ -8,9 +8,9 @@ import pytest
 import torch.distributed._functional_collectives as funcol
 
 from tpcompile.evidence.collectives import blamed_line, collectives_of, is_library
-from tpcompile.evidence.fxtext import parse_graph
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.normalise import GroupRoles
 
 ROLES = {"0": "tp", "1": "dp"}
 FUNCTIONAL = "torch.ops._c10d_functional"

@@ -14,9 +14,9 @@ from rich.console import Console
 from tests.evidence import samples
 from tpcompile.capture import CaptureSession
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.reasontext import ReasonKind, parse_reason
 from tpcompile.evidence.recompiles import recompile_causes
 from tpcompile.evidence.records import CompileRecord, RecompileCause
+from tpcompile.evidence.text.reasons import ReasonKind, parse_reason
 from tpcompile.evidence.verdict import capture_rules, conclude, fetch_from
 from tpcompile.report import findings
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import CompileRecord, Graph, RankRecord, SkippedFrame, Status, UserLine
-from tpcompile.evidence.splits import ONE_REGION, runs_at, skipped_frame, split_note, splits_of
+from tpcompile.evidence.records import CheckId, CompileRecord, Graph, RankRecord, SkippedFrame, Status, UserLine
+from tpcompile.evidence.splits import runs_at, skipped_frame, split_note, splits_of
 
 MAIN = UserLine(file="/job/train.py", line=40, function="main")
 WRAPPER = UserLine(file="/venv/site-packages/torch/_dynamo/eval_frame.py", line=1166, function="compile_wrapper")
@@ -53,7 +53,7 @@ def test_a_piece_is_reported_with_the_failed_compile_of_the_code_around_it() -> 
     assert (split.runs_at, split.pieces) == (IN_STACK, (BLOCK,))
     assert split.skipped is not None and split.skipped.broke_at == BROKE_AT
     (note,) = split_note([digest_rank(record(failed, piece))])
-    assert (note.name, note.status, note.line) == (ONE_REGION, Status.INFO, BROKE_AT)
+    assert (note.name, note.status, note.line) == (CheckId.ONE_REGION.heading, Status.INFO, BROKE_AT)
 
 
 def test_a_failed_compile_of_another_function_of_that_name_is_not_the_cause() -> None:

@@ -15,6 +15,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import (
+    CheckId,
     CompileRecord,
     Grade,
     Guard,
@@ -26,7 +27,7 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
-from tpcompile.evidence.taint import UNTAINTED, find_taints
+from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.verdict import Rules, conclude, fetch_from
 from tpcompile.gate.replay import gate_rules
 from tpcompile.report import findings, terminal
@@ -212,7 +213,7 @@ def printed(verdict: Verdict) -> str:
 def test_a_taint_is_listed_in_the_report_and_the_gate_stays_green() -> None:
     verdict = judged(*ranks(seen(read()), seen(read())), taint="list")
     (check,) = verdict.checks
-    assert (verdict.exit_code, check.name, check.status) == (0, UNTAINTED, Status.INFO)
+    assert (verdict.exit_code, check.name, check.status) == (0, CheckId.UNTAINTED.heading, Status.INFO)
     text = printed(verdict)
     assert "certain: source is rank" in text and "/app/model.py:12" in text and "if dist.get_rank() == 0:" in text
 

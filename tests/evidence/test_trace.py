@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.evidence import trace
+from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.trace import TraceEvent, compile_records, parse_break
-from tpcompile.evidence.tracefile import read_trace_file
 
 GRAPH = (
     "class GraphModule(torch.nn.Module):\n    def forward(self, L_x_):\n        a = L_x_ * {}\n        return (a,)\n"

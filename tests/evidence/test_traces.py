@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.samples import divergences, record
+from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import DivergenceClass, Layer, RankRecord
 from tpcompile.evidence.trace import compile_records
-from tpcompile.evidence.tracefile import read_trace_file
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 VERSIONS = ["2.11.0", "2.13.0"]

@@ -10,9 +10,8 @@ from tests.evidence.samples import call, compiled, guard, record
 from tests.evidence.test_checks import CONFIG, GOOD, counters, facts, healthy
 from tpcompile.config import RunConfig, load
 from tpcompile.errors import ConfigError, ExitCode
-from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import Check, RankRecord, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.verdict import Absent, conclude, fetch_from
 from tpcompile.gate.replay import gate_rules, replay
@@ -36,9 +35,9 @@ def plain(rank: int = 0) -> RankRecord:
     return healthy(rank, compiles=[compiled(call("mul", "%0", "2", at=12))])
 
 
-def problem(name: str) -> Check:
+def problem(id: CheckId) -> Check:
     """A check that already failed on the way."""
-    return Check(name=name, mode="C", status=Status.FAIL, expected="-", observed="it went wrong", ranks=(1,))
+    return Check(id=id, mode="C", status=Status.FAIL, expected="-", observed="it went wrong", ranks=(1,))
 
 
 def test_a_healthy_run_is_green_and_says_what_was_proved() -> None:
@@ -76,14 +75,14 @@ def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
 
 
 def test_what_ended_the_run_explains_the_divergence() -> None:
-    found = verdict(plain(0), odd(1), problems=[problem(checks.NO_ERROR)])
+    found = verdict(plain(0), odd(1), problems=[problem(CheckId.NO_ERROR)])
     assert found.summary == "exceptions: it went wrong, expected - (rank 1)"
 
 
 def test_an_absent_rank_is_a_finding_with_its_number_and_its_last_word() -> None:
     found = verdict(healthy(0), absent=[Absent(1, "in phase C/first")])
     assert found.exit_code == ExitCode.FAIL
-    check = next(c for c in found.checks if c.name == checks.REPORTED)
+    check = next(c for c in found.checks if c.id == CheckId.REPORTED)
     assert check.ranks == (1,) and "in phase C/first" in check.observed and "rank 1" in found.summary
 
 
@@ -97,7 +96,7 @@ def test_nothing_compiled_has_its_own_exit_code() -> None:
 
 
 def test_a_timeout_has_its_own_exit_code() -> None:
-    assert verdict(idle(0), idle(1), problems=[problem(checks.TIMED_OUT)]).exit_code == ExitCode.TIMEOUT
+    assert verdict(idle(0), idle(1), problems=[problem(CheckId.TIMED_OUT)]).exit_code == ExitCode.TIMEOUT
 
 
 def test_a_declared_difference_is_green_and_in_the_verdict() -> None:
@@ -131,7 +130,7 @@ def test_a_replay_gives_the_verdict_of_the_live_run(run: RunDir, records: list[R
 
 
 def test_a_replay_keeps_what_only_the_live_run_could_see(run: RunDir) -> None:
-    live = verdict(plain(0), plain(1), problems=[problem(checks.AGREED)])
+    live = verdict(plain(0), plain(1), problems=[problem(CheckId.AGREED)])
     run.write_record(plain(0))
     run.write_record(plain(1))
     run.write_verdict(live)
@@ -141,7 +140,7 @@ def test_a_replay_keeps_what_only_the_live_run_could_see(run: RunDir) -> None:
 def test_a_replay_names_the_rank_that_left_no_record_and_its_last_phase(run: RunDir) -> None:
     run.write_record(healthy(0))
     run.write_status(RankStatus(rank=1, world_size=2, pid=1, host="h", phase="C/first", state="running"))
-    check = next(c for c in replay(run).checks if c.name == checks.REPORTED)
+    check = next(c for c in replay(run).checks if c.id == CheckId.REPORTED)
     assert check.ranks == (1,) and "C/first" in check.observed
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.checks import AGREED
-from tpcompile.evidence.records import Check, Collective, CompileRecord, Graph, UserLine
+from tpcompile.evidence.records import Check, CheckId, Collective, CompileRecord, Graph, UserLine
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.checks import RESIZED, STEADY
@@ -65,7 +64,7 @@ def test_equal_collectives_go_on(tmp_path: Path) -> None:
 
 def test_differing_reduce_op_blames_the_minority_whichever_rank_says_so(tmp_path: Path) -> None:
     found = checks_of(tmp_path, [a_compile("sum", "sum"), a_compile("sum", "max"), a_compile("sum", "sum")])
-    assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(AGREED, (1,), 1)}
+    assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED.heading, (1,), 1)}
     assert all(c and c.observed.startswith("#1 is all_reduce(reduce_op=max") for c in found)
     assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
 

@@ -16,7 +16,7 @@ from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, 
 from tpcompile import faults
 from tpcompile.capture import CaptureSession
 from tpcompile.evidence import checks
-from tpcompile.evidence.records import Check, Layer, Status
+from tpcompile.evidence.records import Check, CheckId, Layer, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 
@@ -48,14 +48,18 @@ PRINT = 'print("", end="")'
 
 SHARED = {
     "disabled_collective": Red(
-        check=checks.UNBROKEN,
+        check=CheckId.UNBROKEN.heading,
         summary=r"graph break: break counter \d+",
         code='self.comm.all_reduce(local_2, dst="R")',
     ),
-    "leading_print": Red(check=checks.UNBROKEN, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT),
-    "trailing_print": Red(check=checks.UNBROKEN, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT),
+    "leading_print": Red(
+        check=CheckId.UNBROKEN.heading, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT
+    ),
+    "trailing_print": Red(
+        check=CheckId.UNBROKEN.heading, summary=r"^graph break: .*program\.py:\d+ in forward", code=PRINT
+    ),
     "one_rank_print": Red(
-        check=checks.UNBROKEN,
+        check=CheckId.UNBROKEN.heading,
         summary=r"^graph break: .*\(rank 1\)",
         ranks=(1,),
         code=PRINT,
@@ -104,28 +108,28 @@ SHARED = {
         code="x = local_scale(x)",
         detail="gate.tp_aware_ops",
     ),
-    "nothing_compiled": Red(check=checks.COMPILED, summary="^0 graph", exit_code=5),
+    "nothing_compiled": Red(check=CheckId.COMPILED.heading, summary="^nothing was compiled: 0 graphs", exit_code=5),
 }
 """Faults that leave every rank alive: one launch runs them all."""
 
 ALONE = {
-    "killed": Red(check=checks.REPORTED, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
+    "killed": Red(check=CheckId.REPORTED.heading, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
     "never_starts": Red(check="the run can start", summary="rank 1 did not start within 8 s", ranks=(), exit_code=4),
-    "never_arrives": Red(check=checks.ARRIVED, summary="rank 1 is missing .*in phase C/first", ranks=(1,)),
+    "never_arrives": Red(check=CheckId.ARRIVED.heading, summary="rank 1 is missing .*in phase C/first", ranks=(1,)),
     "raises": Red(
-        check=checks.NO_ERROR,
+        check=CheckId.NO_ERROR.heading,
         summary=r"RuntimeError in phase C/steady: injected.*\(rank 1\)",
         ranks=(1,),
         code='raise RuntimeError("injected: this rank gives up")',
     ),
     "one_rank_compiles": Red(
-        check=checks.AGREED,
+        check=CheckId.AGREED.heading,
         summary=r"rank 1 compiled it, rank 0 did not within 8 s .*block\.py:\d+ in forward",
         ranks=(0,),
         divergence="compiled on rank 1 only",
     ),
     "other_reduce_op": Red(
-        check=checks.AGREED,
+        check=CheckId.AGREED.heading,
         summary=r"#0 is all_reduce\(reduce_op=max.* on rank 1 and all_reduce\(reduce_op=sum.* on rank 0",
         ranks=(1,),
         code='"max"',

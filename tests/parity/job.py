@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tpcompile.dist import exchange as dist_exchange
 from tpcompile.dist.store import RankStore
 from tpcompile.dist.strategies import Collectives
 from tpcompile.errors import DivergenceError
@@ -270,7 +271,7 @@ class Ranks:
         RankStore(store, rank=1, world_size=2).get(
             f"tpcompile/parity/{name}/{exchange._num_exchanges[name]}/digest/0", timeout_s=WAIT_S
         )
-        with mock.patch.object(exchange, "_DETAIL_TIMEOUT_S", 0.2):
+        with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
             try:
                 return handshake.check().to_json()
             except DivergenceError as error:
@@ -282,12 +283,12 @@ class Ranks:
         options = {"mesh": self.mesh, "store": store, "timeout_s": 5.0}
         if self.is_odd:
             with mock.patch.dict(os.environ, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}), ExitStack() as stack:
-                stack.enter_context(mock.patch.object(exchange._Exchange, "_answer", lambda self: None))
+                stack.enter_context(mock.patch.object(dist_exchange.Exchange, "_answer", lambda self, side: None))
                 try:
                     return check_parity(None, **options).to_json()
                 except DivergenceError as error:
                     return str(error)
-        with mock.patch.object(exchange, "_DETAIL_TIMEOUT_S", 0.2):
+        with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
             return check_parity(None, **options).to_json()
 
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from tests.parity import job
 from tests.ranks import run_on_ranks
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.checks import REPORTED
-from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.report.terminal import render
 
 
@@ -176,14 +175,14 @@ def test_the_first_argument_that_differs_comes_first_with_its_step() -> None:
 
 def test_a_rank_that_never_comes_is_a_failed_check_with_what_it_did_last() -> None:
     found = Verdict.model_validate_json(results()[0]["absent"])
-    missing = check(found, REPORTED)
+    missing = check(found, CheckId.REPORTED.heading)
     assert (found.exit_code, missing.ranks) == (1, (1,))
     assert "rank 1 is missing; last seen done with inputs of rank 0-1" in found.summary
 
 
 def test_without_rank_0_the_next_rank_judges() -> None:
     found = Verdict.model_validate_json(results()[1]["absent_judge"])
-    assert check(found, REPORTED).ranks == (0,)
+    assert check(found, CheckId.REPORTED.heading).ranks == (0,)
     assert "never: it entered no parity check" in found.summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.parity.conclusion import MAX_NAMED
-from tpcompile.parity.exchange import Side, _Exchange
 from tpcompile.parity.facts import ENV, ParityDigest, RankFacts
 from tpcompile.parity.judge import Judge
 
@@ -58,13 +56,3 @@ def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_another_says_t
     assert found.status == Status.PASS and asked == [0, 2, 3]
     found, _ = judged(*ranks[:2], ("tp 2-3", {"env A": "2"}), ("tp 2-3", {"env A": "3"}), dead=frozenset({2}))
     assert found.status == Status.FAIL and "rank 2 did not send the details" in found.divergences[0].title
-
-
-def test_a_rank_that_left_one_question_unanswered_is_not_waited_for_again() -> None:
-    waited: list[str] = []
-    store: Any = SimpleNamespace(put=lambda key, value: None, get=lambda key, timeout_s: waited.append(key))
-    meeting: Any = SimpleNamespace(rank=0, ranks=(0, 1, 2), timeout_s=1.0)
-    side = Side(digest=None, answer=lambda question: "own", judge=lambda *_: pytest.fail("not asked to judge"))
-    fetch = _Exchange(meeting, store, side)._fetcher()
-    assert [fetch(rank, {}) for rank in (1, 1, 2, 0, 1)] == [None, None, None, "own", None]
-    assert waited == ["answer/1/1", "answer/2/1"]

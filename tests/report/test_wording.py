@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tests.report import samples
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import RankGroup, UserLine, value_item
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report import github, junit, terminal, wording
 
 

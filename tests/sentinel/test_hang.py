@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel.hang import Lost, departed, describe, judge
@@ -195,6 +197,56 @@ def test_ranks_that_compiled_in_opposite_order_wait_for_each_other() -> None:
     found = judge(states, [], before={})
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.ORDER_FORWARD, (0, 1))
+
+
+MODEL, LAYER = "Model.forward train.py:40", "Layer.forward train.py:20"
+
+
+def whole_and_part(rank: int, at: int) -> RankState:
+    """A rank that compiled the model, or a layer from a line inside of it."""
+    region = MODEL if at == 90 else LAYER
+    stack = [line(90).model_copy(update={"function": "main"})]
+    if region == LAYER:
+        stack.append(line(at).model_copy(update={"function": "forward"}))
+    here = Position(region=region, call=1, index=0)
+    return state(rank, waits_at=here, position=here, activity=WAITING, stack=tuple(stack), calls={region: 1})
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause", "ranks"),
+    [
+        ((90, 45), Cause.REGIONAL_COMPILE, (0, 1)),
+        ((90, 90, 45), Cause.REGIONAL_COMPILE, (2,)),
+        ((90, 25), Cause.ORDER_FORWARD, (0, 1)),
+    ],
+    ids=["two ranks", "the odd one of three", "a layer that is called elsewhere"],
+)
+def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_another_order(
+    lines: tuple[int, ...], cause: Cause, ranks: tuple[int, ...]
+) -> None:
+    states = by_rank(*(whole_and_part(rank, at) for rank, at in enumerate(lines)))
+    found = judge(states, [], before={})
+    assert found is not None
+    assert (found.cause, found.ranks) == (cause, ranks)
+
+
+def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> None:
+    whole, part = whole_and_part(0, 90), whole_and_part(2, 45)
+    broke = part.model_copy(update={"calls": {MODEL: 1, LAYER: 1}})
+    late = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
+    assert judge(by_rank(whole, late, broke), [], before={}) is None
+    assert judge(by_rank(whole, late, part), [], before={}) is not None
+
+
+@pytest.mark.parametrize(("function", "at"), [("forward", 45), ("helper", 12)])
+def test_a_rank_that_does_not_compile_is_named_at_its_line_of_the_function(function: str, at: int) -> None:
+    inside = line(45).model_copy(update={"function": function})
+    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside)})
+    waits = Position(region=MODEL, call=1, index=0)
+    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(inside, line(12))))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.line and found.line.line) == (Cause.COMPILE_DISABLED, at)
 
 
 def test_waiting_for_a_rank_that_has_left_is_named() -> None:

@@ -7,16 +7,17 @@ import pytest
 from tests.evidence.samples import call, kernel, lowered, record
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
-from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, RankGroup, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, RankGroup, Status, Verdict
 from tpcompile.evidence.verdict import agree_rules, conclude, fetch_from
 from tpcompile.sentinel.settle import Kernels, is_grave
 
 
-def verdict(*found: Divergence, problem: str = "") -> Verdict:
-    layers = [layer for d in found for layer in (d.layer, *d.consequences)]
-    names = [*(f"{layer} equal on all ranks" for layer in layers), *([problem] if problem else [])]
-    checks = tuple(Check(name=n, mode="", status=Status.FAIL, expected="", observed="") for n in dict.fromkeys(names))
-    return Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", checks=checks, divergences=found)
+def verdict(*found: Divergence, problem: CheckId | None = None) -> Verdict:
+    layers = dict.fromkeys(layer for d in found for layer in (d.layer, *d.consequences))
+    red = {"mode": "", "status": Status.FAIL, "expected": "", "observed": ""}
+    checks = [Check.model_validate({**red, "id": CheckId.LAYER, "layer": layer}) for layer in layers]
+    checks += [Check.model_validate({**red, "id": problem})] if problem else []
+    return Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", checks=tuple(checks), divergences=found)
 
 
 def difference(
@@ -52,7 +53,7 @@ def test_an_environment_that_differs_does_not_end_a_job_whose_programs_agree() -
 
 
 def test_a_problem_ends_the_job_whatever_the_kernels_are() -> None:
-    assert is_grave(verdict(CHOSEN, problem="ranks make progress"), kernels="warn")
+    assert is_grave(verdict(CHOSEN, problem=CheckId.MOVING), kernels="warn")
 
 
 def test_a_padded_matmul_ends_no_job_although_the_code_made_from_it_differs_too() -> None:

@@ -33,9 +33,9 @@ from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
 from torch.nn.attention import SDPBackend
 
-from tpcompile.evidence import normalise
 from tpcompile.evidence.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.text import normalise
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
 
-from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import RankRead, TaintKind, UserLine
+from tpcompile.evidence.text.lines import is_library
 
 _FUNCTIONS = {
     "torch.distributed.get_rank": TaintKind.RANK,

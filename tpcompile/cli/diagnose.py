@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from tpcompile.evidence.tracedir import Question
+    from tpcompile.evidence.logs.diagnose import Question
 
 
 def diagnose(
@@ -33,6 +34,9 @@ def diagnose(
     ended_badly: Annotated[
         bool, typer.Option("--ended-badly", help="The job crashed or hung: agreement is exit code 6, not 0.")
     ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where what a screen cannot show goes; default: runs/<utc time>-diagnose.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
 ) -> None:
@@ -40,11 +44,11 @@ def diagnose(
     from rich.console import Console
 
     from tpcompile.errors import PreflightError
-    from tpcompile.evidence import tracedir
-    from tpcompile.report import junit, terminal
+    from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
+    from tpcompile.report import junit, screen
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
-    verdict = tracedir.diagnose(folders, question)
+    verdict = diagnose_logs(folders, question)
     outputs = [(json, verdict.to_json(indent=1) + "\n"), (junitxml, junit.render(verdict))]
     for path, text in outputs:
         if path is None or str(path) == "-":
@@ -56,7 +60,8 @@ def diagnose(
     if str(json) == "-":
         print(outputs[0][1], end="")
     else:
-        terminal.render(verdict, Console(), command="diagnose")
+        folder = run_dir or Path(f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-diagnose")
+        screen.render(verdict, Console(), command="diagnose", folder=folder)
     raise typer.Exit(verdict.exit_code)
 
 
@@ -64,9 +69,9 @@ def _question(
     world_size: int | None, mesh: str, axis: str, allow: list[str], uneven: list[str], ended_badly: bool
 ) -> Question:
     from tpcompile.errors import ConfigError
-    from tpcompile.evidence.domains import parse_mesh
+    from tpcompile.evidence.logs.diagnose import Question
+    from tpcompile.evidence.logs.domains import parse_mesh
     from tpcompile.evidence.records import Layer
-    from tpcompile.evidence.tracedir import Question
 
     allowed = []
     for text in allow:

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from tpcompile.corpus.case import Case
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 
 Intervals = tuple[tuple[float, float], ...]
 _STARTS, _ENDS = "compile starts ", "compile ends "

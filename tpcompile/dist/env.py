@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError, PreflightError
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.text.ranks import ranks_text
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,28 @@
-"""This rank's record -> one verdict that all ranks hold: hashes first, details only where hashes differ."""
+"""What every rank brings -> one verdict that all of them hold, through the store; one rank judges.
+
+The lowest rank that reported judges. Details travel only when it asks for them, and it asks only where hashes differ.
+"""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from loguru import logger
 
 from tpcompile.dist.store import RankStore
-from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
-from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
-from tpcompile.evidence.verdict import Absent, Rules, conclude
+from tpcompile.evidence.records import Verdict
 
 _DETAIL_TIMEOUT_S = 60.0
 
+Question = dict[str, Any]
 
-class Seen(Protocol):
+
+class Others(Protocol):
     """What is known of the other ranks."""
 
     def last_seen(self, rank: int) -> str:
@@ -29,83 +34,93 @@ class Seen(Protocol):
         ...
 
 
+class Fetch(Protocol):
+    """Asks one rank for details."""
+
+    def __call__(self, rank: int, question: Question) -> Any | None:
+        """Its answer; None when it did not come in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a rank brings to an exchange."""
+
+    digest: Any
+    """JSON that every rank publishes: hashes, small."""
+    answer: Callable[[Question], Any]
+    """Question of the judge -> details, JSON."""
+    judge: Callable[[dict[int, Any], dict[int, str], Fetch], Verdict]
+    """(digests by rank, last-seen text of every absent rank, fetch) -> verdict."""
+
+
 class Exchange:
-    """One exchange of digests among `members`, by default all ranks.
+    """One exchange among `ranks`: this rank judges, or answers the one that does."""
 
-    The lowest rank that reported judges; the others answer its questions.
-    """
+    def __init__(self, store: RankStore, ranks: Iterable[int], *, others: Others, timeout_s: float) -> None:
+        self._store, self._others, self._timeout_s = store, others, timeout_s
+        self._keys = {rank: f"digest/{rank}" for rank in sorted(ranks)}
+        self._asked: Counter[int] = Counter()
+        self._silent: set[int] = set()
+        """Ranks that left a question unanswered: they are not waited for again."""
 
-    def __init__(self, store: RankStore, rules: Rules, *, board: Seen, members: Sequence[int] | None = None) -> None:
-        self._store, self._rules, self._board = store, rules, board
-        self._members = tuple(range(store.world_size)) if members is None else tuple(sorted(members))
-
-    def verdict(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check] = ()) -> Verdict | None:
+    def verdict(self, side: Side) -> Verdict | None:
         """Publish this rank's digest and return the verdict; None when the judge fell silent.
 
-        A rank that does not report within `timeout_s` is named as missing in the verdict.
+        A rank that does not report within `timeout_s` is absent from the judgement.
         """
-        digest = digest_rank(record)
-        self._store.put(f"digest/{record.rank}", digest.model_dump(mode="json"))
-        keys = {rank: f"digest/{rank}" for rank in self._members}
-        first = self._members[0]
-        if record.rank != first:
-            # The first rank judges unless it is gone: without its digest, the lowest rank that reported takes over.
-            keys = {rank: key for rank, key in keys.items() if rank <= record.rank}
-        stop_at = "" if record.rank == first else f"digest/{first}"
-        found, _ = self._store.gather(keys, timeout_s=timeout_s, stop_at=stop_at, gone=self._board.is_gone)
-        # Ranks can see different things at one instant, and two judges would wait for each other's answers.
-        is_lowest = min(found) == record.rank
-        if is_lowest and self._store.put_first("judge", record.rank) == record.rank:
-            return self._judge(record, timeout_s=timeout_s, problems=problems)
-        return self._answer(record, timeout_s=timeout_s)
+        deadline = time.monotonic() + self._timeout_s
+        self._store.put(self._keys[self._store.rank], side.digest)
+        if self._is_judge():
+            return self._judge(side, wait_s=max(deadline - time.monotonic(), 0.0))
+        return self._answer(side)
 
-    def _judge(self, record: RankRecord, *, timeout_s: float, problems: Sequence[Check]) -> Verdict:
-        keys = {rank: f"digest/{rank}" for rank in self._members}
-        found, late = self._store.gather(keys, timeout_s=timeout_s, gone=self._board.is_gone)
-        digests = [RankDigest.model_validate(value) for _, value in sorted(found.items())]
-        verdict = conclude(
-            self._rules,
-            digests,
-            self._fetcher(record),
-            world_size=self._store.world_size,
-            absent=[Absent(rank, self._board.last_seen(rank)) for rank in late],
-            problems=problems,
-        )
+    def _is_judge(self) -> bool:
+        """The first rank judges unless it is gone: without its digest, the lowest rank that reported takes over."""
+        rank, first = self._store.rank, min(self._keys)
+        keys, stop_at = self._keys, ""
+        if rank != first:
+            keys, stop_at = {r: key for r, key in keys.items() if r <= rank}, keys[first]
+        found, _ = self._gather(keys, timeout_s=self._timeout_s, stop_at=stop_at)
+        # Ranks can see different things at one instant, and two judges would wait for each other's answers.
+        return min(found) == rank and self._store.put_first("judge", rank) == rank
+
+    def _judge(self, side: Side, *, wait_s: float) -> Verdict:
+        found, late = self._gather(self._keys, timeout_s=wait_s)
+        absent = {rank: self._others.last_seen(rank) for rank in late}
+
+        def fetch(rank: int, question: Question) -> Any | None:
+            return side.answer(question) if rank == self._store.rank else self._ask(rank, question)
+
+        verdict = side.judge(dict(sorted(found.items())), absent, fetch)
         self._store.put("verdict", verdict.model_dump(mode="json"))
         return verdict
 
-    def _fetcher(self, record: RankRecord) -> Callable[[int, int, Layer, str], Sequence[Item]]:
-        asked: Counter[int] = Counter()
+    def _gather(self, keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        return self._store.gather(keys, gone=self._others.is_gone, **limits)
 
-        def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
-            if rank == record.rank:
-                return _items(record, index, layer, part)
-            asked[rank] += 1
-            number = f"{rank}/{asked[rank]}"
-            self._store.put(f"ask/{number}", {"index": index, "layer": layer, "part": part})
-            answer = self._store.get(f"answer/{number}", timeout_s=_DETAIL_TIMEOUT_S)
-            if answer is None:
-                logger.warning("rank {} did not send the details of its {} layer", rank, layer)
-                return ()
-            return [Item.model_validate(item) for item in answer]
+    def _ask(self, rank: int, question: Question) -> Any | None:
+        if rank in self._silent:
+            return None
+        self._asked[rank] += 1
+        number = f"{rank}/{self._asked[rank]}"
+        self._store.put(f"ask/{number}", question)
+        answer = self._store.get(f"answer/{number}", timeout_s=_DETAIL_TIMEOUT_S)
+        if answer is None:
+            self._silent.add(rank)
+            logger.warning("rank {} did not send details that were asked for", rank)
+        return answer
 
-        return fetch
-
-    def _answer(self, record: RankRecord, *, timeout_s: float) -> Verdict | None:
+    def _answer(self, side: Side) -> Verdict | None:
         """Answer the judge's questions until there is a verdict."""
-        wait_s = timeout_s + _DETAIL_TIMEOUT_S
+        wait_s = self._timeout_s + _DETAIL_TIMEOUT_S
         for number in itertools.count(1):
-            key = f"{record.rank}/{number}"
+            key = f"{self._store.rank}/{number}"
             found, _ = self._store.gather({0: "verdict"}, timeout_s=wait_s, stop_at=f"ask/{key}")
             if found:
                 return Verdict.model_validate(found[0])
-            ask = self._store.peek(f"ask/{key}")
-            if ask is None:
+            question = self._store.peek(f"ask/{key}")
+            if question is None:
                 break
-            items = _items(record, ask["index"], Layer(ask["layer"]), ask["part"])
-            self._store.put(f"answer/{key}", [item.model_dump(mode="json") for item in items])
+            self._store.put(f"answer/{key}", side.answer(question))
         return None
-
-
-def _items(record: RankRecord, index: int, layer: Layer, part: str) -> Sequence[Item]:
-    return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)

@@ -38,8 +38,8 @@ class SigtermPipe:
         """True while a SIGTERM arrives here."""
         return self._pipe is not None
 
-    def hand_to(self, reader: threading.Thread) -> None:
-        """From now on another thread reads."""
+    def hand_to(self, reader: threading.Thread | None) -> None:
+        """From now on another thread reads; None: nobody does, and a SIGTERM changes nothing until `restore`."""
         self._reader = reader
 
     def terminated(self, *, timeout_s: float) -> bool:

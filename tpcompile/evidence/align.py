@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from tpcompile.evidence.domain import group_by
+from tpcompile.evidence.layerspec import Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
 
 
@@ -31,6 +33,11 @@ class Slot:
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
         return next((c.step for c in self.compiles.values() if c.step is not None), None)
+
+    def groups(self, layer: Layer, part: str = "") -> Groups:
+        """Ranks by equal hash of a layer; those that did not observe it are left out."""
+        shas = {rank: compile_.sha(layer, part) for rank, compile_ in self.compiles.items()}
+        return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
 
     @property
     def is_resumed(self) -> bool:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from tpcompile.evidence import state
 from tpcompile.evidence.align import Slot, content
+from tpcompile.evidence.blamed import rank_group
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain
+from tpcompile.evidence.entries import reason_of
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import PARAMETERS
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.reasontext import Reason, ReasonKind, parse_reason
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -24,6 +25,8 @@ from tpcompile.evidence.records import (
     RankGroup,
     UserLine,
 )
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 _SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")
@@ -75,7 +78,7 @@ class _Alone:
     def __post_init__(self) -> None:
         self.present = tuple(sorted(self.slot.compiles))
         self.first = self.slot.compiles[self.present[0]]
-        reason = self.first.recompile_reason
+        reason = reason_of(self.domain, self.present[0], self.first)
         self.failure = parse_reason(reason) if reason else None
         self.earlier = self._earlier()
 
@@ -135,16 +138,21 @@ class _Alone:
 
     def _is_regional(self) -> bool:
         """True when one side compiles a frame whose parts the other side compiles."""
-        mine, other = self.present[0], self.absent[0]
+        return any(self._is_regional_beside(rank) for rank in self.absent)
+
+    def _is_regional_beside(self, other: int) -> bool:
+        mine = self.present[0]
         shared = {c.frame for c in self.domain.of_rank(mine).compiles}
         theirs = [c for c in self.domain.of_rank(other).compiles if c.frame not in shared]
         is_whole = any(self._inlines(mine, self.first, c) for c in theirs)
         return is_whole or any(self._inlines(other, c, self.first) for c in theirs)
 
     def _inlines(self, rank: int, whole: CompileDigest, part: CompileDigest) -> bool:
-        """True when ops of a rank's compile come from the function that `part` compiles by itself."""
+        """True when `part` was entered from the function that a rank compiled, or ops of that come from part's own."""
         if part.line is None or whole.line is None or part.frame == whole.frame:
             return False
+        if any(_is_inside(caller, whole.line, besides=part.line) for caller in part.callers):
+            return True
         lines = [item.line for item in self.domain.items(rank, whole.index, Layer.GRAPH)]
         return any(line is not None and _is_inside(line, part.line, besides=whole.line) for line in lines)
 
@@ -188,21 +196,26 @@ class _Alone:
         held = {item.about: item for item in before if item.kind == ItemKind.SETTING}
         rows = [(held.get(item.about), item) for item in now if item.kind == ItemKind.SETTING]
         changed = [row for row in rows if row[0] is not None and row[0].key != row[1].key]
-        return headline(changed[0], (self.absent, self.present)) if changed else ""
+        return headline(Row(changed[0]), (self.absent, self.present)) if changed else ""
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides of the guard that failed, or the first line of what only one side compiled; the odd ones last."""
-        line = (self.failure.line if self.failure else None) or self.first.line
-        there = self.earlier.line if self.earlier else self.first.line
         theirs: Item | None = None
         if self.failure:
             ours = self._guarded(self.present[0], self.first, self.failure)
             theirs = self._guarded(self.absent[0], self.earlier, self.failure)
         else:
             ours = self._first_told(cause)
-        compiled = RankGroup(ranks=self.present, item=ours, frame_line=line)
-        did_not = RankGroup(ranks=self.absent, item=theirs, frame_line=there)
-        return (compiled, did_not) if cause == Cause.COMPILE_DISABLED else (did_not, compiled)
+        asked_at = self.failure.line if self.failure else None
+        compiled = rank_group(self.present, ours, self.first, cause, line=asked_at)
+        did_not = rank_group(self.absent, theirs, self.earlier or self.first, cause)
+        return (compiled, did_not) if self._are_absent_odd(cause) else (did_not, compiled)
+
+    def _are_absent_odd(self, cause: Cause) -> bool:
+        """Who compiles the whole and who its parts is only told by the majority."""
+        if cause == Cause.REGIONAL_COMPILE:
+            return len(self.absent) < len(self.present)
+        return cause == Cause.COMPILE_DISABLED
 
     def _first_told(self, cause: Cause) -> Item | None:
         """The break, or else the first item with a line."""

@@ -14,6 +14,7 @@ class Cause(StrEnum):
     GRAPH_BREAK = "graph break"
     COMPILE_DISABLED = "one rank runs the region without compiling"
     COMPILE_FAILED = "compile failed on one rank"
+    NOTHING_COMPILED = "nothing was compiled"
     EXTRA_COMPILE = "code that only one rank calls was compiled there"
     RECOMPILE_LIMIT = "recompile limit reached, one rank runs eager"
     BACKEND = "backend of torch.compile differs"
@@ -101,6 +102,10 @@ ADVICE: dict[Cause, str] = {
     Cause.COMPILE_FAILED: (
         "The compiler raised on one rank, the others go on and wait for it. Read the error on that rank; a compiler, "
         "a cache or a disk that only this machine lacks is the usual reason."
+    ),
+    Cause.NOTHING_COMPILED: (
+        "Call the compiled function inside the session. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or "
+        "an object that is called in place of what torch.compile returned."
     ),
     Cause.EXTRA_COMPILE: (
         "One part of the ranks compiled code the others never asked for. Look at what decides whether this line is "

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, PhaseCounters, RankDigest, Status, UserLine
+from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.splits import region_check
+from tpcompile.evidence.text.ranks import ranks_text
 
-COMPILED = "something was compiled"
-TIMED_OUT = "finished in time"
-ALIVE = "ranks alive"
-AGREED = "same collectives before they run"
-NO_ERROR = "exceptions"
-ARRIVED = "every rank arrived"
-REPORTED = "every rank reported"
-UNBROKEN = "graph breaks"
-TOGETHER = "every rank compiles together"
-MOVING = "ranks make progress"
-LIVE_ONLY = frozenset({TIMED_OUT, ALIVE, AGREED, NO_ERROR, ARRIVED, TOGETHER, MOVING})
+LIVE_ONLY = frozenset({
+    CheckId.TIMED_OUT, CheckId.ALIVE, CheckId.AGREED, CheckId.NO_ERROR, CheckId.ARRIVED, CheckId.TOGETHER,
+    CheckId.MOVING,
+})  # fmt: skip
 """Checks that only the live run can make; a replay keeps their outcome."""
-CAUSES = LIVE_ONLY - {TOGETHER} | {REPORTED, UNBROKEN, COMPILED}
+CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, CheckId.COMPILED}
 """Checks whose failure explains a divergence, not the other way round."""
+_SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER})
+"""Checks that a run need not end for."""
 
 AGREE = "equal on all ranks"
 
@@ -31,13 +25,11 @@ AGREE = "equal on all ranks"
 def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
     phases = dict.fromkeys(c.phase for d in digests for c in d.counters)
-    broken = [no_breaks("", f"{UNBROKEN} in {phase}", phase, digests, frames=False) for phase in phases]
-    layers = agreement("", digests, divergences)
     return [
         any_compiled("", digests),
-        *broken,
+        *(no_breaks("", f"graph breaks in {phase}", phase, digests, frames=False) for phase in phases),
         region_check("", digests, phases=phases),
-        *layers,
+        *agreement("", digests, divergences),
         tp_aware("", digests),
         kept("", digests),
     ]
@@ -50,42 +42,51 @@ def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
     """Checks of a run that was stopped: what never happened is skipped, what was seen to be wrong stays red."""
-    seen = [c for c in judged if c.name == UNBROKEN or c.name.endswith(AGREE)]
-    return [
-        c if c in seen or c.status != Status.FAIL else c.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
-        for c in judged
-    ]
+    return [_skipped(check) if check.is_red and check.id not in _SEEN_EARLY else check for check in judged]
+
+
+def _skipped(check: Check) -> Check:
+    return check.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
 
 
 def any_compiled(mode: str, digests: Sequence[RankDigest]) -> Check:
+    """Something was compiled, and on every rank."""
     graphs = {d.rank: sum(num_graphs(d, phase) for phase in _phases(d, mode)) for d in digests}
     none = [rank for rank, count in graphs.items() if count == 0]
+    observed = values_text(graphs, "graph")
+    expected = "at least 1 graph on every rank"
     # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
-    name = COMPILED if len(none) == len(digests) else "every rank compiled"
-    return make_check(mode, name, none, "at least 1 graph on every rank", values_text(graphs, "graph"))
+    if len(none) < len(digests):
+        found = make_check(mode, "every rank compiled", none, expected, observed)
+        cause = Cause.COMPILE_DISABLED
+    else:
+        found = make_check(mode, "", none, expected, observed, id=CheckId.COMPILED)
+        cause = Cause.NOTHING_COMPILED
+    return found.model_copy(update={"cause": cause}) if none else found
 
 
-def no_breaks(mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True) -> Check:
+def no_breaks(
+    mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True, id: CheckId = CheckId.OTHER
+) -> Check:
     """Counter, frames and trace events all say so: any one alone misses leading or trailing breaks."""
-    evidence = {d.rank: _break_evidence(d, phase, frames=frames) for d in digests}
-    bad = [rank for rank, text in evidence.items() if text]
-    events = [b for d in digests for p, b in d.breaks if p == phase]
-    first = next((b for b in events if b.line), events[0] if events else None)
-    found = make_check(
-        mode, name, bad, "0 breaks on every rank", evidence[bad[0]] if bad else "0",
-        details=[f"{b.line}: {b.reason}" for b in dict.fromkeys(events)], line=first.line if first else None,
-    )  # fmt: skip
-    return found.model_copy(update={"cause": Cause.GRAPH_BREAK}) if bad else found
+    evidence = {d.rank: text for d in digests if (text := _break_evidence(d, phase, frames=frames))}
+    breaks = dict.fromkeys(found for d in digests for found in d.breaks_in(phase))
+    lines = [found.line for found in breaks if found.line is not None]
+    observed = next(iter(evidence.values()), "0")
+    details = [f"{found.line}: {found.reason}" for found in breaks]
+    line = lines[0] if lines else None
+    check = make_check(mode, name, evidence, "0 breaks on every rank", observed, details=details, line=line, id=id)
+    return check.model_copy(update={"cause": Cause.GRAPH_BREAK}) if evidence else check
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
-    counters = counters_of(digest, phase)
-    events = [b for p, b in digest.breaks if p == phase]
+    counters = digest.counters_of(phase)
+    num_events = len(digest.breaks_in(phase))
     said = []
     if counters.breaks:
         said.append(f"break counter {counters.breaks}")
-    if events:
-        said.append(f"break events {len(events)}")
+    if num_events:
+        said.append(f"break events {num_events}")
     if frames and counters.frames > max(1, counters.graphs):
         said.append(f"frames {counters.frames} for graphs {counters.graphs}")
     return ", ".join(said)
@@ -93,38 +94,49 @@ def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
 
 def agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """One check per layer: equal in the symmetry domain, or the first difference."""
-    found = []
-    for layer in Layer:
-        mine = [d for d in divergences if d.layer == layer and _of_mode(d, mode)]
-        red = [d for d in mine if d.is_red]
-        noted = [d for d in mine if not d.is_red]
-        first = red[0] if red else None
-        hashed = {x.layer for d in digests for c in d.compiles for x in c.layers}
-        seen = layer == Layer.ENVIRONMENT or layer in hashed
-        cause = next((d for d in divergences if d.is_red and layer in d.consequences and _of_mode(d, mode)), None)
-        blamed = first or cause
-        observed = first.title if first else "equal" if seen else "not observed"
-        if cause and not first:
-            observed = f"differs, a consequence of the {cause.layer}"
-        if noted and not first:
-            observed += f" ({'; '.join(dict.fromkeys(d.cls for d in noted))})"
-        found.append(
-            make_check(
-                mode, f"{layer} {AGREE}", [], "equal", observed,
-                status=Status.FAIL if blamed else Status.PASS if seen else Status.SKIPPED,
-                details=[d.title for d in (*red[1:], *noted)],
-                line=first.line if first else None,
-                ranks=blamed.groups[-1].ranks if blamed else (),
-            ).model_copy(
-                update={
-                    "id": CheckId.LAYER,
-                    "layer": layer,
-                    "cause": blamed.cause if blamed else Cause.UNKNOWN,
-                    "is_consequence": bool(cause and not first),
-                }
-            )
-        )  # fmt: skip
-    return found
+    observed = {Layer.ENVIRONMENT}.union(*(digest.observed for digest in digests))
+    mine = [divergence for divergence in divergences if _of_mode(divergence, mode)]
+    return [_layer_check(mode, layer, mine, is_observed=layer in observed) for layer in Layer]
+
+
+def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, is_observed: bool) -> Check:
+    here = [divergence for divergence in divergences if divergence.layer == layer]
+    red = [divergence for divergence in here if divergence.is_red]
+    listed = [divergence for divergence in here if not divergence.is_red]
+    if red:
+        return _layer_failed(mode, layer, red[0], red[0].title, [*red[1:], *listed])
+    noted = f" ({'; '.join(dict.fromkeys(found.cls for found in listed))})" if listed else ""
+    causes = [found for found in divergences if found.is_red and layer in found.consequences]
+    if causes:
+        says = f"differs, a consequence of the {causes[0].layer}{noted}"
+        check = _layer_failed(mode, layer, causes[0], says, listed)
+        return check.model_copy(update={"is_consequence": True, "line": None})
+    return Check(
+        id=CheckId.LAYER,
+        layer=layer,
+        name=f"{layer} {AGREE}",
+        mode=mode,
+        status=Status.PASS if is_observed else Status.SKIPPED,
+        expected="equal",
+        observed=("equal" if is_observed else "not observed") + noted,
+        details=tuple(found.title for found in listed),
+    )
+
+
+def _layer_failed(mode: str, layer: Layer, found: Divergence, observed: str, others: Sequence[Divergence]) -> Check:
+    return Check(
+        id=CheckId.LAYER,
+        layer=layer,
+        name=f"{layer} {AGREE}",
+        mode=mode,
+        status=Status.FAIL,
+        expected="equal",
+        observed=observed,
+        details=tuple(other.title for other in others),
+        line=found.line,
+        ranks=found.groups[-1].ranks,
+        cause=found.cause,
+    )
 
 
 def _of_mode(divergence: Divergence, mode: str) -> bool:
@@ -132,55 +144,74 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 
 
 def tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
-    found = {item.about: item for d in digests for item in d.undeclared_ops}
-    first = next(iter(found.values()), None)
+    """No op whose behaviour on a shard nobody vouched for."""
+    found = _by_subject(item for digest in digests for item in digest.undeclared_ops)
     return make_check(
-        mode, "undeclared custom ops and Triton kernels", [d.rank for d in digests if d.undeclared_ops],
+        mode,
+        "undeclared custom ops and Triton kernels",
+        [digest.rank for digest in digests if digest.undeclared_ops],
         "only ops declared TP-aware",
-        ", ".join(found) if found else "none",
+        ", ".join(found) or "none",
         details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
-        line=first.line if first else None,
-    )  # fmt: skip
+        line=_first_line(found),
+    )
 
 
 def kept(mode: str, digests: Sequence[RankDigest]) -> Check:
-    found = {item.about: item for d in digests for item in d.overwritten}
-    first = next(iter(found.values()), None)
-    is_seen = any(layer.layer == Layer.KERNELS for d in digests for c in d.compiles for layer in c.layers)
+    """No reduce in place whose operand is read afterwards."""
+    found = _by_subject(item for digest in digests for item in digest.overwritten)
+    is_observed = any(Layer.KERNELS in digest.observed for digest in digests)
+    observed = "none does" if is_observed else "not observed"
+    if found:
+        observed = f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards"
     return make_check(
-        mode, "reduces that overwrite what is read later", [d.rank for d in digests if d.overwritten],
+        mode,
+        "reduces that overwrite what is read later",
+        [digest.rank for digest in digests if digest.overwritten],
         "reduced buffers share no memory with live tensors",
-        f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards"
-        if found else "none does" if is_seen else "not observed",
-        status=None if is_seen else Status.SKIPPED,
+        observed,
+        status=None if is_observed else Status.SKIPPED,
         details=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"] if found else [],
-        line=first.line if first else None,
-    )  # fmt: skip
+        line=_first_line(found),
+    )
+
+
+def _by_subject(items: Iterable[Item]) -> dict[str, Item]:
+    return {item.about: item for item in items}
+
+
+def _first_line(items: Mapping[str, Item]) -> UserLine | None:
+    first = next(iter(items.values()), None)
+    return first.line if first else None
 
 
 def _phases(digest: RankDigest, mode: str) -> list[str]:
-    return [c.phase for c in digest.counters if not mode or c.phase.startswith(f"{mode}/")]
-
-
-def counters_of(digest: RankDigest, phase: str) -> PhaseCounters:
-    return next((c for c in digest.counters if c.phase == phase), PhaseCounters(phase=phase))
+    phases = [counters.phase for counters in digest.counters]
+    return [phase for phase in phases if not mode or phase.startswith(f"{mode}/")]
 
 
 def num_graphs(digest: RankDigest, phase: str) -> int:
     """Graphs of a phase, the larger of Dynamo's counter and of the graphs in the trace."""
-    traced = sum(c.phase == phase and any(x.layer == Layer.COLLECTIVES for x in c.layers) for c in digest.compiles)
-    return max(counters_of(digest, phase).graphs, traced)
+    compiles = [compile_ for compile_ in digest.compiles if compile_.phase == phase]
+    traced = sum(compile_.sha(Layer.COLLECTIVES) is not None for compile_ in compiles)
+    return max(digest.counters_of(phase).graphs, traced)
 
 
-def values_text(values: dict[int, Any], unit: str = "") -> str:
+def values_text(values: Mapping[int, object], unit: str = "") -> str:
     """`{0: 1, 1: 1, 2: 3}` -> `1 (ranks 0-1), 3 (rank 2)`; one value for all ranks is just the value."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        groups.setdefault(f"{text} {unit}{'' if not unit or value == 1 else 's'}".strip(), []).append(rank)
+        groups.setdefault(_value_text(value, unit), []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{value} (rank {ranks_text(ranks)})" for value, ranks in groups.items())
+
+
+def _value_text(value: object, unit: str) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if not unit:
+        return text
+    return f"{text} {unit}" if value == 1 else f"{text} {unit}s"
 
 
 def make_check(
@@ -193,16 +224,19 @@ def make_check(
     status: Status | None = None,
     details: Sequence[str] = (),
     line: UserLine | None = None,
-    ranks: Sequence[int] = (),
+    id: CheckId = CheckId.OTHER,
 ) -> Check:
-    blamed = tuple(sorted(set(bad))) or tuple(ranks)
+    """A check that fails where any rank is bad."""
+    ranks = tuple(sorted(set(bad)))
+    passed = Status.FAIL if ranks else Status.PASS
     return Check(
+        id=id,
         name=name,
         mode=mode,
-        status=status or (Status.FAIL if blamed else Status.PASS),
+        status=status or passed,
         expected=expected,
         observed=observed,
         details=tuple(details),
         line=line,
-        ranks=blamed,
+        ranks=ranks,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tpcompile.evidence.lines import is_library, is_library_file
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.text.lines import is_library, is_library_file
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 
@@ -16,6 +16,7 @@ _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|red
 _REFERENCE = re.compile(r"^%(\d+)$")
 _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
+_GROUP = "group:"
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
 
@@ -23,45 +24,66 @@ _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "
 def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
     graphs = list(graphs)
-    lowered = [g for g in graphs if g.kind in ("forward", "inference", "backward")]
-    chosen = lowered or [g for g in graphs if g.kind == "dynamo"]
-    found = [c for graph in chosen for c in _in_graph(graph)]
-    return tuple(sorted(found, key=lambda c: c.phase == "backward"))
+    lowered = [graph for graph in graphs if graph.kind != "dynamo"]
+    found = [collective for graph in lowered or graphs for collective in _in_graph(graph)]
+    return tuple(sorted(found, key=lambda collective: collective.phase == "backward"))
 
 
 def _in_graph(graph: Graph) -> list[Collective]:
     by_scope: dict[str, list[Node]] = {}
     for node in graph.nodes:
         by_scope.setdefault(node.scope, []).append(node)
-    found = []
-    for nodes in by_scope.values():
-        waits = {arg: f"%{i}" for i, n in enumerate(nodes) if ".wait_tensor" in n.target for arg in n.args}
-        read = {
-            ref for n in nodes for arg in (*n.args, *(v for _, v in n.kwargs)) for ref in _ANY_REFERENCE.findall(arg)
-        }
+    phase = "backward" if graph.kind == "backward" else "forward"
+    return [collective for nodes in by_scope.values() for collective in _Scope(nodes, phase).collectives()]
+
+
+class _Scope:
+    """The nodes of one subgraph, and what reads what."""
+
+    def __init__(self, nodes: Sequence[Node], phase: str) -> None:
+        self.nodes, self.phase = nodes, phase
+        self.waits: dict[str, str] = {}
+        """Reference to a result -> that to its wait."""
+        self.read: set[str] = set()
         for index, node in enumerate(nodes):
+            self.read.update(*map(_ANY_REFERENCE.findall, _arguments(node)))
+            if ".wait_tensor" in node.target:
+                self.waits |= dict.fromkeys(node.args, f"%{index}")
+
+    def collectives(self) -> Iterator[Collective]:
+        for index, node in enumerate(self.nodes):
             match = _TARGET.match(node.target) or _INPLACE.match(node.target)
-            if node.op == "call" and match and match[1] not in _NOT_COLLECTIVES:
-                wait, in_place = waits.get(f"%{index}"), bool(_INPLACE.match(node.target))
-                done = {"waited": in_place or wait is not None, "used": in_place or wait is None or wait in read}
-                found.append(_collective(graph.kind, match[1], nodes, index).model_copy(update=done))
-    return found
+            if node.op == "call" and match is not None and match[1] not in _NOT_COLLECTIVES:
+                yield self.collective(index, match[1])
+
+    def collective(self, index: int, op: str) -> Collective:
+        node = self.nodes[index]
+        texts = [text.strip("'\"") for text in _arguments(node)]
+        reduce_ops = [text for text in texts if text in _REDUCE_OPS]
+        groups = [text.removeprefix(_GROUP) for text in texts if text.startswith(_GROUP)]
+        value = _VALUE.match(self.operand(node).value)
+        is_in_place = _INPLACE.match(node.target) is not None
+        wait = self.waits.get(f"%{index}")
+        return Collective(
+            phase=self.phase,
+            op=op,
+            reduce_op=reduce_ops[0] if reduce_ops else "",
+            dtype=value["dtype"] if value else "",
+            shape=value["shape"] if value else "",
+            group=groups[0] if groups else "",
+            waited=is_in_place or wait is not None,
+            used=is_in_place or wait is None or wait in self.read,
+            line=blamed_line(self.nodes, index),
+        )
+
+    def operand(self, node: Node) -> Node:
+        """The node that is reduced or gathered, or the collective itself where none is named."""
+        found = _REFERENCE.match(node.args[0]) if node.args else None
+        return self.nodes[int(found[1])] if found else node
 
 
-def _collective(kind: str, op: str, nodes: list[Node], index: int) -> Collective:
-    node = nodes[index]
-    operand = _REFERENCE.match(node.args[0]) if node.args else None
-    value = _VALUE.match(nodes[int(operand[1])].value if operand else node.value)
-    texts = [arg.strip("'\"") for arg in (*node.args, *(v for _, v in node.kwargs))]
-    return Collective(
-        phase="backward" if kind == "backward" else "forward",
-        op=op,
-        reduce_op=next((t for t in texts if t in _REDUCE_OPS), ""),
-        dtype=value["dtype"] if value else "",
-        shape=value["shape"] if value else "",
-        group=next((t.removeprefix("group:") for t in texts if t.startswith("group:")), ""),
-        line=blamed_line(nodes, index),
-    )
+def _arguments(node: Node) -> list[str]:
+    return [*node.args, *(value for _, value in node.kwargs)]
 
 
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:

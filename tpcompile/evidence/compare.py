@@ -12,8 +12,9 @@ from tpcompile.evidence import order
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.alone import compiled_alone
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Allowed, Domain, Fetch, group_by
+from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, group_by, sides
 from tpcompile.evidence.layerdiff import environment, of_slot
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -21,7 +22,6 @@ from tpcompile.evidence.records import (
     Item,
     Layer,
     RankDigest,
-    RankGroup,
     value_item,
 )
 
@@ -31,8 +31,7 @@ __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
     """Compare the ranks of every symmetry domain, layer by layer from cause to effect."""
     found: list[Divergence] = []
-    for name in sorted({d.domain for d in digests}):
-        ranks = sorted((d for d in digests if d.domain == name), key=lambda d: d.rank)
+    for name, ranks in by_domain(digests).items():
         found += _compare(Domain(name, ranks, fetch, allowed))
     return tuple(found)
 
@@ -40,25 +39,28 @@ def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = (
 def _compare(domain: Domain) -> list[Divergence]:
     found = environment(domain)
     slots = align(domain.ranks)
+    whole = {d.rank for d in domain.ranks if not d.is_cut}
     explained: set[int] = set()
     for slot in slots:
-        absent = tuple(d.rank for d in domain.ranks if d.rank not in slot.compiles and not d.is_cut)
-        if absent and explained.issuperset(slot.compiles):
+        absent = tuple(sorted(whole.difference(slot.compiles)))
+        if not absent:
+            here = of_slot(domain, slot)
+        elif explained.issuperset(slot.compiles):
             continue  # compiled behind a graph break, or as a part of what others compile whole: named already
-        here = [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
-        for divergence in here:
-            explained |= _explains_others(divergence)
+        else:
+            here = [compiled_alone(domain, slot, absent)]
+        explained.update(*map(_explains_others, here))
         found += here
     return [*found, *_order(domain, slots), *_caches(domain, slots)]
 
 
-def _explains_others(divergence: Divergence) -> set[int]:
+def _explains_others(divergence: Divergence) -> tuple[int, ...]:
     """Ranks whose further compiles follow from this finding."""
     if divergence.cause == Cause.REGIONAL_COMPILE:
-        return {rank for group in divergence.groups for rank in group.ranks}
+        return divergence.ranks
     if divergence.cause == Cause.GRAPH_BREAK:
-        return {rank for group in divergence.groups if group.item for rank in group.ranks}
-    return set()
+        return tuple(rank for group in divergence.groups if group.item for rank in group.ranks)
+    return ()
 
 
 def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
@@ -69,7 +71,7 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     if found is None:
         labels = order.labels(complete, ranks)
         return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, labels)] if labels else []
-    reason = domain.reason(Layer.COLLECTIVES, tuple(group.item for group in found.groups))
+    reason = domain.reason(Layer.COLLECTIVES, Row(group.item for group in found.groups))
     if reason:
         found = found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
     return [found]
@@ -80,7 +82,7 @@ def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     for slot in slots:
         outcomes = {rank: _cache_outcome(c) for rank, c in slot.compiles.items()}
         known = {rank: value_item("compile cache", outcome) for rank, outcome in outcomes.items() if outcome}
-        if len({item.key for item in known.values()}) > 1:
+        if len(set(outcomes.values()) - {""}) > 1:
             return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, known)]
     return []
 
@@ -99,7 +101,7 @@ def _information(domain: Domain, layer: Layer, cause: Cause, items: Mapping[int,
         cls=DivergenceClass.LABEL,
         domain=domain.name,
         where="",
-        groups=tuple(RankGroup(ranks=ranks, item=items[ranks[0]]) for ranks in groups),
+        groups=sides(groups, [items[ranks[0]] for ranks in groups]),
         title=cause.value,
         cause=cause,
         advice=cause.advice,
@@ -108,13 +110,8 @@ def _information(domain: Domain, layer: Layer, cause: Cause, items: Mapping[int,
 
 def equal_groups(digests: Sequence[RankDigest]) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
-    result = {}
-    for domain in sorted({d.domain for d in digests}):
-        values = {d.rank: _whole(d) for d in digests if d.domain == domain}
-        result[domain] = group_by(values)
-    return result
+    return {name: group_by({d.rank: _whole(d) for d in ranks}) for name, ranks in by_domain(digests).items()}
 
 
 def _whole(digest: RankDigest) -> str:
-    layers = [layer for compile_ in digest.compiles for layer in compile_.layers]
-    return digest.environment + "".join(layer.sha256 for layer in layers)
+    return digest.environment + "".join(layer.sha256 for layer in digest.layers)

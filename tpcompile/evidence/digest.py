@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from tpcompile.evidence import codetext, normalise
 from tpcompile.evidence.layers import SPECS
-from tpcompile.evidence.lines import innermost_own, is_library
-from tpcompile.evidence.reasontext import nearest_reason
-from tpcompile.evidence.recompiles import recompiles_of
+from tpcompile.evidence.recompiles import recompile_of
 from tpcompile.evidence.records import (
     CompileDigest,
     CompileRecord,
     Item,
+    Kernel,
     Layer,
     LayerDigest,
     RankDigest,
@@ -28,10 +26,15 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.code import overwritten_reads
+from tpcompile.evidence.text.lines import entered_at, is_library, own_line
+from tpcompile.evidence.text.reasons import nearest_reason
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
     """Hash everything one rank knows: what travels between ranks."""
+    recompiled = [compile_ for compile_ in record.compiles if compile_.recompile_reasons]
     return RankDigest(
         rank=record.rank,
         domain=record.domain,
@@ -42,11 +45,9 @@ def digest_rank(record: RankRecord) -> RankDigest:
         is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
         splits=splits_of(record),
         regions_counted=sum(count.calls for count in record.regions),
-        breaks=tuple((c.phase, b) for c in record.compiles for b in c.breaks),
-        recompile_reasons=tuple(
-            (c.phase, nearest_reason(c.recompile_reasons)) for c in record.compiles if c.recompile_reasons
-        ),
-        recompiles=tuple(r for c in record.compiles for r in recompiles_of(c, frame=frame_name(c))),
+        breaks=tuple((compile_.phase, found) for compile_ in record.compiles for found in compile_.breaks),
+        recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
+        recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
         places=record.places,
         suspects=_suspects(record),
         is_code_seen=any(c.rank_reads is not None for c in record.compiles),
@@ -58,51 +59,58 @@ def digest_rank(record: RankRecord) -> RankDigest:
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    places = ((c, f"{c.phase}, {frame_name(c)}" if c.phase else frame_name(c)) for c in record.compiles)
-    found = [suspect for c, where in places for suspect in suspects_of(c, where=where)]
+    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, where=_where(compile_))]
     # The surest of a line is kept: one trace may have passed it by, another not.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
     return tuple({(s.what, s.text, s.line): s for s in found}.values())
 
 
+def _where(compile_: CompileRecord) -> str:
+    frame = frame_name(compile_)
+    return f"{compile_.phase}, {frame}" if compile_.phase else frame
+
+
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
-    items = []
-    for wrapper in (k for k in compile_.kernels if k.kind == "call"):
-        issued = [c for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
-        for number in codetext.overwritten_reads(wrapper.code):
-            line = issued[number].line if number < len(issued) else None
-            about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
-            items.append(value_item(about, "destroys what is read later", line=line))
-    return tuple(items)
+    wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
+    return tuple(item for wrapper in wrappers for item in _overwritten_in(wrapper, compile_))
+
+
+def _overwritten_in(wrapper: Kernel, compile_: CompileRecord) -> Iterator[Item]:
+    issued = [c.line for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
+    for number in overwritten_reads(wrapper.code):
+        about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
+        line = issued[number] if number < len(issued) else None
+        yield value_item(about, "destroys what is read later", line=line)
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
     """Hash every observed layer of one compile."""
-    layers = [
-        LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items))
-        for layer, part in observed_layers(compile_)
-        for items in [layer_items(compile_, layer, part)]
-    ]
     return CompileDigest(
         index=index,
         compile_id=compile_.compile_id,
         phase=compile_.phase,
         frame=frame_name(compile_),
         step=compile_.step,
-        line=own_line(compile_),
-        recompile_reason=nearest_reason(compile_.recompile_reasons),
+        line=own_line(compile_.line, compile_.stack),
+        entered_at=entered_at(compile_.line, compile_.stack),
+        callers=_callers(compile_),
+        recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
         cache=tuple(dict.fromkeys(compile_.cache)),
         normalised=compile_.normalised,
-        layers=tuple(layers),
+        layers=tuple(_layer_digest(compile_, layer, part) for layer, part in observed_layers(compile_)),
     )
 
 
+def _layer_digest(compile_: CompileRecord, layer: Layer, part: str) -> LayerDigest:
+    items = layer_items(compile_, layer, part)
+    return LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items))
+
+
 def _is_dynamic(compile_: CompileRecord) -> bool:
-    inputs = (n for g in compile_.graphs if g.kind == "dynamo" for n in g.nodes if n.op == "placeholder")
-    return any("#" in node.value for node in inputs)
+    return any(node.op == "placeholder" and "#" in node.value for node in compile_.dynamo_nodes)
 
 
 def frame_name(compile_: CompileRecord) -> str:
@@ -112,11 +120,8 @@ def frame_name(compile_: CompileRecord) -> str:
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
 
 
-def own_line(compile_: CompileRecord) -> UserLine | None:
-    """The user's line of the compiled frame: of a frame of torch's own, a wrapped `nn.Sequential`, who called it."""
-    if compile_.line is None or not is_library(compile_.line):
-        return compile_.line
-    return innermost_own(compile_.stack) or compile_.line
+def _callers(compile_: CompileRecord) -> tuple[UserLine, ...]:
+    return tuple(line for line in compile_.stack[:-1] if not is_library(line))
 
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.records import Item, Layer, RankDigest
+from tpcompile.evidence.records import Item, Layer, RankDigest, RankGroup
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -34,7 +34,7 @@ class Domain:
 
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""
-        texts = [item.text for item in row if item is not None]
+        texts = [item.text for item in row.present]
         for allowed_layer, contains, reason in self.allowed:
             if allowed_layer == layer and all(contains in text for text in texts):
                 return reason
@@ -45,9 +45,22 @@ class Domain:
         return next(d for d in self.ranks if d.rank == rank)
 
 
-def group_by(values: Mapping[int, str]) -> Groups:
+def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
+    """Domain -> digests of its ranks, both in order."""
+    found: dict[str, list[RankDigest]] = {}
+    for digest in sorted(digests, key=lambda digest: (digest.domain, digest.rank)):
+        found.setdefault(digest.domain, []).append(digest)
+    return found
+
+
+def group_by(values: Mapping[int, Hashable]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
-    return tuple(sorted((tuple(ranks) for ranks in groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
+    return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
+
+
+def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:
+    """Groups of ranks, each with what it has."""
+    return tuple(RankGroup(ranks=ranks, item=item) for ranks, item in zip(groups, row, strict=True))

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
 _SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")
 _EXPLANATION = "Explanation: "
 """Before what torch explains about a graph break, behind what it was doing."""
 _WORDS = {"dynamic": "dynamic marks"}
@@ -30,7 +31,8 @@ def headline(row: Row, groups: Groups) -> str:
 
 def spoken(source: str) -> str:
     """A source as the user would write it: `L['self']._modules['head']._parameters['weight']` is `self.head.weight`."""
-    return _MEMBER.sub(r".\1", _SCOPE.sub(r"\1", source))
+    own = _MEMBER.sub(r".\1", _SCOPE.sub(r"\1", source))
+    return _ENVIRON.sub(r"os.environ['\1']", own)
 
 
 def _alone(item: Item) -> str:

@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.align import align
-from tpcompile.evidence.records import Check, Layer, Normalised, RankDigest, Status
+from tpcompile.evidence.align import Slot, align
+from tpcompile.evidence.domain import by_domain
+from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -33,14 +34,17 @@ def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     for name, payload in payloads:
         if name in _LAYERS:
             texts.setdefault(_LAYERS[name], []).append(payload)
-    return tuple(
-        Normalised(
-            kind=kind, layer=layer, num_items=len(found), sha256=hashlib.sha256(repr(found).encode()).hexdigest()
-        )
+    removed = [
+        _removed(kind, layer, pattern.findall("\n".join(parts)))
         for layer, parts in texts.items()
         for kind, pattern in _KINDS.items()
-        if (found := pattern.findall("\n".join(parts)))
-    )
+    ]
+    return tuple(found for found in removed if found.num_items)
+
+
+def _removed(kind: str, layer: Layer, texts: Sequence[str]) -> Normalised:
+    sha = hashlib.sha256(repr(texts).encode()).hexdigest()
+    return Normalised(kind=kind, layer=layer, num_items=len(texts), sha256=sha)
 
 
 _UNITS = {
@@ -49,28 +53,36 @@ _UNITS = {
     Layer.LOWERED: "lines of lowered graphs",
     Layer.KERNELS: "lines of generated code",
 }
-HIDDEN = "text that differs by nature"
 
 
 def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     """What the ranks' raw text differed in and the digests do not show: one check for information, or none."""
     counts: Counter[tuple[str, Layer]] = Counter()
-    for domain in sorted({d.domain for d in digests}):
-        for slot in align([d for d in digests if d.domain == domain]):
-            removed = [{(n.kind, n.layer): n for n in c.normalised} for c in slot.compiles.values()]
-            for key in set().union(*removed) if len(removed) > 1 else set():
-                found = [by_key[key] for by_key in removed if key in by_key]
-                if len({n.sha256 for n in found}) > 1:
-                    counts[key] += max(n.num_items for n in found)
+    for ranks in by_domain(digests).values():
+        for slot in align(ranks):
+            counts += _hidden(slot)
     if not counts:
         return []
     texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
     return [
         Check(
-            name=HIDDEN,
+            id=CheckId.HIDDEN,
             mode=mode,
             status=Status.INFO,
             expected="ids, device indices and group names only",
             observed="; ".join(texts),
         )
     ]
+
+
+def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
+    """Kind and layer of what the raw text of one compile differs in -> how many lines."""
+    removed: dict[tuple[str, Layer], list[Normalised]] = {}
+    for compile_ in slot.compiles.values():
+        for found in compile_.normalised:
+            removed.setdefault((found.kind, found.layer), []).append(found)
+    counts: Counter[tuple[str, Layer]] = Counter()
+    for key, seen in removed.items():
+        if len({found.sha256 for found in seen}) > 1:
+            counts[key] = max(found.num_items for found in seen)
+    return counts

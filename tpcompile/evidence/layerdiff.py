@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from tpcompile.evidence import parametric
 from tpcompile.evidence.align import Slot
+from tpcompile.evidence.blamed import rank_group
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain, group_by
 from tpcompile.evidence.headline import headline
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.kernels import is_reordered
-from tpcompile.evidence.layerspec import Difference, Explanation, Groups, Items, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Groups, Items, Row
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, RankRead, value_item
 from tpcompile.evidence.rows import rows_of
 
@@ -51,8 +52,7 @@ def of_slot(domain: Domain, slot: Slot) -> list[Divergence]:
 
 
 def _groups(slot: Slot, key: Key) -> Groups:
-    shas = {rank: c.sha(*key) for rank, c in slot.compiles.items()}
-    return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
+    return slot.groups(*key)
 
 
 def _items(domain: Domain, slot: Slot, groups: Groups, key: Key) -> Items:
@@ -159,9 +159,9 @@ class _Layer:
     def red(self) -> Divergence:
         """The finding; the ranks that evidence names come last."""
         found = self.explanation
-        order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
-        groups = tuple(self.groups[index] for index in order)
-        row = tuple(found.row[index] for index in order)
+        order = self._order(found)
+        groups = self._ranks_of(order)
+        row = found.row.picked(order)
         guard = self._guard(order)
         # In generated code only the calls themselves say whether the ranks will wait for each other.
         follows = self.key[0] != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
@@ -171,7 +171,7 @@ class _Layer:
             cls=DivergenceClass.COLLECTIVES if found.hangs or follows else DivergenceClass.CONTENT,
             domain=self.domain.name,
             where=self._where(),
-            groups=rank_groups(groups, row, self.slot),
+            groups=rank_groups(groups, row, self.slot, found.cause),
             title=found.headline or headline(row, groups),
             cause=found.cause,
             guard=_says(guard, -1),
@@ -182,13 +182,39 @@ class _Layer:
             consequences=tuple(later),
         )
 
+    def _order(self, found: Explanation) -> list[int]:
+        """Groups to show: those that evidence names last, and one for all ranks that run the same program.
+
+        Each rank may have a guard of its own on its rank, and one of them alone a different program.
+        """
+        order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
+        programs = self._programs() if found.directness == Directness.VALUE else ()
+        if len(programs) < 2:
+            return order
+        return [next(index for index in order if self.groups[index][0] == ranks[0]) for ranks in programs]
+
+    def _programs(self) -> Groups:
+        """Ranks by program, where each program is that of one or several groups; else nothing."""
+        if self.slot is None or not self.differs(Layer.GRAPH):
+            return ()
+        programs = _groups(self.slot, (Layer.GRAPH, ""))
+        firsts = {ranks[0] for ranks in self.groups}
+        is_split = all(any(set(ranks) <= set(own) for own in programs) for ranks in self.groups)
+        return programs if is_split and firsts.issuperset(own[0] for own in programs) else ()
+
+    def _ranks_of(self, order: Sequence[int]) -> Groups:
+        """The groups of that order; those that are not shown belong to the one with the same program."""
+        if len(order) == len(self.groups):
+            return tuple(self.groups[index] for index in order)
+        return self._programs()
+
     def _guard(self, order: Sequence[int]) -> Row:
         """The guard behind the difference: the explanation's, or the first that all ranks have each their own."""
         guard = self.explanation.guard
         if not guard and self.key[0] == Layer.GRAPH and self.differs(Layer.GUARDS):
             rows = rows_of(self.items(Layer.GUARDS), is_ordered=False)
-            guard = next((row for row in rows if all(item and "value" in item.notes for item in row)), ())
-        return tuple(guard[index] for index in order) if guard else ()
+            guard = next((row for row in rows if all(item and "value" in item.notes for item in row)), Row())
+        return guard.picked(order) if guard else guard
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
@@ -197,7 +223,7 @@ class _Layer:
             cls=cls,
             domain=self.domain.name,
             where=self._where(),
-            groups=rank_groups(self.groups, row, self.slot),
+            groups=rank_groups(self.groups, row, self.slot, cause),
             title=title,
             cause=cause,
             step=self.slot.step if self.slot else None,
@@ -219,13 +245,11 @@ def _says(guard: Row, index: int) -> str:
     return item.says if item else ""
 
 
-def rank_groups(groups: Groups, row: Row, slot: Slot | None) -> tuple[RankGroup, ...]:
+def rank_groups(groups: Groups, row: Row, slot: Slot | None, cause: Cause) -> tuple[RankGroup, ...]:
     """Groups with what they have, and the line of the frame."""
-    lines = {rank: c.line for rank, c in slot.compiles.items()} if slot else {}
-    return tuple(
-        RankGroup(ranks=ranks, item=item, frame_line=lines.get(ranks[0]))
-        for ranks, item in zip(groups, row, strict=True)
-    )
+    compiles = slot.compiles if slot else {}
+    pairs = zip(groups, row, strict=True)
+    return tuple(rank_group(ranks, item, compiles.get(ranks[0]), cause) for ranks, item in pairs)
 
 
 def _lowered(domain: Domain, slot: Slot, differing: Sequence[Key]) -> list[Divergence]:
@@ -281,14 +305,14 @@ def _backends(domain: Domain, slot: Slot) -> list[Divergence]:
     groups = group_by(reached)
     if len(groups) == 1 or "" in reached.values():
         return []
-    row = tuple(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
+    row = Row(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
     return [
         Divergence(
             layer=Layer.LOWERED,
             cls=DivergenceClass.CONTENT,
             domain=domain.name,
             where=slot.where,
-            groups=rank_groups(groups, row, slot),
+            groups=rank_groups(groups, row, slot, Cause.BACKEND),
             title=headline(row, groups),
             cause=Cause.BACKEND,
             step=slot.step,

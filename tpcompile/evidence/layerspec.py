@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord
+from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord, UserLine
 
-Row = tuple[Item | None, ...]
-"""What each group of ranks has at one place; None where a group has nothing."""
 Groups = tuple[tuple[int, ...], ...]
 Items = tuple[tuple[Item, ...], ...]
 """Items of a layer, one tuple per group of ranks."""
+
+
+class Row(tuple[Item | None, ...]):
+    """What each group of ranks has at one place; None where a group has nothing."""
+
+    __slots__ = ()
+
+    @property
+    def present(self) -> tuple[Item, ...]:
+        """The items there are."""
+        return tuple(item for item in self if item is not None)
+
+    @property
+    def first(self) -> Item:
+        """The first item there is."""
+        return self.present[0]
+
+    @property
+    def is_full(self) -> bool:
+        """True when every group has something."""
+        return None not in self
+
+    @property
+    def differs(self) -> bool:
+        """True unless all groups have the same."""
+        return not self.is_full or len(self.distinct(lambda item: item.key)) > 1
+
+    @property
+    def lines(self) -> tuple[UserLine, ...]:
+        """The user's lines that are known."""
+        return tuple(item.line for item in self.present if item.line is not None)
+
+    def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
+        """What the items have there, each once."""
+        return frozenset(map(of, self.present))
+
+    def differs_in(self, field: str) -> bool:
+        """True when the items there are have different values in a field."""
+        return len(self.distinct(lambda item: item.fields[field])) > 1
+
+    def notes(self, name: str) -> list[str]:
+        """The note of every group; empty for a group without one."""
+        return [item.notes.get(name, "") if item else "" for item in self]
+
+    def picked(self, order: Sequence[int]) -> Row:
+        """The same of the groups in another order."""
+        return Row(self[index] for index in order)
 
 
 class Directness(IntEnum):
@@ -87,7 +132,7 @@ class Explanation:
     guilty: frozenset[int] = frozenset()
     """Indices of the groups that evidence names."""
     hangs: bool = False
-    guard: Row = ()
+    guard: Row = field(default_factory=Row)
     """The guard behind it, where there is one."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Lead
+from tpcompile.evidence.text.ranks import ranks_text
 
 
 def of_divergence(divergence: Divergence) -> Lead:
@@ -13,7 +13,7 @@ def of_divergence(divergence: Divergence) -> Lead:
     everybody = tuple(rank for group in divergence.groups for rank in group.ranks)
     return Lead(
         cause=divergence.cause,
-        says=divergence.title,
+        says=divergence.title.removeprefix(f"{divergence.cause}: "),  # the cause stands before it
         ranks=culprits or tuple(sorted(everybody)),
         is_rank_known=bool(culprits),
         line=divergence.line,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.layerspec import Groups
+from tpcompile.evidence.layerspec import Groups, Row
 from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup, value_item
 
 
@@ -17,7 +17,7 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
     Variants of one function that issue the same collectives may change places.
     """
     issuing = [slot for slot in slots if any(c.num_items(Layer.COLLECTIVES) for c in slot.compiles.values())]
-    groups = group_by({rank: str([_issues(slot) for slot in _entered(issuing, rank)]) for rank in ranks})
+    groups = group_by({rank: tuple(map(_issues, _entered(issuing, rank))) for rank in ranks})
     if len(groups) == 1:
         return None
     return _first_swap(groups, [_entered(issuing, ranks[0]) for ranks in groups], domain)
@@ -25,7 +25,8 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
 
 def _first_swap(groups: Groups, orders: Sequence[Sequence[Slot]], domain: str) -> Divergence:
     columns = list(zip(*orders, strict=True))
-    place = next(i for i, column in enumerate(columns) if len({_issues(slot) for slot in column}) > 1)
+    is_swapped = [len(set(map(_issues, column))) > 1 for column in columns]
+    place = is_swapped.index(True)
     entered = [slot.compiles[ranks[0]] for slot, ranks in zip(columns[place], groups, strict=True)]
     items = [value_item("with collectives", f"{c.frame} as number {place + 1}") for c in entered]
     sides = zip(groups, items, entered, strict=True)
@@ -47,10 +48,9 @@ def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> dict[int, Item]:
     """What each rank calls the compiles that all made, where that differs: their order, or else their ids."""
     orders = {rank: value_item("order of compiles", str(_order(slots, rank))) for rank in ranks}
     ids = {rank: value_item("compile ids", str(_ids(slots, rank))) for rank in ranks}
-    for by_rank in (orders, ids):
-        if len({item.key for item in by_rank.values()}) > 1:
-            return by_rank
-    return {}
+    if Row(orders.values()).differs:
+        return orders
+    return ids if Row(ids.values()).differs else {}
 
 
 def _order(slots: Sequence[Slot], rank: int) -> list[int]:

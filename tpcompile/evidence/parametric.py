@@ -28,24 +28,35 @@ def constants(items: Items, coordinates: Groups) -> list[Row] | None:
 
     `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
-    if len({len(group) for group in items}) != 1 or any(len(places) > 1 for places in coordinates):
+    is_equally_long = len(set(map(len, items))) == 1
+    is_alone = set(map(len, coordinates)) == {1}
+    if not is_equally_long or not is_alone:
         return None
-    places = [at for at, *_ in coordinates]
-    rows = [row for row in zip(*items, strict=True) if len({item.key for item in row}) > 1]
-    is_parametric = rows and all(_is_parametric(row, places) for row in rows)
-    return [*rows] if is_parametric else None
+    places = [at for (at,) in coordinates]
+    rows = [row for row in map(Row, zip(*items, strict=True)) if row.differs]
+    is_parametric = all(_is_parametric(row, places) for row in rows)
+    return rows if rows and is_parametric else None
 
 
-def _is_parametric(row: Sequence[Item], coordinates: Sequence[int]) -> bool:
-    if any(item.kind != ItemKind.NODE for item in row):
+def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
+    first = row.first
+    if row.distinct(lambda item: item.kind) != {ItemKind.NODE} or len(row.distinct(_call)) > 1:
         return False
-    calls = [(i.fields["op"], i.fields["target"], _INTEGER.sub("#", i.fields["args"]), i.fields["value"]) for i in row]
-    if len(set(calls)) != 1:
-        return False
-    first = row[0].fields
-    is_address = _ADDRESSING.match(first["target"]) or _INTEGER_VALUE.search(first["value"])
-    numbers = [[int(number) for number in _INTEGER.findall(item.fields["args"])] for item in row]
-    return bool(is_address) and all(_is_affine(column, coordinates) for column in zip(*numbers, strict=True))
+    is_bound = _ADDRESSING.match(first.fields["target"]) is not None
+    is_index = _INTEGER_VALUE.search(first.fields["value"]) is not None
+    numbers = [_integers(item.fields["args"]) for item in row.present]
+    has_all_affine = all(_is_affine(column, coordinates) for column in zip(*numbers, strict=True))
+    return has_all_affine and (is_bound or is_index)
+
+
+def _call(item: Item) -> tuple[str, ...]:
+    """A node without the integers among its arguments."""
+    fields = item.fields
+    return fields["op"], fields["target"], _INTEGER.sub("#", fields["args"]), fields["value"]
+
+
+def _integers(text: str) -> list[int]:
+    return list(map(int, _INTEGER.findall(text)))
 
 
 def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
@@ -54,16 +65,20 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
     `row[k]` is what the ranks at `coordinates[k]` have: equal but for one size, which every rank but the last to hold
     anything has whole, as `torch.chunk` splits; strides follow the sizes.
     """
-    found = [item for item in row if item is not None and item.about.endswith(_LOCAL_TENSOR) and "size" in item.notes]
-    if len(found) < len(row) or len({_without_sizes(item) for item in found}) > 1:
+    is_local = row.is_full and all(map(_is_local_tensor, row.present))
+    if not is_local or len(row.distinct(_without_sizes)) > 1:
         return False
-    sizes = [_numbers(item, "size") for item in found]
-    strides = [_numbers(item, "stride") for item in found]
-    if len({len(size) for size in sizes}) > 1:
+    sizes = list(map(_integers, row.notes("size")))
+    strides = list(map(_integers, row.notes("stride")))
+    if len(set(map(len, sizes))) > 1:
         return False
     uneven = [column for column in zip(*sizes, strict=True) if len(set(column)) > 1]
-    has_one_layout = len({tuple(stride) for stride in strides}) == 1 or _are_contiguous(sizes, strides)
+    has_one_layout = len(set(map(tuple, strides))) == 1 or strides == list(map(_contiguous, sizes))
     return len(uneven) == 1 and has_one_layout and _is_chunked(uneven[0], coordinates)
+
+
+def _is_local_tensor(item: Item) -> bool:
+    return item.about.endswith(_LOCAL_TENSOR) and "size" in item.notes
 
 
 def _without_sizes(item: Item) -> str:
@@ -72,21 +87,17 @@ def _without_sizes(item: Item) -> str:
     return says.replace(f"size=[{notes['size']}]", "").replace(f"stride=[{notes['stride']}]", "")
 
 
-def _numbers(item: Item, name: str) -> list[int]:
-    return [int(number) for number in _INTEGER.findall(item.notes[name])]
-
-
-def _are_contiguous(sizes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
-    expected = [[math.prod(size[dim + 1 :]) for dim in range(len(size))] for size in sizes]
-    return expected == [list(stride) for stride in strides]
+def _contiguous(size: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor."""
+    return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
 
 
 def _is_chunked(values: Sequence[int], coordinates: Groups) -> bool:
     """`4, 4, 3` or `4, 4, 1, 0` in the order of the coordinates: whole chunks, then the rest, then nothing."""
-    by_coordinate = sorted((at, value) for value, places in zip(values, coordinates, strict=True) for at in places)
-    in_order = [value for _, value in by_coordinate]
-    held = [value for value in in_order if value]
-    return in_order == sorted(in_order, reverse=True) and len(set(held[:-1])) <= 1
+    value_at = {at: value for value, places in zip(values, coordinates, strict=True) for at in places}
+    in_order = [value_at[at] for at in sorted(value_at)]
+    whole = [value for value in in_order if value][:-1]
+    return in_order == sorted(in_order, reverse=True) and len(set(whole)) <= 1
 
 
 def _is_affine(values: Sequence[int], coordinates: Sequence[int]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tpcompile.evidence.reasontext import Reason, ReasonKind, nearest_reason, parse_reason
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
+_LOCAL = re.compile(r"^L\['(.*?)'\]")
 MAX_VALUES = 4
 """Changes of value shown per cause."""
 
@@ -54,30 +57,30 @@ _ADVICE = {
 }
 
 
-def recompiles_of(compile_: CompileRecord, *, frame: str) -> tuple[Recompile, ...]:
-    """The recompile of one compile record, if it was one; its line is that of the guard when torch names none.
+def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
+    """The recompile of a record that has reasons; its line is that of the guard when torch names none.
 
     Torch gives one reason per cache entry; that of the entry that fitted best is taken.
     """
-    if not compile_.recompile_reasons:
-        return ()
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
     line = reason.line or _line_of(reason.source, compile_)
     head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
-    return (Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_)),)
+    return Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_))
 
 
 def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
     """Where the program first asks for the value: the guard of this compile on the same source."""
-    names = {source, f"L['{source}']"}
-    guards = (g for g in compile_.guards if g.source in names and g.line)
-    return next((g.line for g in guards), compile_.line) if source else compile_.line
+    names = {source, f"L['{source}']"} if source else set[str]()
+    asked = [guard.line for guard in compile_.guards if guard.source in names and guard.line]
+    return asked[0] if asked else compile_.line
 
 
 def _full(line: UserLine | None, compile_: CompileRecord) -> UserLine | None:
     """The line with its whole path: torch keeps only the end of it in a comment."""
-    files = [frame.file for frame in compile_.stack if line is not None and frame.file.endswith(line.file)]
-    return line.model_copy(update={"file": files[0]}) if line is not None and files else line
+    if line is None:
+        return None
+    files = [frame.file for frame in compile_.stack if frame.file.endswith(line.file)]
+    return line.model_copy(update={"file": files[0]}) if files else line
 
 
 def recompile_causes(
@@ -85,42 +88,59 @@ def recompile_causes(
 ) -> tuple[RecompileCause, ...]:
     """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` are left out: they were asked
     to recompile."""
-    found: dict[tuple[object, ...], list[tuple[int, Recompile, Reason]]] = {}
+    found: dict[tuple[object, ...], list[_Seen]] = {}
     for digest in digests:
         for recompile in digest.recompiles:
             if recompile.phase not in expected_phases:
-                reason = parse_reason(recompile.reason)
-                what = reason.source or reason.guard
-                key = (recompile.frame, reason.kind, what, reason.dim, str(recompile.line))
-                found.setdefault(key, []).append((digest.rank, recompile, reason))
-    causes = [_cause(seen) for seen in found.values()]
-    return tuple(sorted(causes, key=lambda c: (-c.count, c.frame, c.guard)))
+                seen = _Seen(digest.rank, recompile, parse_reason(recompile.reason))
+                found.setdefault(seen.key, []).append(seen)
+    causes = map(_cause, found.values())
+    return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.frame, cause.guard)))
 
 
-def _cause(seen: Sequence[tuple[int, Recompile, Reason]]) -> RecompileCause:
-    _, first, reason = seen[0]
+@dataclass(frozen=True)
+class _Seen:
+    """One recompile of one rank."""
+
+    rank: int
+    recompile: Recompile
+    reason: Reason
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for recompiles of one cause."""
+        what = self.reason.source or self.reason.guard
+        return self.recompile.frame, self.reason.kind, what, self.reason.dim, str(self.recompile.line)
+
+    @property
+    def change(self) -> str:
+        """`8 -> 9`, or what was expected where torch does not say what came."""
+        reason = self.reason
+        return f"{reason.expected} -> {reason.actual}" if reason.actual else reason.expected
+
+
+def _cause(seen: Sequence[_Seen]) -> RecompileCause:
+    first = seen[0]
     return RecompileCause(
-        guard=reason.guard,
-        kind=reason.kind.value,
+        guard=first.reason.guard,
+        kind=first.reason.kind.value,
         count=len(seen),
-        ranks=tuple(sorted({rank for rank, _, _ in seen})),
-        phases=tuple(dict.fromkeys(recompile.phase for _, recompile, _ in seen)),
-        frame=first.frame,
-        values=_values([r for _, _, r in seen]),
-        line=first.line,
-        advice=advice_for(reason),
+        ranks=tuple(sorted({one.rank for one in seen})),
+        phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
+        frame=first.recompile.frame,
+        values=_values([one.change for one in seen]),
+        line=first.recompile.line,
+        advice=advice_for(first.reason),
     )
 
 
-def _values(reasons: Sequence[Reason]) -> str:
-    texts = list(dict.fromkeys(f"{r.expected} -> {r.actual}" if r.actual else r.expected for r in reasons))
-    shown = ", ".join(texts[:MAX_VALUES])
-    return shown + (f" and {len(texts) - MAX_VALUES} more" if len(texts) > MAX_VALUES else "")
+def _values(changes: Sequence[str]) -> str:
+    texts = list(dict.fromkeys(changes))
+    more = f" and {len(texts) - MAX_VALUES} more" if len(texts) > MAX_VALUES else ""
+    return ", ".join(texts[:MAX_VALUES]) + more
 
 
 def advice_for(reason: Reason) -> str:
     """What stops recompiles for this reason, with the user's own names and indices in it."""
-    source = (
-        reason.source.removeprefix("L['").replace("']", "", 1) if reason.source.startswith("L['") else reason.source
-    )
+    source = _LOCAL.sub(r"\1", reason.source)
     return _ADVICE[reason.kind].format(source=source or "it", dim=reason.dim, expected=reason.expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
 
@@ -17,29 +17,39 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
     """Rows of items, one per group, wherever the groups do not all say the same."""
     if not is_ordered:
         return _rows_by_subject(items)
-    start = _first_difference(items)
+    start = first_difference(items)
     rest = tuple(group[start : start + _WINDOW] for group in items)
     return _aligned(*rest) if len(rest) == 2 else _by_position(rest)
 
 
+def common_keys(items: Items) -> set[tuple[str, ...]]:
+    """Keys of the items that every group has."""
+    return set.intersection(*({item.key for item in group} for group in items))
+
+
+def first_difference(items: Items) -> int:
+    """The first place at which the groups do not say the same; one may end there."""
+    for index, column in enumerate(zip(*items, strict=False)):
+        if Row(column).differs:
+            return index
+    return min(map(len, items))
+
+
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     """Items about the same thing in one row; a value that differs comes before a thing that only one side has."""
-    common = set.intersection(*({item.key for item in group} for group in items))
+    common = common_keys(items)
     about: dict[str, list[list[Item]]] = {}
     for position, group in enumerate(items):
         for item in group:
             if item.key not in common:
                 columns = about.setdefault(item.about, [[] for _ in items])
                 columns[position].append(item)
-    rows = [row for columns in about.values() for row in zip_longest(*columns)]
+    rows = [row for columns in about.values() for row in _side_by_side(columns)]
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
-def _first_difference(items: Items) -> int:
-    for index, column in enumerate(zip(*items, strict=False)):
-        if len({item.key for item in column}) > 1:
-            return index
-    return min(len(group) for group in items)
+def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
+    return map(Row, zip_longest(*columns))
 
 
 def _by_position(items: Items) -> tuple[Row, ...]:
@@ -47,8 +57,7 @@ def _by_position(items: Items) -> tuple[Row, ...]:
     inserted = _inserted(items)
     if inserted is not None:
         return (inserted,)
-    columns = zip_longest(*items)
-    return tuple(column for column in columns if len({item and item.key for item in column}) > 1)
+    return tuple(row for row in _side_by_side(items) if row.differs)
 
 
 def _inserted(items: Items) -> Row | None:
@@ -63,25 +72,31 @@ def _inserted(items: Items) -> Row | None:
         if _skeleton(group[min(extra, len(group) - 1)]) != begin:
             return None
         row.append(group[0] if extra else None)
-    return tuple(row)
+    return Row(row)
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
     """Rows of two groups after inserted and removed items are taken out, and edges that lead elsewhere."""
-    matcher = SequenceMatcher(None, [_skeleton(i) for i in ours], [_skeleton(i) for i in theirs], autojunk=False)
+    matcher = SequenceMatcher(None, list(map(_skeleton, ours)), list(map(_skeleton, theirs)), autojunk=False)
     same: dict[str, str] = {}
-    rows: list[Row] = []
+    changed: list[Row] = []
     edges: list[Row] = []
     for tag, a0, a1, b0, b1 in matcher.get_opcodes():
-        pairs = list(zip_longest(ours[a0:a1], theirs[b0:b1]))
-        same.update({a.about: b.about for a, b in pairs if a and b})
-        if tag != "equal":
-            rows += pairs
-            continue
-        edges += [(a, b) for a, b in pairs if a and b and not _reads_the_same(a, b, same)]
+        rows = list(_side_by_side([ours[a0:a1], theirs[b0:b1]]))
+        same.update(_places(rows))
+        if tag == "equal":
+            edges += [row for row in rows if not _reads_the_same(row, same)]
+        else:
+            changed += rows
     # What is inserted moves edges: that is its consequence.
-    is_moved = any(None in row for row in rows)
-    return tuple(rows if is_moved else [*rows, *edges])
+    is_moved = not all(row.is_full for row in changed)
+    return tuple(changed if is_moved else [*changed, *edges])
+
+
+def _places(rows: Iterable[Row]) -> dict[str, str]:
+    """Place of a node on one side -> its place on the other."""
+    pairs = [row.present for row in rows if row.is_full]
+    return {ours.about: theirs.about for ours, theirs in pairs}
 
 
 def _skeleton(item: Item) -> Hashable:
@@ -92,9 +107,9 @@ def _skeleton(item: Item) -> Hashable:
     return fields["op"], fields["target"], item.notes.get("constants", fields["args"]), fields["value"]
 
 
-def _reads_the_same(ours: Item, theirs: Item, same: dict[str, str]) -> bool:
-    references = zip(_references(ours), _references(theirs), strict=False)
-    return all(same.get(a, a) == b for a, b in references)
+def _reads_the_same(row: Row, same: dict[str, str]) -> bool:
+    ours, theirs = map(_references, row.present)
+    return all(same.get(a, a) == b for a, b in zip(ours, theirs, strict=False))
 
 
 def _references(item: Item) -> list[str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence.lines import is_library
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     CompileRecord,
     RankDigest,
     RankRecord,
@@ -23,8 +22,9 @@ from tpcompile.evidence.records import (
     Status,
     UserLine,
 )
+from tpcompile.evidence.text.lines import is_library
+from tpcompile.evidence.text.ranks import ranks_text
 
-ONE_REGION = "one region per call"
 _WRAPPER, _WRAPPER_FILE = "compile_wrapper", "_dynamo/eval_frame.py"
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips a code object for the life of the process, whichever instance broke "
@@ -69,7 +69,7 @@ def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[s
     worst = max(splits, key=lambda split: split.regions_per_call, default=None)
     passed = Status.PASS if is_counted else Status.SKIPPED
     return Check(
-        name=ONE_REGION,
+        id=CheckId.ONE_REGION,
         mode=mode,
         status=Status.FAIL if bad else passed,
         expected="1 compiled region entered per call, on every rank",
@@ -88,7 +88,7 @@ def split_note(digests: Sequence[RankDigest]) -> list[Check]:
     splits = [split for found in by_rank.values() for split in found]
     return [
         Check(
-            name=ONE_REGION,
+            id=CheckId.ONE_REGION,
             mode="",
             status=Status.INFO,
             expected="1 compiled region entered per call, on every rank",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from tpcompile.evidence import guardtext
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
+from tpcompile.evidence.text.guards import parts_of
 
 VALUE_GUARDS = frozenset({
     "EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LAMBDA_GUARD", "SHAPE_ENV", "SYMBOLIC_SHAPE_GUARD",
@@ -32,20 +32,14 @@ _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
     """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
-    reads = tuple(_confirmed(read, compile_, where) for read in compile_.rank_reads or ())
-    named = tuple(
-        RankRead(
-            what="guard",
-            kind=kind,
-            text=g.expression,
-            line=g.line,
-            value=guardtext.parts_of(g).get("value", ""),
-            where=where,
-        )
-        for g in compile_.guards
-        if (kind := kind_of_name(g)) is not None
-    )
-    return reads + named
+    reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]
+    named = [_named(guard, kind, where) for guard in compile_.guards if (kind := kind_of_name(guard))]
+    return (*reads, *named)
+
+
+def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
+    value = parts_of(guard).get("value", "")
+    return RankRead(what="guard", kind=kind, text=guard.expression, line=guard.line, value=value, where=where)
 
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
@@ -76,9 +70,9 @@ def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
     """True when something of this compile came from the line; a guard has only the end of the file's path."""
     if read.line is None or _is_split(read):
         return False
-    nodes = (node.line for graph in compile_.graphs if graph.kind == "dynamo" for node in graph.nodes)
-    lines = [line for line in (*nodes, *(guard.line for guard in compile_.guards)) if line is not None]
-    return any(read.line.line == line.line and read.line.file.endswith(line.file) for line in lines)
+    lines = [node.line for node in compile_.dynamo_nodes] + [guard.line for guard in compile_.guards]
+    files = [line.file for line in lines if line is not None and line.line == read.line.line]
+    return any(map(read.line.file.endswith, files))
 
 
 def _is_split(read: RankRead) -> bool:

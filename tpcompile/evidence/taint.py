@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from tpcompile.evidence.align import Slot, align
-from tpcompile.evidence.domain import Allowed, Domain, Fetch, group_by
+from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, group_by, sides
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import (
-    Check,
     Grade,
     Item,
     ItemKind,
     Layer,
     RankDigest,
-    RankGroup,
     RankRead,
-    Status,
     Taint,
     TaintKind,
-    UserLine,
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-
-UNTAINTED = "rank-dependent guards and constants"
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -40,10 +34,10 @@ RANK_VARIABLES = frozenset({
 
 _NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
 _STRING = re.compile(r"'[^']*'")
-_PLACES = {
-    "rank": TaintKind.RANK, "coordinate": TaintKind.GROUP_RANK, "local rank": TaintKind.LOCAL_RANK,
-    "device index": TaintKind.DEVICE_INDEX,
-}  # fmt: skip
+_PLACES = {"local rank": TaintKind.LOCAL_RANK, "device index": TaintKind.DEVICE_INDEX}
+_MAY_BE_EQUAL = frozenset({TaintKind.ENVIRONMENT, TaintKind.HOSTNAME})
+_LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
+"""The layer under which an entry of the allow-list may name a taint."""
 _TENSOR = "make it tensor data: register a buffer in __init__ and index or multiply with that"
 _SUGGESTIONS = {
     TaintKind.DIFFERS: "make the value equal on all ranks, or make it tensor data (a registered buffer)",
@@ -64,8 +58,7 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
     and the taint's text or line contains its text.
     """
     found: list[Taint] = []
-    for name in sorted({d.domain for d in digests}):
-        ranks = sorted((d for d in digests if d.domain == name), key=lambda d: d.rank)
+    for name, ranks in by_domain(digests).items():
         found += _Tainted(Domain(name, ranks, fetch)).taints()
     order = list(Grade)
     reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in _once(found)]
@@ -74,8 +67,10 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
 
 def _once(taints: Sequence[Taint]) -> list[Taint]:
     """Each taint of a line once, the first compile's: a recompile bakes the same constant into another node."""
-    keyed = {(t.what, t.kind, t.line and str(t.line), _subject(t)): t for t in reversed(taints)}
-    return list(keyed.values())[::-1]
+    found: dict[tuple[str, ...], Taint] = {}
+    for taint in taints:
+        found.setdefault((taint.what, taint.kind, str(taint.line), _subject(taint)), taint)
+    return list(found.values())
 
 
 def _subject(taint: Taint) -> str:
@@ -84,11 +79,13 @@ def _subject(taint: Taint) -> str:
 
 
 def _reason(taint: Taint, allowed: Allowed) -> str:
-    layers = {"taint", {"guard": "guards", "constant": "graph", "read": "taint"}[taint.what]}
+    layers = {"taint", _LAYERS[taint.what]}
     code = taint.line.code if taint.line else ""
     text = f"{taint.text} at {taint.line} {code}"
-    reasons = [reason for layer, contains, reason in allowed if layer in layers and contains in text]
-    return reasons[0] if reasons else ""
+    for layer, contains, reason in allowed:
+        if layer in layers and contains in text:
+            return reason
+    return ""
 
 
 class _Tainted:
@@ -97,20 +94,20 @@ class _Tainted:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.ranks = domain.ranks
-        self.places: dict[str, dict[int, int]] = {
-            "rank": {d.rank: d.rank for d in self.ranks},
-            "coordinate": {d.rank: d.coordinate for d in self.ranks},
+        self.numbers: dict[TaintKind, dict[int, str]] = {
+            TaintKind.RANK: {d.rank: str(d.rank) for d in self.ranks},
+            TaintKind.GROUP_RANK: {d.rank: str(d.coordinate) for d in self.ranks},
         }
-        for name in ("local rank", "device index"):
-            known = {d.rank: d.places[name] for d in self.ranks if name in d.places}
-            self.places[name] = known if len(known) == len(self.ranks) else {}
+        for name, kind in _PLACES.items():
+            known = {d.rank: str(d.places[name]) for d in self.ranks if name in d.places}
+            self.numbers[kind] = known if len(known) == len(self.ranks) else {}
 
     def taints(self) -> list[Taint]:
         """Constants with the read that made them, guards with the read that asked for them, then what is left."""
         slots = align(self.ranks)
         reads = list(self.reads())
-        constants = [self.explained(taint, reads) for slot in slots for taint in self.constants(slot)]
-        guards = [self.explained(taint, reads) for slot in slots for taint in self.guards(slot)]
+        constants = [_explained(taint, reads) for slot in slots for taint in self.constants(slot)]
+        guards = [_explained(taint, reads) for slot in slots for taint in self.guards(slot)]
         told = {(taint.kind, str(taint.line)) for taint in (*constants, *guards)}
         left = [read for read in reads if (read.kind, str(read.line)) not in told]
         seen = {(guard.text, guard.line) for guard in guards}
@@ -119,32 +116,26 @@ class _Tainted:
 
     def guards(self, slot: Slot) -> Iterator[Taint]:
         """Guards about one value that say different things."""
-        groups = self.groups(slot, Layer.GUARDS)
-        is_same_program = len(self.groups(slot, Layer.GRAPH)) == 1
+        groups = slot.groups(Layer.GUARDS)
+        is_same_program = len(slot.groups(Layer.GRAPH)) == 1
         for row in self.rows(slot, Layer.GUARDS, groups):
-            items = [item for item in row if item is not None]
-            if not _is_of_python(items[0]):
+            if not _is_of_python(row.first):
                 continue  # tensors and the state of the process have findings of their own
-            if len(items) < len(row) and not is_same_program:
-                continue  # another program has other guards: a consequence, not a cause
-            variable = items[0].notes.get("variable", "")
-            values = [item.notes.get("value", "") if item else "" for item in row]
-            kind = TaintKind.ENVIRONMENT if variable else self.kind_of(_by_rank(groups, values))
-            yield _taint("guard", kind, Grade.CERTAIN, items[0].about, row, groups, where=_where(slot))
+            # Another program has other guards: a consequence, not a cause.
+            if row.is_full or is_same_program:
+                is_variable = bool(row.first.notes.get("variable"))
+                kind = TaintKind.ENVIRONMENT if is_variable else self.kind_of(_by_rank(groups, row.notes("value")))
+                yield _observed("guard", kind, row.first.about, row, groups, slot)
 
     def constants(self, slot: Slot) -> Iterator[Taint]:
         """Nodes that are equal but for numbers, or texts, in their arguments."""
-        groups = self.groups(slot, Layer.GRAPH)
+        groups = slot.groups(Layer.GRAPH)
         rows = self.rows(slot, Layer.GRAPH, groups)
-        if any(not _differs_in_constants(row) for row in rows):
+        if not all(map(_differs_in_constants, rows)):
             return  # other ops: another program, which the graph layer reports
         for row in rows:
-            calls = [_call(item) for item in row if item]
-            columns = list(zip(*(_NUMBER.findall(call) for call in calls), strict=False))
-            kinds = [self.kind_of(_by_rank(groups, column)) for column in columns if len(set(column)) > 1]
-            known = [kind for kind in kinds if kind != TaintKind.DIFFERS]
-            kind = known[0] if known else TaintKind.DIFFERS
-            yield _taint("constant", kind, Grade.CERTAIN, _listed(calls), row, groups, where=_where(slot))
+            calls = list(map(_call, row.present))
+            yield _observed("constant", self.kind_of_constant(groups, calls), _listed(calls), row, groups, slot)
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
         """What differs in one layer of one compile; nothing when the hashes agree."""
@@ -153,54 +144,42 @@ class _Tainted:
         items = tuple(self.domain.items(ranks[0], slot.compiles[ranks[0]].index, layer) for ranks in groups)
         return rows_of(items, is_ordered=layer == Layer.GRAPH)
 
-    def groups(self, slot: Slot, layer: Layer) -> Groups:
-        shas = {rank: c.sha(layer) for rank, c in slot.compiles.items()}
-        return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
+    def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
+        """What the first number is that follows the ranks."""
+        columns = zip(*map(_NUMBER.findall, calls), strict=False)
+        kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
+        known = [kind for kind in kinds if kind != TaintKind.DIFFERS]
+        return known[0] if known else TaintKind.DIFFERS
 
     def kind_of(self, values: dict[int, str]) -> TaintKind:
         """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
         if len(set(values.values())) < 2:
             return TaintKind.DIFFERS
-        for name, numbers in self.places.items():
-            if numbers and all(value == str(numbers[rank]) for rank, value in values.items()):
-                return _PLACES[name]
+        for kind, numbers in self.numbers.items():
+            if values.items() <= numbers.items():
+                return kind
         return TaintKind.DIFFERS
-
-    def explained(self, taint: Taint, reads: Sequence[Taint]) -> Taint:
-        """The taint with kind, and line where it has none, of the read that caused it."""
-        variables = {group.item.notes.get("variable") for group in taint.groups if group.item}
-        for read in reads:
-            is_same_line = taint.line is not None and str(read.line) == str(taint.line)
-            if is_same_line or read.variable in variables:
-                changes = {
-                    "kind": read.kind,
-                    "line": read.line,
-                    "text": f"{taint.text}, from {read.text}",
-                    "suggestion": read.suggestion,
-                }
-                return taint.model_copy(update=changes)
-        return taint
 
     def reads(self) -> Iterator[Taint]:
         """Reads in traced code, by line and text over all ranks and compiles."""
         for seen in self.suspects("read").values():
-            first = next(iter(seen.values()))
-            differs = len({read.value for read in seen.values()}) > 1
-            is_setting = first.kind == TaintKind.ENVIRONMENT and first.variable not in RANK_VARIABLES
+            reads = list(seen.values())
+            differs = len({read.value for read in reads}) > 1
+            is_setting = reads[0].kind == TaintKind.ENVIRONMENT and reads[0].variable not in RANK_VARIABLES
             if is_setting and not differs:
                 continue  # equal everywhere: an ordinary setting
             # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-            matters = differs or first.kind not in (TaintKind.ENVIRONMENT, TaintKind.HOSTNAME)
-            is_sure = any(read.is_sure for read in seen.values()) and not first.receiver
-            grade = Grade.CERTAIN if is_sure and matters else Grade.LIKELY
-            yield self.of_suspects("read", seen, grade)
+            matters = differs or reads[0].kind not in _MAY_BE_EQUAL
+            is_sure = any(read.is_sure for read in reads) and not reads[0].receiver
+            values = {rank: self.value(rank, read) for rank, read in seen.items()}
+            yield _of_suspect(reads[0], Grade.CERTAIN if is_sure and matters else Grade.LIKELY, values)
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that say the same on every rank."""
         for seen in self.suspects("guard").values():
             first = next(iter(seen.values()))
             if len(seen) == len(self.ranks) and self.could_be_rank(first.value):
-                yield self.of_suspects("guard", seen, Grade.POSSIBLE)
+                yield _of_suspect(first, Grade.POSSIBLE, dict.fromkeys(seen, ""))
 
     def could_be_rank(self, value: str) -> bool:
         """False for a number no rank has (a LoRA rank of 16); a value that is no number says nothing."""
@@ -218,20 +197,59 @@ class _Tainted:
                     seen[digest.rank] = _surer(seen.get(digest.rank), suspect)
         return found
 
-    def of_suspects(self, what: str, seen: dict[int, RankRead], grade: Grade) -> Taint:
-        first = next(iter(seen.values()))
-        values = {rank: self.value(rank, suspect) if what == "read" else "" for rank, suspect in seen.items()}
-        groups = group_by(values)
-        shown = [values[ranks[0]] for ranks in groups]
-        row = tuple(value_item("read", value, line=first.line) if value else None for value in shown)
-        taint = _taint(what, first.kind, grade, first.text, row, groups, where=first.where, line=first.line)
-        return taint.model_copy(update={"variable": first.variable})
-
     def value(self, rank: int, suspect: RankRead) -> str:
         """What the read gives on a rank, by its kind where the rank did not say."""
-        names = [name for name, kind in _PLACES.items() if kind == suspect.kind]
-        known = self.places.get(names[0], {}).get(rank) if names else None
-        return suspect.value or ("" if known is None else str(known))
+        return suspect.value or self.numbers.get(suspect.kind, {}).get(rank, "")
+
+
+def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
+    """The taint with kind, and line where it has none, of the read that caused it."""
+    variables = {group.item.notes.get("variable") for group in taint.groups if group.item}
+    for read in reads:
+        is_same_line = taint.line is not None and str(read.line) == str(taint.line)
+        if is_same_line or read.variable in variables:
+            changes = {
+                "kind": read.kind,
+                "line": read.line,
+                "text": f"{taint.text}, from {read.text}",
+                "suggestion": read.suggestion,
+            }
+            return taint.model_copy(update=changes)
+    return taint
+
+
+def _of_suspect(first: RankRead, grade: Grade, values: dict[int, str]) -> Taint:
+    """A suspect with what it gives on each rank, where that is known."""
+    groups = group_by(values)
+    shown = [values[ranks[0]] for ranks in groups]
+    row = [value_item("read", value, line=first.line) if value else None for value in shown]
+    return Taint(
+        what=first.what,
+        kind=first.kind,
+        grade=grade,
+        text=first.text,
+        variable=first.variable,
+        where=first.where,
+        line=first.line,
+        groups=sides(groups, row),
+        suggestion=_SUGGESTIONS[first.kind],
+    )
+
+
+def _observed(
+    what: Literal["guard", "constant"], kind: TaintKind, text: str, row: Row, groups: Groups, slot: Slot
+) -> Taint:
+    """A value in a compile that was seen to differ."""
+    return Taint(
+        what=what,
+        kind=kind,
+        grade=Grade.CERTAIN,
+        text=text,
+        where=f"{slot.phase}, {slot.frame}" if slot.phase else slot.frame,
+        line=row.lines[0] if row.lines else None,
+        groups=sides(groups, row),
+        suggestion=_SUGGESTIONS[kind],
+    )
 
 
 def _is_of_python(guard: Item) -> bool:
@@ -240,14 +258,16 @@ def _is_of_python(guard: Item) -> bool:
 
 
 def _by_rank(groups: Groups, values: Sequence[str]) -> dict[int, str]:
-    return {rank: value for ranks, value in zip(groups, values, strict=True) for rank in ranks if value}
+    found: dict[int, str] = {}
+    for ranks, value in zip(groups, values, strict=True):
+        if value:
+            found |= dict.fromkeys(ranks, value)
+    return found
 
 
 def _differs_in_constants(row: Row) -> bool:
     """True for nodes that are one op on the same operands, with other numbers or texts."""
-    if None in row:
-        return False
-    return len({_skeleton(item) for item in row if item}) == 1
+    return row.is_full and len(row.distinct(_skeleton)) == 1
 
 
 def _skeleton(item: Item) -> tuple[str, ...]:
@@ -273,84 +293,6 @@ def _listed(calls: Sequence[str]) -> str:
 def _surer(old: RankRead | None, new: RankRead) -> RankRead:
     is_surer = new.is_sure and not new.receiver
     return new if old is None or is_surer else old
-
-
-def _taint(
-    what: str,
-    kind: TaintKind,
-    grade: Grade,
-    text: str,
-    row: Row,
-    groups: Groups,
-    *,
-    where: str,
-    line: UserLine | None = None,
-) -> Taint:
-    lines = [item.line for item in row if item is not None and item.line is not None]
-    fields = {
-        "what": what,
-        "kind": kind,
-        "grade": grade,
-        "text": text,
-        "where": where,
-        "suggestion": _SUGGESTIONS[kind],
-        "groups": [RankGroup(ranks=ranks, item=item) for ranks, item in zip(groups, row, strict=True)],
-        "line": line or (lines[0] if lines else None),
-    }
-    return Taint.model_validate(fields)
-
-
-def _where(slot: Slot) -> str:
-    return f"{slot.phase}, {slot.frame}" if slot.phase else slot.frame
-
-
-def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
-    """One check over the taints of a mode: listed, or red for the certain ones nobody allowed when `fails`."""
-    mine = [taint for taint in taints if not mode or taint.where.startswith(f"{mode}/")]
-    open_ = [taint for taint in mine if not taint.reason]
-    red = [taint for taint in open_ if taint.grade == Grade.CERTAIN] if fails else []
-    shown = red or open_ or mine
-    rest = [taint for taint in mine if taint not in shown]
-    is_seen = any(d.compiles for d in digests)
-    observed = "none" if is_seen else "not observed"
-    unread = "" if any(d.is_code_seen for d in digests) else "; traced code was not looked at"
-    ranks = {rank for group in red[0].groups for rank in group.ranks} if red else set[int]()
-    return Check(
-        name=UNTAINTED,
-        mode=mode,
-        status=_status(red, mine, is_seen=is_seen),
-        expected="none, or allowed with a reason",
-        observed=(_counted(mine) if mine else observed) + unread,
-        details=tuple(taint_text(taint) for taint in (*shown, *rest)),
-        line=shown[0].line if shown else None,
-        ranks=tuple(sorted(ranks)),
-    )
-
-
-def _status(red: Sequence[Taint], mine: Sequence[Taint], *, is_seen: bool) -> Status:
-    if red:
-        return Status.FAIL
-    if mine:
-        return Status.INFO
-    return Status.PASS if is_seen else Status.SKIPPED
-
-
-def _counted(taints: Sequence[Taint]) -> str:
-    open_ = [taint for taint in taints if not taint.reason]
-    counts = {grade.value: sum(taint.grade == grade for taint in open_) for grade in Grade}
-    counts["allowed"] = len(taints) - len(open_)
-    said = [f"{count} {name}" for name, count in counts.items() if count]
-    first = open_[0] if open_ else taints[0]
-    return f"{', '.join(said)}; first: {first.text}"
-
-
-def taint_text(taint: Taint) -> str:
-    """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
-    values = [f"rank {ranks_text(g.ranks)}: {value_text(g.item)}" for g in taint.groups if g.item is not None]
-    why = "; ".join([taint.kind.value, *values])
-    end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
-    at = f" at {taint.line}" if taint.line else ""
-    return f"{taint.grade} {taint.what} {taint.text}{at} ({why}): {end}"
 
 
 def value_text(item: Item) -> str:

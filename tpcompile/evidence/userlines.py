@@ -8,7 +8,7 @@ source file, where it is at hand and still the one that was traced.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
@@ -19,15 +19,12 @@ _MAX_LINES = 60
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
     """Replace the lines of library code, where the caller can be told."""
-    if not any(_is_of_library(node) for graph in graphs for node in graph.nodes):
+    of_nodes = {node.line for graph in graphs for node in graph.nodes}
+    lines = {line for line in of_nodes.union(guard.line for guard in guards) if line is not None}
+    known = {line for line in lines if not is_library(line)}
+    if known == lines:
         return tuple(graphs)
-    known = {guard.line for guard in guards if guard.line is not None and not is_library(guard.line)}
-    known |= {node.line for graph in graphs for node in graph.nodes if node.line and not is_library(node.line)}
     return tuple(_Lines(graph, known).replaced() for graph in graphs)
-
-
-def _is_of_library(node: Node) -> bool:
-    return node.line is not None and is_library(node.line)
 
 
 class _Lines:
@@ -68,18 +65,25 @@ class _Lines:
         lines = {line.line: line for line in candidates}
         if len(lines) == 1:
             return next(iter(lines.values()))
-        is_taken = bool(self.called)
-        if self.graph.kind == "backward":
-            numbers = [n for n in lines if n < after.line + (not is_taken)]
-            return lines[max(numbers)] if numbers else None
-        numbers = [n for n in lines if n > after.line - (not is_taken)]
-        return lines[min(numbers)] if numbers else None
+        is_backward = self.graph.kind == "backward"
+        return _next(lines, after.line, is_backward=is_backward, with_start=not self.called)
 
     def candidates(self, names: set[str]) -> list[UserLine]:
         """Lines of the function at hand that call one of these."""
         assert self.before is not None, "asked only behind a line of the user"
         near = [line for line in self.known if _same_function(line, self.before)]
         return [line for line in [*near, *_source_around(self.before)] if _calls(line, names)]
+
+
+def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
+    """The nearest line on one side of a start, which counts unless it is taken."""
+    if with_start and start in lines:
+        return lines[start]
+    if is_backward:
+        ahead = [number for number in sorted(lines, reverse=True) if number < start]
+    else:
+        ahead = [number for number in sorted(lines) if number > start]
+    return lines[ahead[0]] if ahead else None
 
 
 def _op(node: Node) -> str:
@@ -100,15 +104,20 @@ def _calls(line: UserLine, names: set[str]) -> bool:
 def _source_around(line: UserLine) -> list[UserLine]:
     """The lines of its function, as the file has them; none when it is another file now."""
     source = linecache.getlines(line.file)
-    if not 0 < line.line <= len(source) or not line.code or line.code not in source[line.line - 1]:
+    if not _is_there(line, source):
         return []
-    start = end = line.line
-    while start > 1 and line.line - start < _MAX_LINES and not _is_definition(source[start - 1]):
-        start -= 1
-    while end < len(source) and end - line.line < _MAX_LINES and not _is_definition(source[end]):
-        end += 1
+    first, last = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
+    definitions = [number for number in range(first, last + 1) if _is_definition(source[number - 1])]
+    start = max([first, *(number for number in definitions if number <= line.line)])
+    end = min([last, *(number - 1 for number in definitions if number > line.line)])
     numbers = range(start, end + 1)
     return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
+
+
+def _is_there(line: UserLine, source: Sequence[str]) -> bool:
+    """True when the file still has that code on that line."""
+    is_inside = 0 < line.line <= len(source)
+    return is_inside and bool(line.code) and line.code in source[line.line - 1]
 
 
 def _is_definition(code: str) -> bool:

@@ -14,6 +14,7 @@ from tpcompile.evidence.incidental import hidden_check
 from tpcompile.evidence.recompiles import recompile_causes
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     Item,
     Layer,
@@ -23,7 +24,8 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
-from tpcompile.evidence.taint import find_taints, taint_check
+from tpcompile.evidence.taint import find_taints
+from tpcompile.evidence.taintcheck import taint_check
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def fetch_from(records: Sequence[RankRecord]) -> Fetch:
 
 def _absent_check(rules: Rules, absent: Absent) -> Check:
     return Check(
-        name=checks.REPORTED,
+        id=CheckId.REPORTED,
         mode=rules.modes[-1] if rules.modes else "",
         status=Status.FAIL,
         expected=f"a digest within {rules.timeout_s:g} s",
@@ -133,24 +135,24 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
 
 
 def _failed(found: Sequence[Check], divergences: Sequence[Divergence]) -> bool:
-    return any(c.status == Status.FAIL for c in found) or any(d.is_red for d in divergences)
+    return any(check.is_red for check in found) or any(divergence.is_red for divergence in divergences)
 
 
 def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> ExitCode:
     if not _failed(found, divergences):
         return ExitCode.PASS
-    failed = [c.name for c in found if c.status == Status.FAIL]
-    if checks.TIMED_OUT in failed:
+    failed = {check.id for check in found if check.is_red}
+    if CheckId.TIMED_OUT in failed:
         return ExitCode.TIMEOUT
     # With nothing compiled no other check says anything, so this code wins over a plain failure.
-    return ExitCode.NOTHING_COMPILED if checks.COMPILED in failed else ExitCode.FAIL
+    return ExitCode.NOTHING_COMPILED if CheckId.COMPILED in failed else ExitCode.FAIL
 
 
 def _lead(found: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
     """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
     red = [d for d in divergences if d.is_red]
-    failed = [c for c in found if c.status == Status.FAIL]
-    causes = [c for c in failed if c.name in checks.CAUSES]
+    failed = [check for check in found if check.is_red]
+    causes = [check for check in failed if check.id in checks.CAUSES]
     if causes:
         return lead.of_check(causes[0])
     if red:

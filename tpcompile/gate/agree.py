@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
-from tpcompile.evidence.checks import AGREED, ARRIVED
 from tpcompile.evidence.digest import frame_name, layer_items
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, CompileRecord, Item, Layer, Status
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import ALARM
@@ -92,7 +91,7 @@ class Agreement:
         """The check that fails when ranks do not arrive at a phase."""
         seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
         return Check(
-            name=ARRIVED,
+            id=CheckId.ARRIVED,
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
@@ -102,7 +101,7 @@ class Agreement:
 
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(
-            name=AGREED,
+            id=CheckId.AGREED,
             mode="C",
             status=Status.FAIL,
             expected=expected,

@@ -7,10 +7,8 @@ from typing import Any
 
 from tpcompile.config import RunConfig
 from tpcompile.evidence.checks import (
-    UNBROKEN,
     agreement,
     any_compiled,
-    counters_of,
     kept,
     make_check,
     no_breaks,
@@ -18,9 +16,9 @@ from tpcompile.evidence.checks import (
     tp_aware,
     values_text,
 )
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Check, Divergence, RankDigest, Status
+from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.splits import region_check
+from tpcompile.evidence.text.ranks import ranks_text
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
@@ -111,14 +109,14 @@ def _one_graph(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
             "1 graph on every rank",
             values_text(graphs),
         ),
-        no_breaks(mode, UNBROKEN, phase, digests),
+        no_breaks(mode, "", phase, digests, id=CheckId.UNBROKEN),
     ]
 
 
 def _steady(config: RunConfig, digests: Sequence[RankDigest]) -> Check:
     phase = f"C/{STEADY}"
-    frames = {d.rank: counters_of(d, phase).frames + num_graphs(d, phase) for d in digests}
-    calls = {d.rank: counters_of(d, phase).calls for d in digests}
+    frames = {d.rank: d.counters_of(phase).frames + num_graphs(d, phase) for d in digests}
+    calls = {d.rank: d.counters_of(phase).calls for d in digests}
     bad = [r for r in frames if frames[r] or calls[r] != config.gate.steady_calls]
     return make_check(
         "C", "recompiles in steady calls", bad, f"0 compiles in {config.gate.steady_calls} calls",
@@ -131,7 +129,7 @@ def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
     phase = f"C/{RESIZED}"
     graphs = {d.rank: num_graphs(d, phase) for d in digests}
     usual = max(set(graphs.values()), key=list(graphs.values()).count) if graphs else 0
-    never = [d.rank for d in digests if not counters_of(d, phase).calls]
+    never = [d.rank for d in digests if not d.counters_of(phase).calls]
     bad = [r for r, n in graphs.items() if n > 1 or n != usual or r in never]
     seq = f"{config.block.seq_len} to {config.resized_seq_len} tokens"
     return [

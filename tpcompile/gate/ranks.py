@@ -10,11 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.exchange import Exchange
+from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import capture_rules
 
 _NUMBERS = itertools.count()
@@ -64,8 +65,8 @@ def check_ranks(
         if store is None
         else RankStore(dist.PrefixStore(prefix, store), rank=rank, world_size=world_size)
     )
-    exchange = Exchange(client, capture_rules(timeout_s=timeout_s, allowed=allowed), board=_Unseen())
-    verdict = exchange.verdict(record, timeout_s=timeout_s)
+    side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=allowed))
+    verdict = Exchange(client, range(world_size), others=_Unseen(), timeout_s=timeout_s).verdict(side)
     if verdict is None:
         raise DivergenceError(f"rank {rank} got no verdict within {timeout_s:g} s; the judging rank fell silent")
     return verdict

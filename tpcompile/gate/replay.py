@@ -43,7 +43,7 @@ def replay(run_dir: RunDir) -> Verdict:
         if rank not in have
     ]
     before = run_dir.read_verdict()
-    problems = [c for c in before.checks if c.name in checks.LIVE_ONLY] if before else []
+    problems = [c for c in before.checks if c.id in checks.LIVE_ONLY] if before else []
     digests = [digest_rank(record) for record in records]
     return conclude(rules, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
 

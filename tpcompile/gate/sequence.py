@@ -23,10 +23,10 @@ from tpcompile.config import RunConfig
 from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.mesh import mesh_roles
+from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
-from tpcompile.evidence.checks import ALIVE, NO_ERROR
-from tpcompile.evidence.records import Check, RankRecord, Status, UserLine, Verdict
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
@@ -116,9 +116,8 @@ class _Gate:
         place = {"rank": env.rank, "world_size": env.world_size}
         self.store = RankStore.connect(prefix, **place)
         self.board = StatusBoard(directory, self.store)
-        watch_store = RankStore.connect(prefix, **place)
-        self.last_exchange = Exchange(watch_store, gate_rules(config), board=StatusBoard(directory, watch_store))
-        self.watch = Watch(watch_store, self.last_words, mode=config.modes[-1])
+        self.watch_store = RankStore.connect(prefix, **place)
+        self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1])
         self.agreement = Agreement(RankStore.connect(prefix, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
         self.run_: Run | None = None
@@ -211,20 +210,25 @@ class _Gate:
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
         self.directory.write_record(record)
-        exchange = Exchange(self.store, gate_rules(self.config), board=self.board)
-        verdict = exchange.verdict(record, timeout_s=self.config.gate.store_timeout_s)
+        exchange = Exchange(
+            self.store, range(self.env.world_size), others=self.board, timeout_s=self.config.gate.store_timeout_s
+        )
+        verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
         self.board.end("finished")
         return self.publish(verdict, judge=self.env.rank == 0)
 
     def last_words(self, check: Check) -> ExitCode:
         """On the watch's thread: what is known so far, one verdict, the exit code."""
-        self.board.end("stopped" if check.name == ALIVE else "failed", error=check.observed)
+        self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.session is None:
             return ExitCode.FAIL
         record = self.record()
         self.directory.write_record(record)
-        verdict = self.last_exchange.verdict(record, timeout_s=_LAST_WORDS_TIMEOUT_S, problems=[check])
+        board = StatusBoard(self.directory, self.watch_store)
+        ranks = range(self.env.world_size)
+        exchange = Exchange(self.watch_store, ranks, others=board, timeout_s=_LAST_WORDS_TIMEOUT_S)
+        verdict = exchange.verdict(record_side(record, gate_rules(self.config), problems=[check]))
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
 
     def publish(self, verdict: Verdict | None, *, judge: bool) -> ExitCode:
@@ -242,7 +246,7 @@ class _Gate:
         last = frames[-1]
         lines = str(error).strip().splitlines() or [""]
         return Check(
-            name=NO_ERROR,
+            id=CheckId.NO_ERROR,
             mode=self.config.modes[-1],
             status=Status.FAIL,
             expected="no exception",

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 
 from loguru import logger
 
+from tpcompile.dist.signals import SigtermPipe
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.checks import ALIVE, TIMED_OUT
-from tpcompile.evidence.records import Check, Status
+from tpcompile.evidence.records import Check, CheckId, Status
 
 _POLL_S = 0.2
 ALARM = "alarm"
@@ -36,29 +35,24 @@ class Watch:
         self._phase = ""
         self._done = threading.Event()
         self._ending = threading.Lock()
-        self._pipe = os.pipe()
-        os.set_blocking(self._pipe[0], False)
-        os.set_blocking(self._pipe[1], False)
+        self._signals = SigtermPipe()
         self._thread = threading.Thread(target=self._watch, name="tpcompile-watch", daemon=True)
 
     def __enter__(self) -> Watch:
         """Begin to watch; on the main thread, where alone Python sets signal handlers."""
-        self._handler = signal.signal(signal.SIGTERM, lambda *_: None)
-        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._signals.install(self._thread, over_a_handler=True)
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Stop watching, and leave signals as they were."""
         self.stop()
-        signal.set_wakeup_fd(self._wakeup)
-        signal.signal(signal.SIGTERM, self._handler or signal.SIG_DFL)
-        for end in self._pipe:
-            os.close(end)
+        self._signals.restore()
 
     def stop(self) -> None:
         """Stop watching: the main thread has taken over the ending. Does not return when the watch already ends it."""
         self._done.set()
+        self._signals.hand_to(None)  # torchrun ends the ranks that are not done yet: the verdict is written first
         self._thread.join()
 
     def deadline(self, phase: str, seconds: float) -> None:
@@ -82,26 +76,28 @@ class Watch:
             os._exit(code)
 
     def _watch(self) -> None:
-        while not self._done.wait(_POLL_S):
-            check = self._trouble()
+        while not self._done.is_set():
+            check = self._stopped() if self._signals.terminated(timeout_s=_POLL_S) else self._trouble()
             if check is not None and not self._done.is_set():
                 self.end(check)
 
+    def _stopped(self) -> Check:
+        return self._check(CheckId.ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
+
     def _trouble(self) -> Check | None:
-        with contextlib.suppress(BlockingIOError):
-            if signal.SIGTERM in os.read(self._pipe[0], 64):
-                return self._check(ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
         try:
             alarm = self._store.peek(ALARM)
         except RuntimeError:
-            return self._check(ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died")
+            return self._check(
+                CheckId.ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died"
+            )
         if alarm is not None:
             return Check.model_validate(alarm)
         if self._deadline is not None and time.monotonic() > self._deadline:
             return self._check(
-                TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
+                CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
             )
         return None
 
-    def _check(self, name: str, expected: str, observed: str) -> Check:
-        return Check(name=name, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)
+    def _check(self, id: CheckId, expected: str, observed: str) -> Check:
+        return Check(id=id, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)

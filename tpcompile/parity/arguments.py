@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tpcompile.evidence import normalise
+from tpcompile.evidence.text import normalise
 from tpcompile.parity.fingerprint import bits, describe, local_of
 from tpcompile.parity.weights import Group, Layout, layout_by_dtensor
 

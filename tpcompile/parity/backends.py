@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.capture import compat
-from tpcompile.evidence import normalise
+from tpcompile.evidence.text import normalise
 
 Resolvers = Mapping[str, Any]
 """Name -> what was resolved: text, a function or class, or a callable without arguments that says it."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpcompile.errors import ExitCode
 from tpcompile.evidence import lead
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.checks import REPORTED
-from tpcompile.evidence.records import Check, Divergence, Lead, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, Verdict
 from tpcompile.parity.differences import odd_ranks
 from tpcompile.parity.facts import SHARDS
 
@@ -23,7 +22,7 @@ def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, 
     late = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
     late += [f"rank {rank} did not send its details" for rank in silent]
     return Check(
-        name=REPORTED,
+        id=CheckId.REPORTED,
         mode="",
         status=Status.FAIL if late else Status.PASS,
         expected=f"every rank within {timeout_s:g} s",
@@ -64,7 +63,7 @@ def conclude(
     failed = [check for check in checks if check.status == Status.FAIL]
     red = [d for d in divergences if d.is_red]
     first: Lead | None = None
-    if failed and (failed[0].name == REPORTED or not red):
+    if failed and (failed[0].id == CheckId.REPORTED or not red):
         first = lead.of_check(failed[0])
     elif red:
         first = lead.of_divergence(red[0])

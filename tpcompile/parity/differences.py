@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, value_item
+from tpcompile.evidence.text.ranks import ranks_text
 
 UNSET = "unset"
 _BRIEF = 100

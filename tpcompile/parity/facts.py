@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import compat
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.backends import Resolvers, answers, resolved_backends
 from tpcompile.parity.weights import Group, Layout, Weight
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tpcompile.capture import compat
 from tpcompile.errors import ConfigError
-from tpcompile.evidence import normalise
+from tpcompile.evidence.text import normalise
 
 _WORD_BYTES = 8
 _CHUNK_WORDS = 1 << 22

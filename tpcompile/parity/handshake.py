@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.dist.exchange import Fetch, Question, Side
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Layer, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.backends import Resolvers
-from tpcompile.parity.exchange import Fetch, Meeting, Question, Side
+from tpcompile.parity.exchange import Meeting
 from tpcompile.parity.facts import (
     CHANGES,
     KNOWN_GROUPS,

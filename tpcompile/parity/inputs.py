@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.dist.exchange import Fetch, Question, Side
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.arguments import aspects_of, named_leaves
 from tpcompile.parity.conclusion import MAX_NAMED, conclude, group_check, reported
 from tpcompile.parity.differences import Groups, Kind, difference, groups_of
-from tpcompile.parity.exchange import Fetch, Meeting, Question, Side
+from tpcompile.parity.exchange import Meeting
 from tpcompile.parity.handshake import group_of
 from tpcompile.parity.locate import answer_elements, element_text, located
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.parity.differences import Groups, Kind, difference, groups_of
-from tpcompile.parity.exchange import Fetch
 from tpcompile.parity.facts import (
     BACKENDS,
     CHANGES,
@@ -55,6 +55,16 @@ KINDS: dict[str, Kind] = {
 """Groups in the order they are asked for, cause before effect."""
 
 
+@dataclass(frozen=True)
+class _Found:
+    """One key in which ranks of a scope differ."""
+
+    key: str
+    groups: Groups
+    note: str = ""
+    """What is wrong with it besides, at the end of the title."""
+
+
 @dataclass
 class Judge:
     """One judgement. `fetch` asks ranks for facts, `title` heads the verdict."""
@@ -72,10 +82,11 @@ class Judge:
         """All checks of all groups."""
         checks = [reported(len(self.digests), self.absent, timeout_s=self.timeout_s), *self._answered()]
         divergences: list[Divergence] = []
-        for group in (g for g in KINDS if any(g in d.shas for d in self.digests)):
-            check, found = self._group(group)
-            checks.append(check)
-            divergences += found
+        for group in KINDS:
+            if self._is_asked(group):
+                check, found = self._group(group)
+                checks.append(check)
+                divergences += found
         checks += [*self._undeclared(), *self._changed_everywhere(), *self._own()]
         return conclude(
             checks,
@@ -85,8 +96,122 @@ class Judge:
             domains=self._equal(),
         )
 
+    # What the ranks sent.
+
+    def _is_asked(self, group: str) -> bool:
+        return any(group in digest.shas for digest in self.digests)
+
+    def _scopes(self, group: str) -> dict[str, list[int]]:
+        """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
+        if not self._is_asked(group):
+            return {}
+        found: dict[str, list[int]] = {}
+        for digest in sorted(self.digests, key=lambda digest: digest.domain):
+            found.setdefault("" if group == TOPOLOGY else digest.domain, []).append(digest.rank)
+        return found
+
+    def _sha(self, rank: int, group: str) -> str:
+        by_rank = {digest.rank: digest for digest in self.digests}
+        return by_rank[rank].shas.get(group, "")
+
+    def _facts(self, rank: int, group: str) -> RankFacts | None:
+        sha = self._sha(rank, group)
+        if (group, sha) not in self._known:
+            # Whoever has the same hash says the same: a rank that died since does not matter.
+            alike = [digest.rank for digest in self.digests if digest.shas.get(group, "") == sha]
+            self._known[group, sha] = self._first_answer(dict.fromkeys([rank, *alike]), group)
+        return self._known[group, sha]
+
+    def _first_answer(self, ranks: Iterable[int], group: str) -> RankFacts | None:
+        for rank in ranks:
+            answer = self.fetch(rank, {"group": group})
+            if answer is not None:
+                return RankFacts.model_validate(answer)
+        return None
+
+    def _known_facts(self, ranks: Sequence[int], group: str) -> dict[int, RankFacts]:
+        """Facts of the ranks that answered."""
+        found = {rank: self._facts(rank, group) for rank in ranks}
+        return {rank: facts for rank, facts in found.items() if facts is not None}
+
+    # Groups of facts that are judged.
+
+    def _group(self, group: str) -> tuple[Check, list[Divergence]]:
+        found: list[Divergence] = []
+        names: list[str] = []
+        num_keys = 0
+        for domain, ranks in self._scopes(group).items():
+            known = self._known_facts(ranks, group)
+            if len(known) < len(ranks):
+                found.append(self._silent(group, domain, ranks, known))
+                continue
+            num_keys = max(num_keys, *(_size(facts, group) for facts in known.values()))
+            rows = self._misfits(known) if group == SHARDS else self._rows(known, group)
+            names += [row.key for row in rows]
+            found += self._named(group, domain, rows)
+        return group_check(group, found, names, num_keys), found
+
+    def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
+        """Ranks that did not send what their hashes stand for."""
+        silent = [rank for rank in ranks if rank not in known]
+        shas: dict[int, str | None] = {rank: f"sha256:{self._sha(rank, group) or None}" for rank in ranks}
+        note = f"rank {ranks_text(silent)} did not send the details"
+        return difference(group, groups_of(shas), kind=KINDS[group], domain=domain, note=note)
+
+    def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
+        """The first rows as divergences, what nobody declared before a long list of what was."""
+        judged = [(row, self._divergence(group, domain, row)) for row in rows]
+        judged.sort(key=lambda pair: not pair[1].is_red)
+        named = [row for row, _ in judged[:MAX_NAMED]]
+        return [self._divergence(group, domain, row, at=self._located(group, row)) for row in named]
+
+    def _divergence(self, group: str, domain: str, row: _Found, *, at: str = "") -> Divergence:
+        return difference(
+            row.key,
+            row.groups,
+            kind=KINDS[group],
+            domain=domain,
+            allowed=self.allowed,
+            note=row.note,
+            found=at,
+            step=self.step,
+        )
+
+    def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[_Found]:
+        """Keys that do not have one value on all ranks."""
+        of_rank = {rank: known.groups.get(group, {}) for rank, known in facts.items()}
+        found = []
+        for key in sorted(set().union(*of_rank.values())):
+            row = groups_of({rank: values.get(key) for rank, values in of_rank.items()})
+            is_news = group != WEIGHTS or _is_news(row)
+            if len(row) > 1 and is_news:
+                found.append(_Found(key, row))
+        return found
+
+    def _misfits(self, facts: Mapping[int, RankFacts]) -> list[_Found]:
+        """Shards that do not add up to one tensor."""
+        found = []
+        for name in sorted(set[str]().union(*(known.shards for known in facts.values()))):
+            have = {rank: known.shards[name] for rank, known in facts.items() if name in known.shards}
+            texts = {rank: shard_text(shard) for rank, shard in have.items()}
+            wrong = "sharded on some ranks only" if len(have) < len(facts) else ""
+            if not wrong and len(have) > 1:
+                wrong = misfit(have)
+            if wrong:
+                found.append(_Found(f"shard {name}", groups_of({rank: texts.get(rank) for rank in facts}), wrong))
+        return found
+
+    def _located(self, group: str, row: _Found) -> str:
+        if group != WEIGHTS:
+            return ""
+        name = row.key.removeprefix("weight ")
+        found = located(self.fetch, row.groups, lambda span: {"elements": name, **span})
+        return "" if found is None else element_text(found, row.groups)
+
+    # Checks beside them.
+
     def _answered(self) -> list[Check]:
-        failed = {d.rank: d.unresolved for d in self.digests if d.unresolved}
+        failed = {digest.rank: digest.unresolved for digest in self.digests if digest.unresolved}
         if not failed:
             return []
         details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
@@ -102,155 +227,63 @@ class Judge:
             )
         ]
 
-    def _group(self, group: str) -> tuple[Check, list[Divergence]]:
-        found: list[Divergence] = []
-        names: list[str] = []
-        num_keys = 0
-        for domain, ranks in self._scopes(group):
-            facts = {rank: self._facts(rank, group) for rank in ranks}
-            silent = tuple(rank for rank, known in facts.items() if known is None)
-            if silent:
-                groups: Groups = groups_of({rank: f"sha256:{self._digest(rank).shas.get(group)}" for rank in ranks})
-                note = f"rank {ranks_text(silent)} did not send the details"
-                found.append(difference(group, groups, kind=KINDS[group], domain=domain, note=note))
-                continue
-            known = {rank: value for rank, value in facts.items() if value is not None}
-            rows = self._misfits(known) if group == SHARDS else self._rows(known, group)
-            num_keys = max(num_keys, *(_size(value, group) for value in known.values()))
-            names += [key for key, _, _ in rows]
-            kind, allowed = KINDS[group], self.allowed
-            judged = [
-                difference(key, row, kind=kind, domain=domain, allowed=allowed, note=note, step=self.step)
-                for key, row, note in rows
-            ]
-            # What nobody declared comes first, or a long list of declared differences would push it out.
-            order = sorted(range(len(rows)), key=lambda index: not judged[index].is_red)
-            for key, row, note in [rows[index] for index in order[:MAX_NAMED]]:
-                at = self._located(group, key, row)
-                found.append(
-                    difference(key, row, kind=kind, domain=domain, allowed=allowed, note=note, found=at, step=self.step)
-                )
-        return group_check(group, found, names, num_keys), found
-
-    def _scopes(self, group: str) -> list[tuple[str, list[int]]]:
-        """Topology is one for the whole job: ranks that differ in it also claim different domains."""
-        if not any(group in d.shas for d in self.digests):
-            return []
-        if group == TOPOLOGY:
-            return [("", [d.rank for d in self.digests])]
-        domains = dict.fromkeys(d.domain for d in self.digests)
-        return [(domain, [d.rank for d in self.digests if d.domain == domain]) for domain in sorted(domains)]
-
-    def _facts(self, rank: int, group: str) -> RankFacts | None:
-        sha = self._digest(rank).shas.get(group, "")
-        if (group, sha) not in self._known:
-            # Whoever has the same hash says the same: a rank that died since does not matter.
-            alike = (d.rank for d in self.digests if d.rank != rank and d.shas.get(group, "") == sha)
-            answers = (self.fetch(one, {"group": group}) for one in (rank, *alike))
-            answer = next((found for found in answers if found is not None), None)
-            self._known[group, sha] = None if answer is None else RankFacts.model_validate(answer)
-        return self._known[group, sha]
-
-    def _digest(self, rank: int) -> ParityDigest:
-        return next(d for d in self.digests if d.rank == rank)
-
-    def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[tuple[str, Groups, str]]:
-        keys = sorted({key for known in facts.values() for key in known.groups.get(group, {})})
-        rows = [(key, groups_of({r: f.groups.get(group, {}).get(key) for r, f in facts.items()}), "") for key in keys]
-        different = [row for row in rows if len(row[1]) > 1]
-        return [row for row in different if group != WEIGHTS or _is_news(row[1])]
-
-    def _misfits(self, facts: Mapping[int, RankFacts]) -> list[tuple[str, Groups, str]]:
-        rows: list[tuple[str, Groups, str]] = []
-        for name in sorted({name for known in facts.values() for name in known.shards}):
-            have = {rank: known.shards[name] for rank, known in facts.items() if name in known.shards}
-            values = {rank: shard_text(have[rank]) if rank in have else None for rank in facts}
-            if len(have) < len(facts):
-                rows.append((f"shard {name}", groups_of(values), "sharded on some ranks only"))
-            elif (wrong := misfit(have)) and len(have) > 1:
-                rows.append((f"shard {name}", groups_of(values), wrong))
-        return rows
-
-    def _located(self, group: str, key: str, row: Groups) -> str:
-        if group != WEIGHTS:
-            return ""
-        name = key.removeprefix("weight ")
-        found = located(self.fetch, row, lambda span: {"elements": name, **span})
-        return "" if found is None else element_text(found, row)
-
     def _undeclared(self) -> list[Check]:
-        scopes = [(domain, ranks) for domain, ranks in self._scopes(UNDECLARED) if len(ranks) > 1]
         rows: list[str] = []
         num = 0
-        for _, ranks in scopes:
-            known = {rank: facts for rank in ranks if (facts := self._facts(rank, UNDECLARED)) is not None}
+        for ranks in self._scopes(UNDECLARED).values():
+            if len(ranks) < 2:
+                continue
+            known = self._known_facts(ranks, UNDECLARED)
             num = max([num, *(_size(facts, UNDECLARED) for facts in known.values())])
-            rows += [
-                f"{key}: {' | '.join(ranks_text(r) for r, _ in row)}" for key, row, _ in self._rows(known, UNDECLARED)
-            ]
+            rows += [f"{row.key}: {_who(row.groups)}" for row in self._rows(known, UNDECLARED)]
         if not num:
             return []
-        hint = ["say which tensors are shards with sharded=[...]; then the others are checked as replicated"]
-        return [
-            Check(
-                name="weights nobody declared",
-                mode="",
-                status=Status.INFO,
-                expected="not judged: replicated or sharded is not known",
-                observed=f"{len(rows)} of {num} differ between ranks" if rows else f"all {num} are bit-equal",
-                details=tuple([*rows[:MAX_LISTED], *(hint if rows else [])]),
-            )
-        ]
+        observed, hint = f"all {num} are bit-equal", []
+        if rows:
+            observed = f"{len(rows)} of {num} differ between ranks"
+            hint = ["say which tensors are shards with sharded=[...]; then the others are checked as replicated"]
+        expected = "not judged: replicated or sharded is not known"
+        return [_information("weights nobody declared", expected, observed, [*rows[:MAX_LISTED], *hint])]
 
     def _changed_everywhere(self) -> list[Check]:
         """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
         common: set[str] = set()
-        for _, ranks in self._scopes(CHANGES):
-            known = [
-                set(facts.groups.get(CHANGES, {})) for r in ranks if (facts := self._facts(r, CHANGES)) is not None
-            ]
-            common |= set.intersection(*known) if known else set()
+        for ranks in self._scopes(CHANGES).values():
+            known = self._known_facts(ranks, CHANGES).values()
+            changed = [set(facts.groups.get(CHANGES, {})) for facts in known]
+            common |= set.intersection(*changed) if changed else set()
         if not common:
             return []
-        return [
-            Check(
-                name="weights changed on all ranks",
-                mode="",
-                status=Status.INFO,
-                expected="none, with frozen weights",
-                observed=f"{len(common)} changed on all ranks of a group",
-                details=tuple(sorted(common)[:MAX_LISTED]),
-            )
-        ]
+        observed = f"{len(common)} changed on all ranks of a group"
+        shown = sorted(common)[:MAX_LISTED]
+        return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
 
     def _own(self) -> list[Check]:
-        keys = sorted({key for d in self.digests for key in d.own})
-        rows = {key: groups_of({d.rank: d.own.get(key) for d in self.digests}) for key in keys}
-        different = {key: row for key, row in rows.items() if len(row) > 1}
+        different = {}
+        for key in sorted(set[str]().union(*(digest.own for digest in self.digests))):
+            row = groups_of({digest.rank: digest.own.get(key) for digest in self.digests})
+            if len(row) > 1:
+                different[key] = ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in row)
         if not different:
             return []
-        details = [
-            f"{key}: {', '.join(f'{v} on rank {ranks_text(r)}' for r, v in row)}" for key, row in different.items()
-        ]
-        return [
-            Check(
-                name="normalised",
-                mode="",
-                status=Status.INFO,
-                expected="differs by nature, not compared",
-                observed=", ".join(different),
-                details=tuple(details),
-            )
-        ]
+        details = [f"{key}: {values}" for key, values in different.items()]
+        return [_information("normalised", "differs by nature, not compared", ", ".join(different), details)]
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        def same(digest: ParityDigest) -> str:
-            return str([sha for group, sha in sorted(digest.shas.items()) if group not in (SHARDS, UNDECLARED)])
-
+        """Domain -> groups of ranks that hold the same, shards apart."""
         by_domain: dict[str, dict[int, str | None]] = {}
         for digest in self.digests:
-            by_domain.setdefault(digest.domain, {})[digest.rank] = same(digest)
+            compared = {group: sha for group, sha in digest.shas.items() if group not in (SHARDS, UNDECLARED)}
+            by_domain.setdefault(digest.domain, {})[digest.rank] = str(sorted(compared.items()))
         return {domain: tuple(ranks for ranks, _ in groups_of(values)) for domain, values in by_domain.items()}
+
+
+def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
+    return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
+
+
+def _who(groups: Groups) -> str:
+    return " | ".join(ranks_text(ranks) for ranks, _ in groups)
 
 
 def _is_news(row: Groups) -> bool:

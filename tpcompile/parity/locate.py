@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.differences import Groups
-from tpcompile.parity.exchange import Fetch
 from tpcompile.parity.fingerprint import local_of, piece_hashes, raw_bytes
 
 _PIECES = 64

@@ -62,29 +62,26 @@ class Weight(Frozen):
     """dtype, shape and bits; empty when nobody needs them."""
 
 
+_Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
+_NOBODY: _Said = (Layout.UNDECLARED, "nobody", None, None)
+
+
 def weights_of(
     module: nn.Module, *, group: Group, sharded: ShardedBy = None, with_shards: bool = False
 ) -> dict[str, Weight]:
     """Every parameter and buffer by name; the bits of shards are hashed only `with_shards`."""
     specs = _declared_specs(module, group)
-    named = [(n, p, True) for n, p in module.named_parameters()] + [(n, b, False) for n, b in module.named_buffers()]
-    return {
-        name: _weight(name, tensor, is_parameter, group, specs.get(name), sharded, with_shards)
-        for name, tensor, is_parameter in named
-    }
+    parameters = dict(module.named_parameters())
+    found = {}
+    for name, tensor in (*parameters.items(), *module.named_buffers()):
+        by_us = layout_by_dtensor(tensor, group) or _said_by_spec(specs.get(name))
+        said = by_us or _said_by_caller(name, tensor, sharded) or _NOBODY
+        found[name] = _weight(tensor, said, is_parameter=name in parameters, with_shards=with_shards)
+    return found
 
 
-def _weight(
-    name: str,
-    tensor: Tensor,
-    is_parameter: bool,
-    group: Group,
-    spec: ShardSpec | None,
-    sharded: ShardedBy,
-    with_shards: bool,
-) -> Weight:
-    said = layout_by_dtensor(tensor, group) or _said_by_spec(spec) or _said_by_caller(name, tensor, sharded)
-    layout, said_by, dim, full_shape = said or (Layout.UNDECLARED, "nobody", None, None)
+def _weight(tensor: Tensor, said: _Said, *, is_parameter: bool, with_shards: bool) -> Weight:
+    layout, said_by, dim, full_shape = said
     is_hashed = with_shards or layout != Layout.SHARDED
     local = local_of(tensor)
     return Weight(
@@ -102,12 +99,14 @@ def _weight(
 
 
 def _kind(tensor: Tensor, local: Tensor) -> str:
-    classes = ["DTensor"] if isinstance(tensor, DTensor) else []
-    classes += [type(local).__name__] if hasattr(local, "__tensor_flatten__") else []
-    return ", ".join([*classes, *([f"on {tensor.device.type}"] if tensor.device.type != "cpu" else [])])
-
-
-_Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
+    said = []
+    if isinstance(tensor, DTensor):
+        said.append("DTensor")
+    if hasattr(local, "__tensor_flatten__"):
+        said.append(type(local).__name__)
+    if tensor.device.type != "cpu":
+        said.append(f"on {tensor.device.type}")
+    return ", ".join(said)
 
 
 def layout_by_dtensor(tensor: Tensor, group: Group) -> _Said | None:
@@ -142,18 +141,17 @@ def _said_by_spec(spec: ShardSpec | None) -> _Said | None:
 def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> _Said | None:
     if sharded is None:
         return None
-    full: Sequence[int] | None = None
     if callable(sharded):
-        is_shard = sharded(name, tensor)
-    else:
-        patterns = [sharded] if isinstance(sharded, str) else list(sharded)
-        match = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
-        is_shard = match is not None
-        if isinstance(sharded, Mapping) and match is not None:
-            full = sharded[match]
-    if not is_shard:
-        return Layout.REPLICATED, "caller", None, None
-    return Layout.SHARDED, "caller", None, None if full is None else tuple(full)
+        return _by_caller(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED)
+    patterns = [sharded] if isinstance(sharded, str) else list(sharded)
+    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+    if not matching:
+        return _by_caller(Layout.REPLICATED)
+    return _by_caller(Layout.SHARDED, sharded[matching[0]] if isinstance(sharded, Mapping) else None)
+
+
+def _by_caller(layout: Layout, full_shape: Sequence[int] | None = None) -> _Said:
+    return layout, "caller", None, None if full_shape is None else tuple(full_shape)
 
 
 def _declared_specs(module: nn.Module, group: Group) -> dict[str, ShardSpec]:

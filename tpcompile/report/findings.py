@@ -8,40 +8,40 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict
 from tpcompile.evidence.taint import value_text
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report.wording import plain
 
 MAX_ROWS = 5
 """Rows per table; the others are counted, verdict.json holds them all."""
 
 
-def tables(verdict: Verdict) -> Iterator[Table | Text]:
+def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
     """One table of what depends on the rank and one of recompiles, each only when there is something in it."""
     if verdict.taints:
         headings = ("depends on the rank", "line", "why", "values by rank", "what to do, or why it is allowed")
-        yield _table("rank-dependent guards and constants", headings, [_taint_row(t) for t in verdict.taints])
-        yield from _hidden(len(verdict.taints))
+        yield _table("rank-dependent guards and constants", headings, [_taint_row(t) for t in verdict.taints], max_rows)
+        yield from _hidden(len(verdict.taints) - max_rows)
     if verdict.recompiles:
         headings = ("recompiled by", "times", "ranks", "line", "what to do")
-        yield _table("recompiles", headings, [_recompile_row(c) for c in verdict.recompiles])
-        yield from _hidden(len(verdict.recompiles))
+        yield _table("recompiles", headings, [_recompile_row(c) for c in verdict.recompiles], max_rows)
+        yield from _hidden(len(verdict.recompiles) - max_rows)
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]], max_rows: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title, table.title_justify, table.title_style = title, "left", "bold"
     for heading in headings:
         table.add_column(heading, overflow="fold")
-    for row in rows[:MAX_ROWS]:
+    for row in rows[:max_rows]:
         table.add_row(*(Text(plain(cell)) for cell in row))
     return table
 
 
-def _hidden(num_rows: int) -> Iterator[Text]:
-    if num_rows > MAX_ROWS:
-        yield Text(f"and {num_rows - MAX_ROWS} more in verdict.json", style="dim")
+def _hidden(number: int) -> Iterator[Text]:
+    if number > 0:
+        yield Text(f"and {number} more in verdict.json", style="dim")
 
 
 def _taint_row(taint: Taint) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Divergence, Item, RankGroup, Status, UserLine, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 
 MAX_ITEM_CHARS = 2000
 """Longest item text a report prints; the whole of it stays in the rank's record."""

@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import groupby, pairwise
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
 

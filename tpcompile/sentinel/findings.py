@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tpcompile.evidence.alone import reason_cause
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.checks import ALIVE, MOVING, NO_ERROR, TOGETHER
-from tpcompile.evidence.reasontext import Reason, nearest_reason, parse_reason
-from tpcompile.evidence.records import Check, CompileRecord, Status, UserLine
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
+from tpcompile.evidence.text.lines import entered_at
+from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.messages import Position, RankState
 
@@ -20,7 +20,7 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
     at = f", now at {theirs.line}" if theirs.line else ""
     own_line = compile_.line if compile_ else None
     return Check(
-        name=TOGETHER,
+        id=CheckId.TOGETHER,
         mode="",
         status=Status.FAIL,
         expected="all ranks compile at the same call, or none",
@@ -33,9 +33,10 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
 
 def finding_check(finding: Finding) -> Check:
     """The ranks cannot go on."""
-    name, expected = (ALIVE, "all ranks run to the end") if finding.is_loss else (MOVING, "every wait can end")
+    check_id = CheckId.ALIVE if finding.is_loss else CheckId.MOVING
+    expected = "all ranks run to the end" if finding.is_loss else "every wait can end"
     return Check(
-        name=name,
+        id=check_id,
         mode="",
         status=Status.FAIL,
         expected=expected,
@@ -53,9 +54,10 @@ def failure_check(
     """An exception ends this rank; `failed` are its compiles that failed."""
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
-        line = failed[-1].failure_line or failed[-1].line or line
+        last = failed[-1]
+        line = last.failure_line or entered_at(last.line, last.stack) or line
     return Check(
-        name=NO_ERROR,
+        id=CheckId.NO_ERROR,
         mode="",
         status=Status.FAIL,
         expected="no exception",

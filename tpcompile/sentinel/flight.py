@@ -152,7 +152,9 @@ def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
     """The user's frames of a thread, outermost first, from its innermost Python frame."""
     found = []
     while frame is not None:
-        line = user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        # Between two instructions a frame of another thread may have no line, whatever the annotation says.
+        number = frame.f_lineno or frame.f_code.co_firstlineno
+        line = user_line(frame.f_code.co_filename, number, frame.f_code.co_name)
         if line is not None:
             found.append(line)
         frame = frame.f_back

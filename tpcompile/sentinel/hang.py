@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group
 from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
 from tpcompile.sentinel.progress import COMPILES, COMPILING
-from tpcompile.sentinel.waits import compiles, runs, stuck_in, stuck_line, stuck_since, waits_for
+from tpcompile.sentinel.waits import compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 _RECENT = 12
 """Collectives before an abort in which a rank may have left the common order."""
@@ -294,6 +294,8 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
         compiled = next((r for r in (a, b) if states[r].waits_at is not None), None)
         if compiled is not None:
             other = b if compiled == a else a
+            if _is_compared(states[compiled], states[other]) or _is_compared(states[other], states[compiled]):
+                continue  # what they compiled there says more, as soon as the last rank has compiled it
             return _one_compiled(states, compiled, other, pairs[other, compiled])
         says = f"rank {a} waits {what}; rank {b} waits {pairs[b, a]}"
         alone = next((r for r in (a, b) if states[r].p2p is not None), None)
@@ -333,23 +335,60 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
     theirs, ours = states[other], states[compiled]
     assert ours.waits_at is not None
     if theirs.waits_at is not None:
-        return Finding(
+        return _whole_and_part(states, theirs, ours) or Finding(
             Cause.ORDER_FORWARD,
             f"rank {compiled} compiled {ours.waits_at} first, rank {other} {theirs.waits_at}; both hold collectives",
             (compiled, other),
             theirs.line or ours.line,
         )
     line = stuck_line(theirs)
+    region = ours.waits_at.region
+    runs_at = line_in(theirs, region) or line
     if compiles(theirs):
         text = f"rank {other} waits {what} while it compiles; rank {compiled} compiled {ours.waits_at} without it"
         return Finding(Cause.STUCK_COLLECTIVE, text, (other,), line)
-    if theirs.position is not None and theirs.position.region == ours.waits_at.region and theirs.reason:
+    if theirs.position is not None and theirs.position.region == region and theirs.reason:
         text = (
             f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile: {theirs.reason}, and waits {what}"
         )
-        return Finding(Cause.RECOMPILE_LIMIT, text, (other,), line)
-    if theirs.position is not None and not runs(theirs, ours.waits_at.region):
+        return Finding(Cause.RECOMPILE_LIMIT, text, (other,), runs_at)
+    if theirs.position is not None and not runs(theirs, region):
         text = f"rank {compiled} alone compiled {ours.waits_at}; rank {other} waits {what}"
         return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
     text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
-    return Finding(Cause.COMPILE_DISABLED, text, (other,), line)
+    return Finding(Cause.COMPILE_DISABLED, text, (other,), runs_at)
+
+
+def _is_compared(whole: RankState, part: RankState) -> bool:
+    """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
+    if whole.waits_at is None or part.waits_at is None or part.waits_at.region == whole.waits_at.region:
+        return False
+    region, call = whole.waits_at.region, whole.waits_at.call
+    return part.calls.get(region, 0) >= call and runs(part, region)
+
+
+def _whole_and_part(states: Mapping[int, RankState], a: RankState, b: RankState) -> Finding | None:
+    """One rank runs without compiling what the other compiled, and compiled a part of it; None where neither does."""
+    pairs = [(a, b), (b, a)]
+    for part, whole in pairs:
+        assert part.waits_at is not None
+        assert whole.waits_at is not None
+        if not runs(part, whole.waits_at.region):
+            continue
+        says = (
+            f"rank {whole.rank} compiled {whole.waits_at}; rank {part.rank} runs that function without compiling it, "
+            f"and compiled {part.waits_at} inside of it"
+        )
+        return Finding(Cause.REGIONAL_COMPILE, says, _fewer(states, part, whole), whole.line or part.line)
+    return None
+
+
+def _fewer(states: Mapping[int, RankState], a: RankState, b: RankState) -> tuple[int, ...]:
+    """The ranks in the region that fewer of them are in; all of both where there is no majority."""
+    sides = [[rank for rank, state in sorted(states.items()) if _region_of(state) == _region_of(one)] for one in (a, b)]
+    fewer, more = sorted(sides, key=len)
+    return tuple(sorted([*fewer, *more])) if len(fewer) == len(more) else tuple(fewer)
+
+
+def _region_of(state: RankState) -> str:
+    return state.position.region if state.position is not None else ""

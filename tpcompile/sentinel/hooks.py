@@ -14,9 +14,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tpcompile.capture import CaptureSession, compat, torch_hooks
-from tpcompile.evidence import normalise
-from tpcompile.evidence.reasontext import nearest_reason
 from tpcompile.evidence.records import CompileRecord
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.reasons import nearest_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.parting import Parting
 from tpcompile.sentinel.waits import calling_since, stuck_since

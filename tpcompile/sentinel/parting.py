@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
 
 Place = tuple[tuple[str, int], ...]

@@ -25,8 +25,8 @@ from tpcompile.capture import CaptureSession
 from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Check, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits

@@ -15,12 +15,13 @@ from rich.console import Console
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.exchange import Exchange
 from tpcompile.dist.liveness import process_state
+from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.ranktext import ranks_text
-from tpcompile.evidence.records import Divergence, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
@@ -89,9 +90,8 @@ class Settlement:
         self._timeline.note("alarm")
         record = self.record(alarm.position)
         store = self._log.store(f"alarm/{alarm.key}")
-        exchange = Exchange(store, self._rules, board=self, members=present)
-        problems = [alarm.problem] if alarm.problem else []
-        verdict = exchange.verdict(record, timeout_s=_EXCHANGE_S, problems=problems)
+        side = record_side(record, self._rules, problems=[alarm.problem] if alarm.problem else [])
+        verdict = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S).verdict(side)
         self._timeline.note("verdict")
         is_judge = store.peek("judge") == self._log.rank
         if verdict is not None and not is_grave(verdict, kernels=self._kernels):
@@ -224,9 +224,8 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     mild = [divergence for divergence in red if _is_mild(divergence, kernels)]
     if len(mild) < len(red):
         return True
-    said_by = tuple({f"{layer} " for divergence in mild for layer in (divergence.layer, *divergence.consequences)})
-    failed = [check for check in verdict.checks if check.status == Status.FAIL]
-    return any(not check.name.startswith((f"{Layer.ENVIRONMENT} ", *said_by)) for check in failed)
+    said_by = {Layer.ENVIRONMENT}.union(*((divergence.layer, *divergence.consequences) for divergence in mild))
+    return any(check.is_red and check.layer not in said_by for check in verdict.checks)
 
 
 def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import SkippedFrame
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.marks import Counted
 

@@ -90,13 +90,18 @@ def compiles(state: RankState) -> bool:
 
 def runs(state: RankState, region: str) -> bool:
     """True when the rank is inside the function of that region, compiled or not."""
+    return line_in(state, region) is not None
+
+
+def line_in(state: RankState, region: str) -> UserLine | None:
+    """The line of that region's function at which the rank is; None when it is not inside of it."""
     wanted = _code_of(region)
     stuck = stuck_in(state)
     frames = [*state.stack]
     if stuck is not None:
         frames += stuck.stack or ([stuck.line] if stuck.line else [])
     there = [frame for frame in frames if frame.function == wanted.function and frame.file.endswith(wanted.file)]
-    return any(_is_nearest(frame.line, wanted, state) for frame in there)
+    return next((frame for frame in there if _is_nearest(frame.line, wanted, state)), None)
 
 
 class _Code(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpcompile.dist import collectives
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.text.ranks import ranks_text
 
 
 def check_equal_on_ranks(

@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import PlainSerializer
 
 from tpcompile.errors import DivergenceError
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.text.ranks import ranks_text
 
 SCHEMA_VERSION = 1
 _MAX_LINES = 20

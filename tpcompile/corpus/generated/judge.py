@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
@@ -11,8 +10,10 @@ from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators.operator import Trace
 from tpcompile.corpus.generated.plan import Case, Truth
 from tpcompile.corpus.judge import first_finding
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.text.lines import is_installed
+from tpcompile.evidence.text.ranks import ranks_text
 
 PROGRAM_FILE = "program.py"
 EXIT_NOT_COMPILED = 6
@@ -33,13 +34,15 @@ class Outcome(StrEnum):
     FALSE_ALARM = "false alarm"
     DIED = "died before"
     """The job hung or crashed before check_ranks was called; not counted."""
+    OF_PACKAGE = "of a package"
+    """check_ranks is right: a package that the program uses breaks its graph here, on all ranks; not counted."""
     BROKEN = "broken"
     """A defect of the generator: the fault was never reached, or a healthy program failed by itself."""
 
     @property
     def is_right(self) -> bool:
         """True for what must come out."""
-        return self in (Outcome.NAMED, Outcome.GREEN, Outcome.DIED)
+        return self in (Outcome.NAMED, Outcome.GREEN, Outcome.DIED, Outcome.OF_PACKAGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +108,22 @@ def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
 
 
 def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    if route == Route.CHECK_RANKS and found is not None and _is_of_package(found, evidence):
+        return Judged(outcome=Outcome.OF_PACKAGE, found=found)
     said_red = found is not None or (route == Route.DIAGNOSE and evidence.exit_code != 0)
     if said_red:
         return Judged(outcome=Outcome.FALSE_ALARM, found=found)
     if not evidence.ended_well:
         return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
     return Judged(outcome=Outcome.GREEN)
+
+
+def _is_of_package(found: Found, evidence: Evidence) -> bool:
+    """Some versions of transformers break their own graph; one graph, without breaks, is what check_ranks asks for."""
+    assert evidence.verdict is not None
+    is_everywhere = len(found.ranks[0]) == evidence.verdict.world_size
+    is_break = found.cause == Cause.GRAPH_BREAK.name.lower()
+    return is_break and is_everywhere and found.line is not None and is_installed(found.line)
 
 
 def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
@@ -130,13 +143,17 @@ def differences(truth: Truth, found: Found) -> list[str]:
         wrong.append("cause")
     if not set(found.ranks) & set(truth.ranks):
         wrong.append("rank")
-    if truth.lines is not None and not _is_on(truth.lines, found.line):
+    if truth.lines is not None and not _is_on(truth, found.line):
         wrong.append("line")
     return wrong
 
 
-def _is_on(lines: Sequence[int], line: UserLine | None) -> bool:
-    return line is not None and PurePath(line.file).name == PROGRAM_FILE and line.line in lines
+def _is_on(truth: Truth, line: UserLine | None) -> bool:
+    if line is None or truth.lines is None:
+        return False
+    file = PurePath(line.file).name
+    is_of_program = file == PROGRAM_FILE and line.line in truth.lines
+    return is_of_program or file == truth.file
 
 
 def read_found(verdict: Verdict) -> Found | None:

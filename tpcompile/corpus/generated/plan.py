@@ -41,7 +41,9 @@ _IMPORTS = Insert(
     """,
 )
 _ACTS = Insert("loop", "if job.rank == $rank and step == $step:\n    job.acts()")
+_ALL_ACT = Insert("loop", "if step == $step:\n    job.acts()")
 _ACTS_AT_START = Insert("start", "if job.rank == $rank:\n    job.acts()")
+_ALL_ACT_AT_START = Insert("start", "job.acts()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Truth:
     """Acceptable sets of blamed ranks."""
     lines: tuple[int, ...] | None
     """Acceptable lines of the program; None where any is."""
+    file: str
+    """Name of a file of which any line is accepted; empty for none."""
     trace: Trace
     ends: Ends
 
@@ -122,6 +126,12 @@ def fits(program: Program, operator: Operator) -> bool:
     return bool(_forms(Template.read(program.name), operator))
 
 
+def is_unseen(case: Case, torch_version: str) -> bool:
+    """True where this version of torch does not ask the guard that the fault changes."""
+    unseen = [name for version, name in case.operator.unseen if torch_version.startswith(f"{version}.")]
+    return any(name in ("", case.program.name) for name in unseen)
+
+
 def _backends(program: Program, operator: Operator) -> list[str]:
     return [name for name in program.backends if not operator.backends or name in operator.backends]
 
@@ -173,9 +183,10 @@ def _acts(template: Template, operator: Operator, form: Sequence[Edit]) -> tuple
     """Where the time of the fault is written: before the warm-up, if there is one and the fault acts in it."""
     starts = template.places("start")
     acts_in_warm_up = operator.start == Start.FIRST_CALL and form[0].at != "loop"
+    is_of_all = operator.blame == Blame.ALL
     if starts and acts_in_warm_up:
-        return _ACTS_AT_START, starts[0]
-    return _ACTS, template.places("loop")[0]
+        return _ALL_ACT_AT_START if is_of_all else _ACTS_AT_START, starts[0]
+    return _ALL_ACT if is_of_all else _ACTS, template.places("loop")[0]
 
 
 def _spots(draw: random.Random, template: Template, form: Sequence[Edit]) -> list[Spot]:
@@ -220,11 +231,17 @@ def _goes(template: Template, form: Sequence[Edit], edit: Edit, spot: Spot) -> b
 
 
 def _truth(program: Program, operator: Operator, source: Source, *, rank: int, world_size: int) -> Truth:
-    domain = program.domain(rank, world_size=world_size)
+    if operator.blame == Blame.ALL:
+        # Every group has the fault; which of them is met first is nobody's choice.
+        domains = {program.domain(other, world_size=world_size) for other in range(world_size)}
+        ranks = (frozenset[int](), *map(frozenset, sorted(domains)))
+    else:
+        ranks = _acceptable(operator.blame, rank, program.domain(rank, world_size=world_size))
     return Truth(
         causes=operator.causes,
-        ranks=_acceptable(operator.blame, rank, domain),
+        ranks=ranks,
         lines=source.tagged(operator.tags) if operator.has_line else None,
+        file=program.layers_in if operator.is_where_layers_are_called else "",
         trace=operator.trace,
         ends=operator.ends,
     )
@@ -233,8 +250,6 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
 def _acceptable(blame: Blame, rank: int, domain: tuple[int, ...]) -> tuple[frozenset[int], ...]:
     """Sets of ranks that may be blamed; the empty one and the whole domain both say: the ranks differ."""
     odd, nobody, everybody = frozenset({rank}), frozenset[int](), frozenset(domain)
-    if blame == Blame.ALL:
-        return (everybody, nobody)
     if blame == Blame.DIFFER and len(domain) == 2:
         return (odd, everybody, nobody)
     return (odd,)

@@ -18,6 +18,8 @@ class Program:
     num_steps: int = 6
     needs: str = ""
     """Package that may be missing."""
+    layers_in: str = ""
+    """File that calls its layers, where that is not the program."""
     without: tuple[str, ...] = ()
     """Operators that do not act in it."""
 
@@ -48,11 +50,11 @@ _EVERY = (
     Program(name="decode_loop", without=("dynamic_differs", "input_stride", "recompile_limit")),
     Program(name="micro_batches", backends=_NO_INDUCTOR),
     Program(name="our_block", backends=_NO_INDUCTOR),
-    Program(name="our_block_sp", backends=_NO_INDUCTOR),
+    Program(name="our_block_sp", layers_in="block.py", backends=_NO_INDUCTOR),
     Program(name="pipeline", world_sizes=(4,), pp=2, backends=_NO_INDUCTOR),
     Program(name="vocabulary", world_sizes=(4,), dp=2, backends=("aot_eager",)),
-    Program(name="hf_llama", needs=_TRANSFORMERS, backends=("aot_eager",)),
-    Program(name="hf_qwen3", needs=_TRANSFORMERS, backends=("aot_eager",)),
-    Program(name="hf_mixtral", needs=_TRANSFORMERS, backends=("aot_eager",)),
+    Program(name="hf_llama", layers_in="modeling_llama.py", needs=_TRANSFORMERS, backends=("aot_eager",)),
+    Program(name="hf_qwen3", layers_in="modeling_qwen3.py", needs=_TRANSFORMERS, backends=("aot_eager",)),
+    Program(name="hf_mixtral", layers_in="modeling_mixtral.py", needs=_TRANSFORMERS, backends=("aot_eager",)),
 )
 PROGRAMS: dict[str, Program] = {program.name: program for program in _EVERY}

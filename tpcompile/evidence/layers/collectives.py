@@ -60,13 +60,19 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     pairs = [pair for pair in rows if None not in pair]
     cause = _cause(items, row, pairs[0] if pairs else None)
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = next(column for column in zip(*items, strict=True) if len({item.key for item in column}) > 1)
+        row = next(row for row in map(Row, zip(*items, strict=True)) if row.differs)
     if cause == Cause.EXTRA_COLLECTIVE:
         row = next((extra for extra in rows if None in extra), row)
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     is_result = cause == Cause.COLLECTIVE_SIZES
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
-    return Explanation(cause, directness, row, hangs=True)
+    guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
+    return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _unwaited(row: Row) -> frozenset[int]:
+    """Groups that read a result which the others wait for."""
+    return frozenset(index for index, item in enumerate(row) if item and item.fields["waited"] == str(False))
 
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
@@ -85,8 +91,11 @@ def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
-    is_numbered = item.fields["group"].startswith("group#")
-    return (item.about, *(v for k, v in item.fields.items() if not (is_numbered and k == "group")))
+    # By name: a record that travelled between ranks has its fields in another order.
+    names = sorted(item.fields)
+    if item.fields["group"].startswith("group#"):
+        names.remove("group")
+    return (item.about, *(item.fields[name] for name in names))
 
 
 def _field_cause(items: Sequence[Item]) -> Cause:

@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence import normalise
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
-from tpcompile.evidence.ranktext import ranks_text
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
 from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.lines import entered_at
+from tpcompile.evidence.text.ranks import ranks_text
 
 LIMIT = "Dynamo recompile limit exceeded"
 """How torch's error begins when it gave up on a function."""
@@ -32,7 +33,7 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
             yield from graph_items(graph)
     yield from map(_break_item, compile_.breaks)
     if compile_.failure:
-        line = compile_.failure_line or compile_.line
+        line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
         fields = {"error": compile_.failure}
         yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
 
@@ -88,7 +89,7 @@ def _explain(difference: Difference) -> Explanation:
     program = _program(difference)
     if collectives is None:
         return program
-    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER)
+    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT)
     is_same = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
     return program if says_more or is_same else collectives
 
@@ -100,7 +101,7 @@ def _ended(difference: Difference) -> Explanation | None:
         return None
     everywhere = set.intersection(*({item.key for item in group} for group in ends))
     own = [[item for item in group if item.key not in everywhere] for group in ends]
-    row = tuple(group[0] if group else None for group in own)
+    row = Row(group[0] if group else None for group in own)
     guilty = frozenset(index for index, item in enumerate(row) if item is not None)
     first = next(item for item in row if item is not None)
     return Explanation(_end_cause(first), Directness.ENDED, row, guilty=guilty)
@@ -121,7 +122,7 @@ def _program(difference: Difference) -> Explanation:
     if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) and _set_behind(difference, row):
         columns = zip(*difference.items, strict=True)
         first = next(column for column in columns if len({_op(item) for item in column}) > 1)
-        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, first)
+        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(first))
     if len(set(difference.compile.is_symbolic())) > 1:
         return _symbolic(difference)
     is_collective = any(item is not None and "collective" in item.notes for item in row)
@@ -134,7 +135,7 @@ def _symbolic(difference: Difference) -> Explanation:
     pairs = zip(difference.groups, difference.compile.is_symbolic(), strict=True)
     ranks = [rank for group, is_symbolic in pairs if is_symbolic for rank in group]
     says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
-    nothing = tuple(None for _ in difference.groups)
+    nothing = Row(None for _ in difference.groups)
     return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
 
 
@@ -192,17 +193,21 @@ def _of_values(nodes: Sequence[Item]) -> Cause:
 
 
 def _is_dropped(difference: Difference) -> bool:
-    """True when the same collectives are issued, and one group never reads a result."""
-    if difference.compile.differs(Layer.COLLECTIVES):
-        return False
+    """True when the forward issues the same collectives, and one group never reads a result.
+
+    The backward may differ then: where it recomputes the forward, it recomputes what is read.
+    """
     collectives = difference.compile.items(Layer.COLLECTIVES)
-    return len({tuple(UNUSED in item.notes for item in group) for group in collectives}) > 1
+    forward = [[item for item in group if item.about == "forward"] for group in collectives]
+    if len({tuple(item.key for item in group) for group in forward}) > 1:
+        return False
+    return len({tuple(UNUSED in item.notes for item in group) for group in forward}) > 1
 
 
 def _unused(difference: Difference, row: Row) -> Explanation:
     """The collective whose result one group drops, where only some groups drop any."""
     collectives = difference.compile.items(Layer.COLLECTIVES)
-    dropped = tuple(next((item for item in group if UNUSED in item.notes), None) for group in collectives)
+    dropped = Row(next((item for item in group if UNUSED in item.notes), None) for group in collectives)
     if None not in dropped:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
     guilty = frozenset(index for index, item in enumerate(dropped) if item is not None)

@@ -38,23 +38,24 @@ def _item(tensor: InputTensor) -> Item:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    return ("",) if compile_.inputs else ()
+    """Tensors are logged while the frame is traced: of a compile that was cut before its graph, some are missing."""
+    is_partial = compile_.is_cut and not compile_.graphs
+    return ("",) if compile_.inputs and not is_partial else ()
 
 
 def _explain(difference: Difference) -> Explanation:
     row = difference.rows[0]
-    if None in row:
+    if not row.is_full:
         # A tensor that only one side reads: why is in the program, and this is what is left to say.
         return Explanation(Cause.RANK_BRANCH, Directness.ONE_SIDED, row)
     return Explanation(_cause(row, difference), Directness.FED, row)
 
 
 def _cause(row: Row, difference: Difference) -> Cause:
-    items = [item for item in row if item is not None]
-    differing = [name for name in _CAUSES if len({item.fields[name] for item in items}) > 1]
+    differing = list(filter(row.differs_in, _CAUSES))
     if "shape" in differing and len(set(difference.compile.is_symbolic())) > 1:
         return Cause.AUTOMATIC_DYNAMIC
-    if differing == ["requires_grad"] and PARAMETERS in items[0].about:
+    if differing == ["requires_grad"] and PARAMETERS in row.first.about:
         return Cause.FROZEN_PARAMETER
     return _CAUSES[differing[0]] if differing else Cause.UNKNOWN
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec
 from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Layer
+from tpcompile.evidence.rows import common_keys
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
@@ -17,10 +18,10 @@ _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|add
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    for kernel in compile_.kernels:
-        if kernel.phase == part:
-            for code in kernel.code.splitlines():
-                yield Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code})
+    kernels = [kernel for kernel in compile_.kernels if kernel.phase == part]
+    for kernel in kernels:
+        for code in kernel.code.splitlines():
+            yield Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code})
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
@@ -30,9 +31,9 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 
 def _explain(difference: Difference) -> Explanation:
     hangs = is_reordered(difference.items)
-    everywhere = set.intersection(*({item.key for item in group} for group in difference.items))
-    differing = [item for group in difference.items for item in group if item.key not in everywhere]
-    is_chosen = any(_MATMUL_CHOICE.search(item.fields["code"]) for item in differing)
+    everywhere = common_keys(difference.items)
+    lines = {item.key: item.fields["code"] for group in difference.items for item in group}
+    is_chosen = any(_MATMUL_CHOICE.search(lines[key]) for key in lines.keys() - everywhere)
     cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
     return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
 

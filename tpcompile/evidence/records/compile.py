@@ -178,6 +178,11 @@ class CompileRecord(Frozen):
     """True when its log ends before the compile does: what is missing was not observed."""
     normalised: tuple[Normalised, ...] = ()
 
+    @property
+    def dynamo_nodes(self) -> list[Node]:
+        """Nodes of what Dynamo traced: the user's program."""
+        return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]
+
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
         return next((g for g in self.graphs if g.kind == kind), None)

@@ -30,8 +30,12 @@ class CompileDigest(Frozen):
     step: int | None = None
     line: UserLine | None = None
     """First line of the compiled frame."""
-    recompile_reason: str = ""
-    """The guard of the newest earlier compile that failed; `""` for a first compile."""
+    entered_at: UserLine | None = None
+    """The same, or of a frame of an installed package the line of the program that enters it."""
+    callers: tuple[UserLine, ...] = ()
+    """The program's lines around the compiled frame, outermost first; those of torch are left out."""
+    recompile_reasons: tuple[str, ...] = ()
+    """For each earlier compile the guard that failed, the newest first; empty for a first compile."""
     limit_reached: bool = False
     is_dynamic: bool = False
     """True when a size in the Dynamo graph is a symbol."""
@@ -94,3 +98,22 @@ class RankDigest(Frozen):
     overwritten: tuple[Item, ...] = ()
     """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
     facts: dict[str, Any] = {}
+
+    @property
+    def layers(self) -> list[LayerDigest]:
+        """The layers of all compiles."""
+        return [layer for compile_ in self.compiles for layer in compile_.layers]
+
+    @property
+    def observed(self) -> frozenset[Layer]:
+        """Layers that any compile has."""
+        return frozenset(layer.layer for layer in self.layers)
+
+    def breaks_in(self, phase: str) -> list[GraphBreak]:
+        """Graph breaks of a phase."""
+        return [found for where, found in self.breaks if where == phase]
+
+    def counters_of(self, phase: str) -> PhaseCounters:
+        """Dynamo's counters of a phase, zeros for one that never began."""
+        by_phase = {counters.phase: counters for counters in self.counters}
+        return by_phase.get(phase, PhaseCounters(phase=phase))

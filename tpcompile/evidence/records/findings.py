@@ -66,6 +66,11 @@ class Divergence(Frozen):
     """Later layers of the same compile that differ too."""
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the domain, sorted."""
+        return tuple(sorted(rank for group in self.groups for rank in group.ranks))
+
+    @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
         sizes = [len(group.ranks) for group in self.groups]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+from pydantic import model_validator
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine
@@ -14,18 +17,42 @@ class CheckId(StrEnum):
 
     OTHER = "other"
     COMPILED = "compiled"
-    """Something was compiled."""
     TIMED_OUT = "timed out"
     ALIVE = "alive"
-    COLLECTIVES_AGREED = "collectives agreed"
+    AGREED = "agreed"
     NO_ERROR = "no error"
     ARRIVED = "arrived"
     REPORTED = "reported"
     UNBROKEN = "unbroken"
+    ONE_REGION = "one region"
     TOGETHER = "together"
     MOVING = "moving"
+    UNTAINTED = "untainted"
+    HIDDEN = "hidden"
     LAYER = "layer"
     """A layer is equal on all ranks."""
+
+    @property
+    def heading(self) -> str:
+        """What the reader sees of a check that says no more; empty for `OTHER` and `LAYER`."""
+        return _NAMES.get(self, "")
+
+
+_NAMES = {
+    CheckId.COMPILED: "something was compiled",
+    CheckId.TIMED_OUT: "finished in time",
+    CheckId.ALIVE: "ranks alive",
+    CheckId.AGREED: "same collectives before they run",
+    CheckId.NO_ERROR: "exceptions",
+    CheckId.ARRIVED: "every rank arrived",
+    CheckId.REPORTED: "every rank reported",
+    CheckId.UNBROKEN: "graph breaks",
+    CheckId.ONE_REGION: "one region per call",
+    CheckId.TOGETHER: "every rank compiles together",
+    CheckId.MOVING: "ranks make progress",
+    CheckId.UNTAINTED: "rank-dependent guards and constants",
+    CheckId.HIDDEN: "text that differs by nature",
+}
 
 
 class Check(Frozen):
@@ -34,7 +61,8 @@ class Check(Frozen):
     id: CheckId = CheckId.OTHER
     layer: Layer | None = None
     """The layer that it is about, of a `LAYER` check."""
-    name: str
+    name: str = ""
+    """What the reader sees; by default that of the id."""
     mode: str
     status: Status
     expected: str
@@ -48,6 +76,17 @@ class Check(Frozen):
     """What made it fail, where that is known."""
     is_consequence: bool = False
     """True when another finding explains it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+        heading = CheckId(values.get("id", CheckId.OTHER)).heading
+        return {**values, "name": values.get("name") or heading}
+
+    @property
+    def is_red(self) -> bool:
+        """True when the run must fail on it."""
+        return self.status == Status.FAIL
 
 
 class Lead(Frozen):

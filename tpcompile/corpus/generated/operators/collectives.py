@@ -146,7 +146,7 @@ OPERATORS = (
             Insert(
                 "region",
                 """
-                total = torch.ops._c10d_functional.all_reduce($x.detach(), "sum", $group.group_name)
+                total = torch.ops._c10d_functional.all_reduce($x.detach(), "sum", $group.group_name)  # fault
                 if dist.get_rank() != $rank:  # fault
                     total = torch.ops._c10d_functional.wait_tensor(total)  # fault
                 $x = $x + 0.1 * total  # fault

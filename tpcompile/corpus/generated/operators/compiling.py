@@ -50,6 +50,7 @@ OPERATORS = (
         causes=causes("graph_break", "compile_disabled"),
         blame=Blame.DIFFER,
         tags=_REGION,
+        is_where_layers_are_called=True,
         ends=Ends.RUNS,
     ),
     Operator(
@@ -66,7 +67,8 @@ OPERATORS = (
                 """,
             ),
         ),
-        causes=causes("regional_compile"),
+        # Where the first collective is not in a layer, the others wait in the region that this rank runs eager.
+        causes=causes("regional_compile", "compile_disabled"),
         blame=Blame.DIFFER,
         tags=_REGION,
         ends=Ends.RUNS,

@@ -50,7 +50,7 @@ OPERATORS = (
     Operator(
         name="input_requires_grad",
         what="the batch of rank R requires grad",
-        edits=(_at_step("$x.requires_grad_(True)"),),
+        edits=(_at_step("$real.requires_grad_(True)"),),
         causes=causes("requires_grad"),
         tags=_ENTERS,
         start=Start.STEP,
@@ -148,5 +148,7 @@ OPERATORS = (
         causes=causes("frozen_parameter", "requires_grad"),
         tags=_ENTERS,
         start=Start.STEP,
+        # Recursive dict tags, the default of 2.11: what a module holds is guarded again only when a dict has changed.
+        unseen=(("2.11", ""),),
     ),
 )

@@ -62,6 +62,8 @@ class Operator:
     """Acceptable causes: names of `Cause` in lower case; empty for a healthy one."""
     tags: tuple[str, ...] = ()
     """Lines a person would accept besides those of the fault."""
+    is_where_layers_are_called: bool = False
+    """The line that calls the layers is accepted, too; it may be one of the library that the program uses."""
     has_line: bool = True
     """False where no line of the program is the cause: any is accepted."""
     blame: Blame = Blame.RANK
@@ -74,6 +76,10 @@ class Operator:
     """Backends under which it acts; empty for all."""
     not_asked: tuple[Route, ...] = ()
     """Routes that do not take it for healthy, by their own rules."""
+
+    unseen: tuple[tuple[str, str], ...] = ()
+    """(version of torch, program, or all where it is empty): a guard that torch does not ask there, so that it acts on
+    nothing that is compiled."""
 
     @property
     def is_healthy(self) -> bool:

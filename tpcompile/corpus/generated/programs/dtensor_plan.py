@@ -34,7 +34,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # tag: entered
         for block in self.blocks:
-            x = block(x)
+            x = block(x)  # tag: entered
         return x
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(6, 8, 24, device=job.device)
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             loss = compiled(x).square().mean()  # site: call
             # place: called model=model again=compiled(x).mean() loss=loss
             loss.backward()  # site: backward

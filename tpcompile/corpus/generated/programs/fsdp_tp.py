@@ -40,7 +40,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(4, 8, 16, device=job.device)
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             loss = model(x).square().mean()  # site: call
             # place: called model=model again=model(x).mean() loss=loss
             loss.backward()  # site: backward

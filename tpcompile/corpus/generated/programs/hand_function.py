@@ -35,7 +35,7 @@ def main() -> None:
             torch.manual_seed(step)
             x = torch.randn(12, 8, device=job.device)
             residual = torch.randn(12, 8, device=job.device)
-            # place: loop x=x other=residual
+            # place: loop x=x real=x other=residual
             y = mix(x, residual, job.group)  # site: call
             norm(y, job.group)
             # place: called again=mix(x,residual,job.group)

@@ -36,7 +36,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # tag: entered
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x)  # tag: entered
         return x
 
 
@@ -51,7 +51,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(8, 16, 24, device=job.device)
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             compiled(x)  # site: call
             # place: called model=model again=compiled(x)
     dist.destroy_process_group()

@@ -48,7 +48,7 @@ def main() -> None:
             for _ in range(MICRO_BATCHES):
                 x = torch.randn(4, 6, 24, device=job.device)
                 target = torch.randn(4, 6, 24, device=job.device)
-                # place: loop x=x other=target model=model
+                # place: loop x=x real=x other=target model=model
                 loss = compiled(model, x, target)  # site: call
                 # place: called model=model again=compiled(model,x,target) loss=loss
                 (loss / MICRO_BATCHES).backward()  # site: backward

@@ -43,7 +43,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # tag: entered
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x)  # tag: entered
         return x
 
 
@@ -58,7 +58,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             tokens = torch.randn(24, 16, device=job.device)
-            # place: loop x=tokens batch=tokens half=tokens model=model
+            # place: loop x=tokens real=tokens batch=tokens half=tokens model=model
             compiled(tokens)  # site: call
             # place: called model=model again=compiled(tokens)
     dist.destroy_process_group()

@@ -50,7 +50,7 @@ def main() -> None:
             x, cos, sin, *_ = draw_inputs(
                 config, seed=step, device=job.device, dtype=torch.float32, seq_len=config.seq_len
             )
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             loss = compiled(x, cos, sin)  # site: call
             # place: called model=model again=compiled(x,cos,sin) loss=loss
             loss.backward()  # site: backward

@@ -51,7 +51,7 @@ def main() -> None:
             x = torch.randn(4, 6, 16, device=job.device)
             if not is_first:
                 dist.recv(x, src=job.rank - job.tp)
-            # place: loop x=x model=model
+            # place: loop x=x real=x model=model
             y = compiled(x)  # site: call
             # place: called model=model again=compiled(x)
             if is_first:

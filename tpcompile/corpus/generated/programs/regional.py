@@ -43,7 +43,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(4, 8, 24, device=job.device)
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             for layer in layers:
                 x = layer(x)  # site: call
             norm = x.square().mean()

@@ -36,7 +36,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # tag: entered
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x)  # tag: entered
         return x
 
 
@@ -53,7 +53,7 @@ def main() -> None:
             torch.manual_seed(step)
             tokens = torch.randn(4, 12, 24, device=job.device)
             shard = tokens.chunk(job.tp, dim=1)[job.rank % job.tp].contiguous()
-            # place: loop x=shard batch=shard half=shard model=model
+            # place: loop x=shard real=shard batch=shard half=shard model=model
             loss = compiled(shard).square().mean()  # site: call
             # place: called model=model again=compiled(shard).mean() loss=loss
             loss.backward()  # site: backward

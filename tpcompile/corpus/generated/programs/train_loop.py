@@ -65,7 +65,7 @@ def main() -> None:
         for step in range(job.num_steps):
             torch.manual_seed(step)
             x = torch.randn(6, 8, 24, device=job.device)
-            # place: loop x=x batch=x half=x model=model
+            # place: loop x=x real=x batch=x half=x model=model
             loss = compiled(x)  # site: call
             # place: called model=model again=compiled(x) loss=loss
             loss.backward()  # site: backward

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.test_tracedir import JOBS, LOG, check
+from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.logfiles import find_logs
-from tpcompile.evidence.tracedir import NOTED, WHOLE, diagnose
+from tpcompile.evidence.logs.diagnose import NOTED, WHOLE, diagnose
+from tpcompile.evidence.logs.files import find_logs
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.evidence.codetext import overwritten_reads, parse_kernels
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Kernel
+from tpcompile.evidence.text.code import overwritten_reads, parse_kernels
+from tpcompile.evidence.text.normalise import GroupRoles
 
 TRITON = """\
 # AOT ID: ['{aot}_forward']

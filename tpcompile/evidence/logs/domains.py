@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
 """Torch counts its groups; the default one is the first, and every rank is in it."""
@@ -61,10 +61,10 @@ class Mesh:
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        ranges = [range(size) for _, size in self.sizes]
+        places = [[(name, at) for at in range(size)] for name, size in self.sizes]
         members: dict[str, list[int]] = {}
-        for rank, place in enumerate(itertools.product(*ranges)):
-            others = [f"{name}={at}" for (name, _), at in zip(self.sizes, place, strict=True) if name != self.axis]
+        for rank, place in enumerate(itertools.product(*places)):
+            others = [f"{name}={at}" for name, at in place if name != self.axis]
             members.setdefault(", ".join(others) or "all", []).append(rank)
         found = tuple(Domain(name, tuple(ranks)) for name, ranks in members.items())
         return Domains(Source.MESH, found)
@@ -90,33 +90,42 @@ def by_groups(groups: Mapping[int, Sequence[str]]) -> Domains:
     """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not."""
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
-    parts = _connected(groups)
+    parts = sorted(_with_lonely(_connected(groups), groups))
+    if len(parts) == 1:
+        return Domains(Source.GROUPS, (Domain("all", parts[0]),))
+    return Domains(Source.GROUPS, tuple(Domain(f"ranks {ranks_text(part)}", part) for part in parts))
+
+
+def _with_lonely(parts: Sequence[tuple[int, ...]], groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
+    """Who names no group, or one of its own, is with its like if one of them issues collectives, else with the rest."""
     shared = [part for part in parts if len(part) > 1]
-    lonely = sorted(rank for part in parts if len(part) == 1 for rank in part)
-    num_users = sum(bool(groups[rank]) for rank in lonely)
-    # Who names no group, or a group of its own, is with its like if one of them issues collectives, else with the rest.
-    if len(shared) == 1 and (not num_users or len(lonely) == 1):
-        shared = [sorted(shared[0] + lonely)]
-    elif lonely:
-        shared.append(lonely)
-    names = ["all"] if len(shared) == 1 else [f"ranks {ranks_text(part)}" for part in shared]
-    found = [Domain(name, tuple(part)) for name, part in zip(names, shared, strict=True)]
-    return Domains(Source.GROUPS, tuple(sorted(found, key=lambda domain: domain.ranks)))
+    lonely = tuple(part[0] for part in parts if len(part) == 1)
+    if not lonely:
+        return shared
+    is_silent = not any(groups[rank] for rank in lonely)
+    if len(shared) == 1 and (is_silent or len(lonely) == 1):
+        return [tuple(sorted(shared[0] + lonely))]
+    return [*shared, tuple(sorted(lonely))]
 
 
-def _connected(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
-    part_of = {rank: [rank] for rank in sorted(groups)}
+def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
+    """Ranks that share a group, directly or through others."""
+    part_of = {rank: {rank} for rank in groups}
+    for ranks in _users(groups):
+        merged = set[int]().union(*(part_of[rank] for rank in ranks))
+        part_of |= dict.fromkeys(merged, merged)
+    return list(dict.fromkeys(tuple(sorted(part)) for part in part_of.values()))
+
+
+def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
+    """Ranks of every group; all of them are in the default one."""
     users: dict[str, list[int]] = {}
-    for rank in sorted(groups):
-        for name in groups[rank]:
+    for rank, names in groups.items():
+        for name in names:
             users.setdefault(name, []).append(rank)
     if DEFAULT_GROUP in users:
-        users[DEFAULT_GROUP] = sorted(groups)
-    for ranks in users.values():
-        merged = sorted({other for rank in ranks for other in part_of[rank]})
-        for rank in merged:
-            part_of[rank] = merged
-    return [part for rank, part in part_of.items() if part[0] == rank]
+        users[DEFAULT_GROUP] = list(groups)
+    return list(users.values())
 
 
 def roles_of(groups: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> dict[int, dict[str, str]]:
@@ -131,8 +140,13 @@ def roles_of(groups: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> dict[
         mine = {name: shared[name] for name in groups[rank] if name in shared}
         for name in groups[rank]:
             if name not in mine:
-                free = [role for role in dict.fromkeys(shared.values()) if role not in mine.values()]
-                own = f"group#{len(set(shared.values()))}"
-                mine[name] = shared[name] = free[0] if free else own
+                mine[name] = shared[name] = _free_role(shared, mine)
         found[rank] = mine
     return found
+
+
+def _free_role(shared: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    """The first role that a rank has no group for yet, or a new one."""
+    roles = list(dict.fromkeys(shared.values()))
+    free = [role for role in roles if role not in mine.values()]
+    return free[0] if free else f"group#{len(roles)}"

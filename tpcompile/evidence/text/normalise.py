@@ -132,3 +132,12 @@ class GroupRoles:
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""
         return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)
+
+
+def error(text: str) -> str:
+    """The first line of an error; `backend='inductor' raised:` says nothing without the line after it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    is_headline = lines[0].endswith(":")
+    return generic(" ".join(lines[: 2 if is_headline else 1]))

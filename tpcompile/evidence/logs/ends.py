@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
 
 
 class Lack(Enum):
@@ -85,6 +85,22 @@ def failed_everywhere(logs: Sequence[RankLog]) -> list[LoggedCompile]:
         if all(peer.failure and peer.failure[0] == compile_.failure[0] for peer in peers):
             found.append(compile_)
     return found
+
+
+def failed_first(logs: Sequence[RankLog]) -> tuple[int, LoggedCompile] | None:
+    """The compile that ended a job: it failed on one rank, and all others were ended before theirs of that number."""
+    for log in logs:
+        for number, compile_ in enumerate(log.compiles):
+            is_error = compile_.failure is not None and is_fatal(compile_.failure[0])
+            peers = [other for other in logs if other is not log]
+            if is_error and all(_is_open(other, number) for other in peers):
+                return log.rank, compile_
+    return None
+
+
+def _is_open(log: RankLog, number: int) -> bool:
+    """True when the log ends inside of its compile of that number."""
+    return number < len(log.compiles) and not log.compiles[number].is_ended
 
 
 _FATAL = (

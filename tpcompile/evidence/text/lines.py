@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tpcompile.evidence.records import UserLine
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(
@@ -43,10 +43,30 @@ def is_library_file(file: str) -> bool:
     return bool(_TORCH.search(file) or _STANDARD.search(file))
 
 
+def is_installed(line: UserLine) -> bool:
+    """True for a line of an installed package, torch or any other: the program that uses it is elsewhere."""
+    return "/site-packages/" in line.file or "/dist-packages/" in line.file
+
+
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
     own = [line for line in stack if not is_library(line)]
     return own[-1] if own else None
+
+
+def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
+    """The user's line of a compiled frame: of a frame of torch's own, a wrapped `nn.Sequential`, who called it."""
+    if line is None or not is_library(line):
+        return line
+    return innermost_own(stack) or line
+
+
+def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
+    """The same, but of a frame of an installed package the line of the program that enters it."""
+    own = own_line(line, stack)
+    if own is None or not is_installed(own):
+        return own
+    return next((frame for frame in reversed(stack) if not is_library(frame) and not is_installed(frame)), own)
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:

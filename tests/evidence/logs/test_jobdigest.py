@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.test_tracedir import JOBS
+from tests.evidence.logs.test_diagnose import JOBS
 from tpcompile.errors import ConfigError
-from tpcompile.evidence import jobdigest, tracedir
-from tpcompile.evidence.domains import DEFAULT_GROUP, Domains, Source, by_groups, parse_mesh, roles_of
-from tpcompile.evidence.ranklog import read_rank_log
-from tpcompile.evidence.tracedir import diagnose
+from tpcompile.evidence.logs import diagnose as diagnose_module
+from tpcompile.evidence.logs import jobdigest
+from tpcompile.evidence.logs.diagnose import diagnose
+from tpcompile.evidence.logs.domains import DEFAULT_GROUP, Domains, Source, by_groups, parse_mesh, roles_of
+from tpcompile.evidence.logs.ranklog import read_rank_log
 
 NAMES = sorted(path.name for path in JOBS.iterdir())
 
@@ -108,7 +109,7 @@ def test_what_was_not_looked_into_is_no_pass(tmp_path: Path, monkeypatch: pytest
         (tmp_path / path.name).write_text(text + again)
     monkeypatch.setattr(jobdigest.select, "__kwdefaults__", {"budget_bytes": 1, "small_bytes": 0})
     assert diagnose([tmp_path]).exit_code == 0
-    monkeypatch.setattr(tracedir, "MAX_BYTES", 1)
+    monkeypatch.setattr(diagnose_module, "MAX_BYTES", 1)
     verdict = diagnose([tmp_path])
     assert verdict.exit_code == 6
     assert "1 more functions differ in their text and were not looked into" in verdict.summary

@@ -11,10 +11,10 @@ import pytest
 from tpcompile.errors import ConfigError
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.logs.diagnose import WHOLE, Question, diagnose
 from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
-from tpcompile.evidence.tracedir import WHOLE, Question, diagnose
 
-JOBS = Path(__file__).parent.parent / "data" / "jobs" / "torch-2.13.0"
+JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
 LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"
 
 
@@ -135,6 +135,23 @@ def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path
     verdict = diagnose([job])
     assert (verdict.exit_code, verdict.divergences) == (6, ())
     assert check(verdict, WHOLE).ranks == (0,)
+
+
+@pytest.mark.parametrize(("is_cut", "code"), [(True, 1), (False, 1)], ids=["ended by the failure", "compiled"])
+def test_a_compile_that_failed_while_the_others_compiled_is_the_finding(job: Path, is_cut: bool, code: int) -> None:
+    failing = (job / LOG.format(0)).read_text()
+    metrics = '"compilation_metrics": {'
+    error = '"fail_type": "BackendCompilerFailed", "fail_reason": "backend=\'x\' raised:\\nno compiler", '
+    (job / LOG.format(0)).write_text(failing.replace(metrics, metrics + error, 1))
+    other = job / LOG.format(1)
+    if is_cut:
+        before = other.read_text().partition('"dynamo_output_graph"')[0]
+        other.write_text(before[: before.rindex("\nV") + 1])
+    verdict = diagnose([job])
+    assert verdict.lead is not None
+    assert (verdict.exit_code, verdict.lead.cause, verdict.lead.ranks) == (code, Cause.COMPILE_FAILED, (0,))
+    assert ("inside of that compile" in verdict.summary) == is_cut
+    assert "no compiler" in verdict.summary
 
 
 def places(text: str) -> list[int]:

@@ -7,11 +7,12 @@ the type, source and expression of a guard do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Guard, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.comments import comment_line, split_comments
+from tpcompile.evidence.text.normalise import GroupRoles
 
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
 _MANAGER = re.compile(r"^(?P<bars>[| ]*)\+- \w*Manager\b.*?: source=(?P<source>.*?), accessed_by=")
@@ -33,7 +34,6 @@ _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
 _TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
 _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
-_LINE = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
 
 
 def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> tuple[Guard, ...]:
@@ -95,29 +95,12 @@ def parts_of(guard: Guard) -> dict[str, str]:
     return parts
 
 
-def split_comments(text: str) -> tuple[str, list[str]]:
-    """Split `expr  # code  # file:line in f` at the first `  # ` outside quotes."""
-    quote, escaped = "", False
-    for index, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote and not escaped else quote
-            escaped = char == "\\" and not escaped
-        elif char in "'\"":
-            quote, escaped = char, False
-        elif char == "#" and text[index - 1 : index] == " ":
-            comment = text[index + 1 :]
-            return text[:index].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", comment)]
-    return text, []
-
-
-def _user_line(comments: list[str], known: list[str]) -> UserLine | None:
-    for index, comment in enumerate(comments):
-        if match := _LINE.match(comment):
-            short = match["file"]
-            full = [path for path in known if path.endswith("/" + short) or path == short]
-            # torch keeps only the last characters of a long path
-            full = full or [path for path in known if path.endswith(short)]
-            code = "  # ".join(comments[:index])  # the user's line may hold a comment of its own
-            file = full[0] if len(full) == 1 else short
-            return UserLine(file=file, line=int(match["line"]), function=match["function"], code=code)
-    return None
+def _user_line(comments: Sequence[str], known: Sequence[str]) -> UserLine | None:
+    """The line in the comments, with its whole path where one of the known files fits."""
+    line = comment_line(comments)
+    if line is None:
+        return None
+    full = [path for path in known if path == line.file or path.endswith(f"/{line.file}")]
+    # torch keeps only the last characters of a long path
+    full = full or [path for path in known if path.endswith(line.file)]
+    return line.model_copy(update={"file": full[0]}) if len(full) == 1 else line

@@ -11,16 +11,24 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
+from tpcompile.evidence.logs.tracefile import (
+    EXECUTION,
+    SCHEDULE,
+    TORCH_VERSION,
+    FileFacts,
+    Record,
+    TraceFile,
+    events_at,
+)
 from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, compile_record, frame_line, start_stack
-from tpcompile.evidence.tracefile import EXECUTION, SCHEDULE, TORCH_VERSION, FileFacts, Record, TraceFile, events_at
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(
@@ -260,19 +268,10 @@ def _failure(found: TraceEvent) -> tuple[str, str] | None:
     metrics = found.metadata.get("compilation_metrics")
     if not isinstance(metrics, Mapping) or not metrics.get("fail_type"):
         return None
-    reason = str(metrics.get("fail_reason") or "").strip()
-    return str(metrics["fail_type"]), normalise.generic(reason.partition("\n")[0])
+    return str(metrics["fail_type"]), normalise.error(str(metrics.get("fail_reason") or ""))
 
 
 def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:
     """A reader of the rank's compiles by number that keeps the last few."""
     groups = GroupRoles(roles)
     return functools.lru_cache(maxsize=kept)(lambda number: log.record(number, groups))
-
-
-def numbers_by_frame(compiles: Iterable[LoggedCompile]) -> dict[tuple[str, str, int], list[int]]:
-    """Frame -> numbers of its compiles, in order."""
-    found: dict[tuple[str, str, int], list[int]] = {}
-    for number, compile_ in enumerate(compiles):
-        found.setdefault(compile_.frame, []).append(number)
-    return found

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 
-from tpcompile.evidence.guardtext import split_comments
-from tpcompile.evidence.lines import is_library
 from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.text.comments import comment_line, split_comments, stack_lines
+from tpcompile.evidence.text.lines import innermost_own, is_library
 
 
 class ReasonKind(StrEnum):
@@ -67,8 +67,6 @@ _TENSOR = re.compile(
     r"(?P<what>size|stride|dtype|requires_grad|rank|device index|dispatch key set) mismatch(?: at index (?P<dim>\d+))?"
     r"(?:\. [Ee]xpected (?:device index to be |requires_grad=)?(?P<expected>.*?)(?:, (?:actual|got) (?P<actual>.*))?)?$"
 )
-_STACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
-_COMMENT = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
 _EQUALS = re.compile(r"^(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
 _LENGTH = re.compile(r"^len\((?P<source>.+?)\) (?:==|!=|>=|<=) (?P<expected>\d+)$")
 _SIZE_OF = re.compile(r"(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]")
@@ -118,11 +116,16 @@ def parse_reason(text: str) -> Reason:
     guard, comments = split_comments(" ".join(head.split("\n")))
     guard = guard.partition(". Guard failed on a parameter")[0]  # what follows is advice
     guard = _OBJECT_ID.sub(")", guard).strip()  # ids differ between ranks and runs
-    found = _tensor(guard) or _sized(guard) or _state(guard) or _value(guard) or _object(guard)
-    reason = found or Reason(kind=ReasonKind.OTHER, guard=guard)
-    return reason.model_copy(
-        update={"guard": guard, "entry": entry["entry"] if entry else "", "line": _line(comments, stack)}
-    )
+    reason = _of_guard(guard)
+    return reason.model_copy(update={"entry": entry["entry"] if entry else "", "line": _line(comments, stack)})
+
+
+def _of_guard(guard: str) -> Reason:
+    for read in (_tensor, _sized, _state, _value, _object):
+        reason = read(guard)
+        if reason is not None:
+            return reason
+    return Reason(kind=ReasonKind.OTHER, guard=guard)
 
 
 def _tensor(guard: str) -> Reason | None:
@@ -188,15 +191,8 @@ def _object(guard: str) -> Reason | None:
 
 def _line(comments: list[str], stack: str) -> UserLine | None:
     """The innermost frame of the user's stack has the whole path; the comment has the end of it."""
-    frames = [
-        UserLine(file=found["file"], line=int(found["line"]), function=found["function"], code=found["code"].strip())
-        for found in _STACK_FRAME.finditer(stack)
-    ]
+    frames = stack_lines(stack)
     if frames:
-        return next((line for line in reversed(frames) if not is_library(line)), frames[-1])
-    for index, comment in enumerate(comments):
-        if match := _COMMENT.match(comment):
-            code = "  # ".join(comments[:index])
-            line = UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=code)
-            return None if is_library(line) else line
-    return None
+        return innermost_own(frames) or frames[-1]
+    line = comment_line(comments)
+    return None if line is None or is_library(line) else line

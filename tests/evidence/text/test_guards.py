@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.evidence.guardtext import parse_guards, split_comments
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Guard
+from tpcompile.evidence.text.comments import split_comments
+from tpcompile.evidence.text.guards import parse_guards
+from tpcompile.evidence.text.normalise import GroupRoles
 
 AT = "  # if s.flag: y=x*s.w  # app/model.py:31 in forward"
 

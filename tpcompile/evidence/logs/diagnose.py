@@ -18,15 +18,15 @@ from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.jobdigest import MAX_BYTES, Job, JobDigest, select
-from tpcompile.evidence.logends import LogEnd, failed_everywhere, log_ends
-from tpcompile.evidence.logfiles import find_logs, unreadable
-from tpcompile.evidence.ranklog import RankLog, read_rank_log
-from tpcompile.evidence.ranktext import ranks_text
+from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
+from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, failed_first, log_ends
+from tpcompile.evidence.logs.files import find_logs, unreadable
+from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     DivergenceClass,
     Layer,
@@ -35,6 +35,7 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.splits import split_note
+from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
@@ -176,7 +177,7 @@ class _Diagnosis:
 
     def seen(self, check: Check) -> Check:
         """No log says what the environment was, but for torch's version."""
-        if check.name != f"{Layer.ENVIRONMENT} {checks.AGREE}" or check.status == Status.FAIL:
+        if check.layer != Layer.ENVIRONMENT or check.is_red:
             return check
         versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
@@ -186,13 +187,15 @@ class _Diagnosis:
         )
 
     def compiled(self) -> Check:
-        numbers = {rank: sum(c.failure is None for c in log.compiles) for rank, log in self.job.logs.items()}
-        failed = {c.failure[0] for log in self.job.logs.values() for c in log.compiles if c.failure is not None}
+        compiles = {rank: log.compiles for rank, log in self.job.logs.items()}
+        numbers = {rank: sum(compile_.failure is None for compile_ in made) for rank, made in compiles.items()}
+        failures = [compile_.failure for made in compiles.values() for compile_ in made]
+        failed = {failure[0] for failure in failures if failure is not None}
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
         if failed:
             observed += f"; others failed with {', '.join(sorted(failed))}"
         return Check(
-            name=checks.COMPILED,
+            id=CheckId.COMPILED,
             mode="",
             status=Status.PASS if any(numbers.values()) else Status.FAIL,
             expected="at least 1 compile in the logs",
@@ -200,6 +203,9 @@ class _Diagnosis:
         )
 
     def failures(self) -> Iterator[Check]:
+        alone = failed_first(list(self.job.logs.values()))
+        if alone is not None:
+            yield _failure_check(*alone)
         failed = failed_everywhere(list(self.job.logs.values()))
         if failed:
             texts = [f"{c.function} failed with {c.failure[0]}: {c.failure[1]}" for c in failed if c.failure]
@@ -207,11 +213,12 @@ class _Diagnosis:
 
     def notes(self) -> Iterator[Check]:
         lacking = [end for end in self.ends if end.lacks]
-        if lacking or self.question.ended_badly:
-            ranks = tuple(end.rank for end in lacking)
-            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed" if lacking else "yes"
-            details = [str(end) for end in (lacking or self.ends)]
-            yield _information(WHOLE, text, details).model_copy(update={"ranks": ranks})
+        ranks = tuple(end.rank for end in lacking)
+        if lacking:
+            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
+            yield _information(WHOLE, text, list(map(str, lacking))).model_copy(update={"ranks": ranks})
+        elif self.question.ended_badly:
+            yield _information(WHOLE, "yes", list(map(str, self.ends)))
         if self.left_out:
             yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
 
@@ -238,10 +245,10 @@ class _Diagnosis:
         return f"what was looked into agrees: {self.left_text()}" if self.num_left else ""
 
     def failed(self) -> str:
-        failed = [c for c in failed_everywhere(list(self.job.logs.values())) if c.failure]
-        if not failed or failed[0].failure is None:
+        failed = failed_everywhere(list(self.job.logs.values()))
+        if not failed:
             return ""
-        kind, text = failed[0].failure
+        kind, text = failed[0].failure or ("", "")
         return f"the ranks agree: {failed[0].function} failed to compile on all of them with {kind}: {text}"
 
     def ended(self) -> str:
@@ -255,6 +262,21 @@ _UNCOUPLED = (
     "No compiled code names a process group, so nothing says that these ranks run one program: pipeline stages and "
     "replicas need not. If they must agree, say so: --mesh tp=2 --axis tp."
 )
+
+
+def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
+    kind, text = compile_.failure or ("", "")
+    ended = "the other logs end inside of that compile"
+    return Check(
+        name=FAILED,
+        mode="",
+        status=Status.FAIL,
+        expected="every compile ends",
+        observed=f"{compile_.function} failed on rank {rank} with {kind}: {text}; {ended}",
+        ranks=(rank,),
+        line=compile_.line,
+        cause=Cause.COMPILE_FAILED,
+    )
 
 
 def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Kernel
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.normalise import GroupRoles
 
 _AOT_ID = re.compile(r"# AOT ID: \['\d+_(forward|backward|inference)'\]")
 _DEFINITION = re.compile(

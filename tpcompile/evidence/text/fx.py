@@ -11,9 +11,9 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from tpcompile.evidence import normalise
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Graph, Node, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.normalise import GroupRoles
 
 _OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
 _FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")

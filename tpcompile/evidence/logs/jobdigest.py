@@ -6,12 +6,13 @@ small jobs everything is parsed all the same, so that the report can say what wa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.digest import digest_rank, environment_items, frame_name, layer_items
-from tpcompile.evidence.domains import Domain, Domains, roles_of
-from tpcompile.evidence.ranklog import LoggedCompile, RankLog, numbers_by_frame, records_of
+from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
+from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 
 SMALL_BYTES = 1_000_000
@@ -67,16 +68,12 @@ class Job:
 def open_frames(job: Job, domain: Domain) -> list[Frame]:
     """Frames whose text is not equal on all ranks of a domain, in order of appearance."""
     logs = job.logs_of(domain)
-    numbers = [numbers_by_frame(log.compiles) for log in logs]
-    found = []
-    for frame in dict.fromkeys(frame for by_frame in numbers for frame in by_frame):
-        texts = set()
-        for log, by_frame in zip(logs, numbers, strict=True):
-            keys = [job.text_key(log.rank, log.compiles[number]) for number in by_frame.get(frame, ())]
-            texts.add(tuple(keys))
-        if len(texts) > 1:
-            found.append(frame)
-    return found
+    texts: dict[Frame, dict[int, list[str]]] = {}
+    for log in logs:
+        for compile_ in log.compiles:
+            by_rank = texts.setdefault(compile_.frame, {other.rank: [] for other in logs})
+            by_rank[log.rank].append(job.text_key(log.rank, compile_))
+    return [frame for frame, by_rank in texts.items() if len(set(map(tuple, by_rank.values()))) > 1]
 
 
 @dataclass(frozen=True)
@@ -172,13 +169,14 @@ class JobDigest:
     def _of_rank(self, log: RankLog) -> RankDigest:
         domain = self.job.domains.of(log.rank).name
         parts = [digest_rank(self._rank(log, ()))]
+        parsed, by_text = self.selection.parsed[domain], self.selection.by_text[domain]
         for number, compile_ in enumerate(log.compiles):
-            if compile_.frame in self.selection.parsed[domain]:
+            if compile_.frame in parsed:
                 part = digest_rank(self._rank(log, (self.records[log.rank](number),)))
                 parts.append(_numbered(part, number))
-            elif compile_.frame in self.selection.by_text[domain]:
-                by_text = text_digest(self.job, log.rank, number)
-                parts.append(parts[0].model_copy(update={"compiles": (by_text,)}))
+            elif compile_.frame in by_text:
+                digest = text_digest(self.job, log.rank, number)
+                parts.append(parts[0].model_copy(update={"compiles": (digest,)}))
         return _merged(parts)
 
 
@@ -209,13 +207,11 @@ def _numbered(part: RankDigest, number: int) -> RankDigest:
 
 def _merged(parts: Sequence[RankDigest]) -> RankDigest:
     """Digests of one rank's compiles, one each -> its digest."""
-    joined: dict[str, object] = {}
-    for name, value in parts[0]:
-        if isinstance(value, tuple):
-            joined[name] = _concatenated(getattr(part, name) for part in parts)
+    names = [name for name, value in parts[0] if isinstance(value, tuple)]
+    joined: dict[str, object] = {name: _concatenated(parts, name) for name in names}
     joined["is_cut"] = any(part.is_cut for part in parts)
     return parts[0].model_copy(update=joined)
 
 
-def _concatenated(values: Iterable[tuple[object, ...]]) -> tuple[object, ...]:
-    return tuple(entry for value in values for entry in value)
+def _concatenated(parts: Iterable[RankDigest], name: str) -> tuple[object, ...]:
+    return tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from tpcompile.evidence.fxtext import parse_graph
-from tpcompile.evidence.normalise import GroupRoles
 from tpcompile.evidence.records import Graph, Node
+from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.normalise import GroupRoles
 
 HEADER = (
     'class GraphModule(torch.nn.Module):\n    def forward(self, L_x_: "f32[4, 8][8, 1]cpu", L_y_: "f32[8][1]cpu"):\n'

@@ -8,8 +8,8 @@ import pytest
 
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digest import digest_compile
-from tpcompile.evidence.lines import innermost_own, is_library
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.lines import innermost_own, is_library
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.report import samples
+from tpcompile.evidence.records import Layer, Lead, RankGroup, Status, Verdict, value_item
+from tpcompile.report import screen
+
+LEAD = Lead(says="node 4 multiplies by 8", ranks=(7,), line=samples.LINE, do_first="make the constant a buffer")
+LONG = "a difference that takes many words to say, " * 12
+
+
+def shown(verdict: Verdict, folder: Path, *, width: int = 80) -> list[str]:
+    """The lines that a console of that width gets."""
+    out = io.StringIO()
+    screen.render(verdict, Console(file=out, width=width), command="diagnose", folder=folder)
+    return out.getvalue().splitlines()
+
+
+def many(number: int) -> Verdict:
+    """A verdict with that many differences, each with long text, and as many accepted ones, domains and checks."""
+    groups = (
+        RankGroup(ranks=(0,), item=value_item("item", LONG)),
+        RankGroup(ranks=(1,), item=value_item("item", LONG[::-1])),
+    )
+    found = [samples.divergence(groups=groups, title=f"difference called {n}: {LONG}") for n in range(number)]
+    checks = [samples.check(name=f"check {n} {LONG}", status=status) for n in range(number) for status in Status]
+    update = {
+        "divergences": tuple(found),
+        "checks": tuple(checks),
+        "domains": {f"domain {n}": ((0,), (1,)) for n in range(number)},
+        "summary": LONG,
+        "lead": LEAD.model_copy(update={"says": LONG, "do_first": LONG}),
+    }
+    return samples.failing().model_copy(update=update)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("number", [1, 200])
+def test_whatever_differs_is_at_most_a_screen(number: int, width: int, tmp_path: Path) -> None:
+    lines = [line for line in shown(many(number), tmp_path, width=width) if str(tmp_path) not in line]
+    assert len(lines) <= screen.MAX_LINES - 2  # two paths
+
+
+def test_the_files_hold_every_difference(tmp_path: Path) -> None:
+    lines = shown(many(200), tmp_path / "out")
+    report, data = tmp_path / "out" / "report.txt", tmp_path / "out" / "verdict.json"
+    assert lines[-2:] == [f"all of it: {report}", f"as data: {data}"]
+    assert len(Verdict.model_validate_json(data.read_text()).divergences) == 200
+    text = report.read_text()
+    assert all(f"difference {n} of 200" in text for n in range(1, 201))
+    assert "and 199 more differences" in lines
+
+
+def test_the_lead_is_first_and_last(tmp_path: Path) -> None:
+    verdict = samples.failing().model_copy(update={"lead": LEAD})
+    lines = [line for line in shown(verdict, tmp_path, width=200) if str(tmp_path) not in line]
+    assert LEAD.says in lines[1]
+    assert verdict.summary in lines[-2]
+    assert lines[-1] == f"do first: {LEAD.do_first}"
+
+
+def test_a_green_verdict_that_fits_leaves_no_files(tmp_path: Path) -> None:
+    checks = (samples.check(name="graph equal on all ranks", layer=Layer.GRAPH),)
+    verdict = Verdict(status=Status.PASS, exit_code=0, world_size=2, checks=checks, summary="2 ranks agree")
+    lines = shown(verdict, tmp_path / "out")
+    assert lines[-1] == "PASS (exit 0): 2 ranks agree"
+    assert "equal on all ranks: graph" in lines
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_the_verdict_stands(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lines = shown(many(2), tmp_path / "file" / "out", width=300)
+    assert lines[-1].startswith("the rest is not written: ")
+    assert any(line.startswith("FAIL (exit 1)") for line in lines)

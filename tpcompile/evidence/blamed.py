@@ -1,0 +1,38 @@
+"""What a group of ranks has at a difference, and its cause -> the group, with the line that a person can change."""
+
+from __future__ import annotations
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import CompileDigest, Item, RankGroup, UserLine
+from tpcompile.evidence.text.lines import is_installed
+
+_WITHIN = frozenset({
+    Cause.RANK_BRANCH, Cause.RANK_CONSTANT, Cause.GRAPH_BREAK, Cause.COMPILE_FAILED, Cause.PYTHON_VALUE,
+    Cause.SET_ORDER, Cause.DICT_ORDER, Cause.REDUCE_OP, Cause.GROUP, Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
+    Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.UNWAITED, Cause.UNUSED_RESULT,
+})  # fmt: skip
+"""Causes that stand in the compiled code itself, in an installed package, too. What else differs comes from outside."""
+
+
+def rank_group(
+    ranks: tuple[int, ...],
+    item: Item | None,
+    compile_: CompileDigest | None,
+    cause: Cause,
+    *,
+    line: UserLine | None = None,
+) -> RankGroup:
+    """The group; `line` stands for that of the frame.
+
+    Where the cause lies outside of the compiled code, a line inside of an installed package helps nobody: the line of
+    the program that enters it is taken.
+    """
+    entered_at = compile_.entered_at if compile_ else None
+    frame_line = line or (compile_.line if compile_ else None)
+    if cause in _WITHIN or entered_at is None:
+        return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
+    if item is not None and item.line is not None and is_installed(item.line):
+        item = item.model_copy(update={"line": entered_at})
+    if frame_line is None or is_installed(frame_line):
+        frame_line = entered_at
+    return RankGroup(ranks=ranks, item=item, frame_line=frame_line)

@@ -1,0 +1,209 @@
+"""Trace events of one compile -> its `CompileRecord`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpcompile.evidence.collectives import collectives_of
+from tpcompile.evidence.incidental import normalised
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.breaks import parse_break
+from tpcompile.evidence.text.code import parse_kernels
+from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.guards import parse_guards
+from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.normalise import GroupRoles
+from tpcompile.evidence.traceevent import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
+from tpcompile.evidence.userlines import with_user_lines
+
+_DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
+_LIMIT = "Dynamo recompile limit exceeded"
+
+
+def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
+    """The stack of a `dynamo_start`, outermost first; `table` holds the file names torch sent before."""
+    frames = start.metadata["dynamo_start"].get("stack", [])
+    return tuple(_stack_line(frame, table) for frame in frames)
+
+
+def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
+    name = frame["filename"]
+    file = table.get(name, "?") if isinstance(name, int) else name
+    return UserLine(file=file, line=frame["line"], function=frame["name"], code=frame.get("loc") or "")
+
+
+def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
+    """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
+    own = innermost_own(stack)
+    if own is None and stack:
+        return stack[-1]
+    return own
+
+
+@dataclass
+class LoggedEvents:
+    """Events of one compile, and what they say."""
+
+    compile_id: str
+    before: TraceEvent | None = None
+    """Start of the compile before of the same frame."""
+    events: list[TraceEvent] = field(default_factory=list)
+
+    def last(self, name: str) -> TraceEvent | None:
+        """The last event of that name."""
+        found = self.all(name)
+        return found[-1] if found else None
+
+    def all(self, name: str) -> list[TraceEvent]:
+        """Events of that name, in order."""
+        return [event for event in self.events if event.name == name]
+
+    @property
+    def start(self) -> TraceEvent | None:
+        """Its own start; a call that exceeded the recompile limit has that of the compile before."""
+        return self.last("dynamo_start") or self.before
+
+    def record(self, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
+        """Read everything; `table` holds the file names torch sent, `is_ended` says that no event will follow."""
+        stack = start_stack(self.start, table) if self.start else ()
+        graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
+        guards_event = self.last("dynamo_cpp_guards_str")
+        files = _files(stack, graphs)
+        guards = parse_guards(guards_event.payload, roles=roles, files=files) if guards_event else ()
+        graphs = with_user_lines(graphs, guards)
+        began = self.last("dynamo_start") or self.events[0]
+        return CompileRecord(
+            compile_id=self.compile_id,
+            phase=began.phase,
+            step=began.step,
+            function=stack[-1].function if stack else "",
+            line=frame_line(stack),
+            stack=stack,
+            inputs=self.inputs(),
+            graphs=graphs,
+            guards=guards,
+            collectives=collectives_of(graphs),
+            kernels=self.kernels(roles),
+            breaks=self.breaks(),
+            recompile_reasons=self.recompile_reasons(),
+            cache=tuple(event.name for event in self.events if event.name in CACHE_EVENTS),
+            failure=self.failure(),
+            failure_line=self.failure_line(),
+            rank_reads=self.rank_reads(),
+            limit_reached=self.limit_reached(),
+            is_cut=is_ended and self.last("compilation_metrics") is None,
+            normalised=normalised((event.name, event.payload) for event in self.events),
+        )
+
+    def graph_events(self) -> list[TraceEvent]:
+        """Graphs from the last attempt's Dynamo graph on: a restart after tracing throws the earlier ones away."""
+        found = [event for event in self.events if event.name in GRAPH_KINDS]
+        last = max((event.attempt for event in self.all("dynamo_output_graph")), default=0)
+        for index, event in enumerate(found):
+            if event.name == "dynamo_output_graph" and event.attempt == last:
+                return found[index:]
+        return found
+
+    def inputs(self) -> tuple[InputTensor, ...]:
+        """Tensors of the last attempt: an earlier attempt saw the same frame and was thrown away."""
+        sources = self.all("describe_source")
+        last = max((event.attempt for event in sources), default=0)
+        described = [
+            event.metadata["describe_tensor"] for event in self.all("describe_tensor") if event.attempt == last
+        ]
+        tensors = {(body.get("describer_id"), body.get("id")): body for body in described}
+        inputs: dict[str, InputTensor] = {}
+        constants: dict[str, str] = {}
+        for found in sources:
+            body = found.metadata["describe_source"]
+            tensor = tensors.get((body.get("describer_id"), body.get("id")))
+            if found.attempt == last and tensor is not None:
+                source = normalise.constant(normalise.generic(str(body["source"])), constants)
+                inputs[source] = _input(source, tensor)
+        return tuple(inputs[source] for source in sorted(inputs))
+
+    def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
+        """Of the generated code, forward before backward."""
+        by_phase: dict[str, tuple[Kernel, ...]] = {"forward": (), "backward": ()}
+        for found in self.all("inductor_output_code"):
+            phase, kernels = parse_kernels(found.payload, roles=roles)
+            by_phase[phase] += kernels
+        return by_phase["forward"] + by_phase["backward"]
+
+    def breaks(self) -> tuple[GraphBreak, ...]:
+        """Each once, by line."""
+        found = {parse_break(event.payload) for event in self.all("dynamo_graph_break_reason")}
+        return tuple(sorted(found, key=lambda found: (str(found.line), found.reason)))
+
+    def recompile_reasons(self) -> tuple[str, ...]:
+        """One per cache entry, as torch words them."""
+        reasons: list[str] = []
+        for found in self.all("recompile_reasons"):
+            reasons += _texts(found.payload)
+        return tuple(map(normalise.generic, reasons))
+
+    def rank_reads(self) -> tuple[RankRead, ...] | None:
+        """Reads of the rank in traced code; None when nobody looked."""
+        found = self.all(RANK_READS)
+        if not found:
+            return None
+        reads = [RankRead.model_validate(read) for event in found for read in json.loads(event.payload)]
+        return tuple(dict.fromkeys(reads))
+
+    def metrics(self) -> Mapping[str, Any]:
+        """What torch says at the end of the compile."""
+        found = self.last("compilation_metrics")
+        body = found.metadata["compilation_metrics"] if found else {}
+        return body if isinstance(body, Mapping) else {}
+
+    def failure(self) -> str:
+        """The error of a compile that failed, on one line."""
+        return normalise.error(str(self.metrics().get("fail_reason") or ""))
+
+    def failure_line(self) -> UserLine | None:
+        """The user's line at which it failed."""
+        metrics = self.metrics()
+        file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
+        if not file or not line:
+            return None
+        found = UserLine(file=str(file), line=int(line))
+        return None if is_library(found) else found
+
+    def limit_reached(self) -> bool:
+        """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
+        metrics = self.metrics()
+        is_said = str(metrics.get("fail_reason") or "").startswith(_LIMIT)
+        return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
+
+
+def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
+    """Whole paths that are known from the same compile."""
+    nodes = [node.line for graph in graphs for node in graph.nodes]
+    return {line.file for line in (*stack, *nodes) if line is not None}
+
+
+def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
+    marks = {key: tensor[key] for key in sorted(tensor) if _DYNAMIC_MARKS.match(key) and tensor[key]}
+    return InputTensor(
+        source=source,
+        dtype=str(tensor.get("dtype", "")).removeprefix("torch."),
+        shape=str(tensor.get("size", "")),
+        stride=str(tensor.get("stride", "")),
+        device=normalise.device(str(tensor.get("device", ""))),
+        requires_grad=bool(tensor.get("requires_grad", False)),
+        dynamic=json.dumps(marks, sort_keys=True) if marks else "",
+    )
+
+
+def _texts(payload: str) -> list[str]:
+    """A JSON list of texts; a payload that is none is one text."""
+    try:
+        data = json.loads(payload)
+    except json.JSONDecodeError:
+        return [payload]
+    return list(map(str, data)) if isinstance(data, list) else [str(data)]

@@ -1,0 +1,1 @@
+"""What torch prints -> fields: graphs, guards, generated code, recompile reasons."""

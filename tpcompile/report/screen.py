@@ -1,0 +1,135 @@
+"""Verdict -> at most a screen: the lead first and last, one difference in full, the rest in files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.report import terminal
+from tpcompile.report.wording import accepted, failed, headline, plain, red
+
+MAX_LINES = 40
+_BRIEF = 2
+"""Lines that one folded fact may take."""
+_LEAD = 9
+_MAX_HEAD = 24
+"""Lines before the first difference."""
+_MIN_PANEL = 6
+"""A difference with fewer lines than that says nothing."""
+_WIDTH = 120
+"""Of the report in a file."""
+
+
+class Screen:
+    """Lines for a console, no more than a screen; `is_cut` when it does not show all there is."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.lines: list[list[Segment]] = []
+        self.is_cut = False
+
+    def add(self, what: RenderableType, *, at_most: int) -> None:
+        """Lines of a renderable, from the first on."""
+        lines = self.console.render_lines(what, pad=False)
+        self.is_cut |= len(lines) > at_most
+        self.lines += lines[: max(0, at_most)]
+
+    def add_framed(self, what: RenderableType, *, at_most: int) -> None:
+        """Lines of a panel; one that is too long keeps the lower edge of its frame."""
+        lines = self.console.render_lines(what, pad=False)
+        if len(lines) > at_most:
+            lines = [*lines[: max(0, at_most - 1)], lines[-1]]
+            self.is_cut = True
+        self.lines += lines
+
+    def print(self) -> None:
+        """Onto the console."""
+        for line in self.lines:
+            self.console.print(Segments([*line, Segment.line()]), end="")
+
+
+def render(verdict: Verdict, console: Console, *, command: str, folder: Path) -> None:
+    """Print the verdict; what the screen has no room for is written to files in `folder`."""
+    tail = Screen(console)
+    for text in terminal.last_lines(verdict):
+        tail.add(text, at_most=3)
+    screen = _head(verdict, console, command)
+    num_hidden = len(red(verdict)) - 1
+    more = f"and {num_hidden} more differences" if num_hidden > 0 else ""
+    room = MAX_LINES - len(tail.lines) - len(screen.lines) - len(_files(folder)) - bool(more)
+    if red(verdict) and room >= _MIN_PANEL:
+        first = terminal.panel(red(verdict)[0], f"difference 1 of {num_hidden + 1}", terminal.USUAL)
+        screen.add_framed(first, at_most=room)
+    if more:
+        screen.add(Text(more, style="dim"), at_most=1)
+    screen.is_cut |= tail.is_cut or _has_more(verdict)
+    screen.print()
+    tail.print()
+    if screen.is_cut:
+        for line in _written(verdict, folder, command):
+            console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _head(verdict: Verdict, console: Console, command: str) -> Screen:
+    screen = Screen(console)
+    screen.add(Text(f"tpcompile {command}: {headline(verdict)}", style="bold"), at_most=_BRIEF)
+    if verdict.lead is not None:
+        screen.add(terminal.lead_text(verdict.lead), at_most=_LEAD)
+    screen.add("", at_most=1)
+    for line in _facts(verdict):
+        screen.add(line, at_most=min(_BRIEF, _MAX_HEAD - len(screen.lines)))
+    return screen
+
+
+def _facts(verdict: Verdict) -> Iterator[Text]:
+    """Every check in a word, then which ranks are equal; a failed one that is no layer's says what was observed."""
+    passed = [check for check in verdict.checks if check.status == Status.PASS]
+    others = [plain(check.name) for check in passed if check.layer is None]
+    layers = [check.layer.value for check in passed if check.layer is not None]
+    for title, names in (("holds", others), ("equal on all ranks", layers)):
+        if names:
+            yield Text(f"{title}: {', '.join(names)}", style="green", overflow="fold")
+    for check in _told(verdict)[:3]:
+        yield Text(f"fails: {plain(check.name)}: {plain(check.observed)}", style="red", overflow="fold")
+    for text in terminal.folded(verdict.checks):
+        yield Text(text, style="dim", overflow="fold")
+    yield from list(terminal.equal_ranks(verdict))[:3]
+    listed = len(accepted(verdict))
+    if listed:
+        yield Text(f"accepted differences: {listed}, the first: {plain(accepted(verdict)[0].title)}", overflow="fold")
+
+
+def _told(verdict: Verdict) -> Sequence[Check]:
+    """Failed checks that no difference below says."""
+    return [check for check in failed(verdict) if check.layer is None]
+
+
+def _has_more(verdict: Verdict) -> bool:
+    """True for what a screen only counts."""
+    details = [check for check in verdict.checks if check.details]
+    tables = [*verdict.taints, *verdict.recompiles]
+    return bool(details or tables) or len(red(verdict)) > 1 or len(accepted(verdict)) > 1
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    return folder / "report.txt", folder / "verdict.json"
+
+
+def _written(verdict: Verdict, folder: Path, command: str) -> list[str]:
+    """Write the whole report and the verdict; where that fails, one line says so and the verdict stands."""
+    report, data = _files(folder)
+    text = io.StringIO()
+    terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        report.write_text(text.getvalue(), encoding="utf-8")
+        data.write_text(verdict.to_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        return [f"the rest is not written: {folder}: {error.strerror}; choose another folder with --run-dir"]
+    return [f"all of it: {report}", f"as data: {data}"]
