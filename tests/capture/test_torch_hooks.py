@@ -122,6 +122,11 @@ def test_a_hook_that_is_there_already_goes_on_working(hook_of_another: list[bool
         steady(compile_and_run)
     compile_and_run()
     assert (len(heard), len(hook_of_another)) == (1, 2)
+    theirs = eval_frame.set_guard_complete_hook(None)
+    with torch_hooks.guard_lookups(listener(heard, "ours")):
+        compile_and_run()
+    assert len(hook_of_another) == 2, "theirs was removed meanwhile"
+    eval_frame.set_guard_complete_hook(theirs)
 
 
 def test_a_hook_that_comes_later_stays() -> None:

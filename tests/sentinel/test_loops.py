@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 
 from tpcompile.sentinel.loops import clocks, loop_variables
 
@@ -33,6 +34,23 @@ def test_a_call_sees_the_loops_of_all_functions_around_it() -> None:
     name = test_a_call_sees_the_loops_of_all_functions_around_it.__name__
     assert found[f"`epoch` in {name}"] == 2
     assert "`_name` in program" not in found, "it holds no number"
+
+
+class Batch:
+    """Something large."""
+
+
+def test_reading_the_clocks_keeps_nothing_alive_and_leaves_the_programs_own_copy_alone() -> None:
+    seen = []
+    for number in range(3):
+        batch = Batch()
+        found, alive = here(), weakref.ref(batch)
+        del batch
+        seen.append((number in found.values(), alive() is None))
+    assert seen == [(True, True)] * 3
+    mine = locals()
+    here()
+    assert "seen" in mine
 
 
 def test_loops_of_a_comprehension_are_seen() -> None:

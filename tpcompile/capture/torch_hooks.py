@@ -102,7 +102,7 @@ class _Lookups:
 
     def _install(self) -> None:
         found = _eval_frame.set_guard_complete_hook(None)
-        is_ours = found is self._installed
+        is_ours = self._installed is not None and found is self._installed
         if found is not None and not is_ours and self._installed is not None:
             # It came after ours, and calls what was there before.
             _eval_frame.set_guard_complete_hook(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
+import sys
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
@@ -11,6 +13,8 @@ from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.marks import COLLECTIVES
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
+_REFERENCES = 3
+"""Of a copy of variables that only its frame, `_integers` and `sys.getrefcount` know."""
 _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 
 
@@ -20,11 +24,25 @@ def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
     while frame is not None:
         code = frame.f_code
         if flight.user_line(code.co_filename, frame.f_lineno, code.co_name) is not None:
-            for name in loop_variables(code):
-                value = frame.f_locals.get(name)
-                if type(value) is int:
-                    found.setdefault(f"`{name}` in {code.co_qualname}", value)
+            for name, value in _integers(frame, loop_variables(code)).items():
+                found.setdefault(f"`{name}` in {code.co_qualname}", value)
         frame = frame.f_back
+    return found
+
+
+def _integers(frame: FrameType, names: Sequence[str]) -> dict[str, int]:
+    """Those of the frame's variables that are integers now.
+
+    Up to Python 3.12 a frame keeps the copy of its variables that it was asked for, and with it tensors that the
+    program has let go of: empty it, unless the program holds it as its `locals()`.
+    """
+    if not names:
+        return {}
+    values = frame.f_locals
+    found = {name: values[name] for name in names if type(values.get(name)) is int}
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(values, dict)
+    if is_copy and sys.getrefcount(values) <= _REFERENCES:
+        values.clear()
     return found
 
 

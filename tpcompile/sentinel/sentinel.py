@@ -97,7 +97,7 @@ class Sentinel:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
         prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
-        make = connect or self._connect
+        make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
         self.log = StoreLog(lambda: make(prefix), members)
         self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
@@ -282,14 +282,14 @@ class Sentinel:
         self.log.tell("alarm", **alarm.model_dump(mode="json"))
 
     def _later(self, action: ev.Later) -> None:
-        late = threading.Timer(action.after_s, self._on_late, [action.event])
+        def on_late() -> None:
+            self._on(action.event)
+            self.log.close_client()  # of the timer's thread
+
+        late = threading.Timer(action.after_s, on_late)
         late.daemon = True
         self._late.append(late)
         late.start()
-
-    def _on_late(self, event: ev.Event) -> None:
-        self._on(event)
-        self.log.close_client()  # of the timer's thread
 
     def _look(self, action: ev.Look) -> None:
         is_stuck = self._snapshot.is_stuck(for_s=self._limits.hang_after_s)
@@ -387,9 +387,6 @@ class Sentinel:
             act()
         except RuntimeError as error:
             self._on(ev.Failed(f"the job's store is gone: {error}"))
-
-    def _connect(self, prefix: str) -> RankStore:
-        return RankStore.connect(prefix, rank=self.rank, world_size=self.world_size)
 
 
 def _in_a_forked_child() -> None:
