@@ -16,7 +16,7 @@ from typing import Any
 from tpcompile.capture import CaptureSession, compat, torch_hooks
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.reasons import nearest_reason
+from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of
@@ -169,7 +169,7 @@ class Hooks:
         position = self._positions[compile_id] = self._progress.compile_starts(compile_id)
         begun = self._session.compile(compile_id)
         reason = nearest_reason(begun.recompile_reasons) if begun else ""
-        self._progress.reason = reason
+        self._progress.reason = parse_reason(reason).guard if reason else ""
         stack = flight.user_stack(sys._getframe(1))
         line = stack[-1] if stack else None
         found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
