@@ -45,6 +45,8 @@ class _Change:
 
     before: _Reading
     after: _Reading
+    rate: Fraction
+    """Ticks of both clocks per call, before and after."""
     ahead: tuple[Fraction, Fraction]
     """By how much each rank's clock left its own rate."""
 
@@ -65,7 +67,7 @@ def _in_region(ranks: tuple[int, int], mine: Counted, theirs: Counted) -> Findin
     clocks = {clock for call in calls for clock in mine.marks[call].keys() & theirs.marks[call].keys()}
     for clock in sorted(clocks, key=lambda name: (name.startswith(COLLECTIVES), name)):
         change = _first_change(_readings(clock, calls, mine, theirs))
-        if change is not None and (mine.has_collectives or _left_out_only(change)):
+        if change is not None and (mine.has_collectives or _is_fault_without_collectives(change)):
             return _describe(ranks, mine, theirs, clock, change)
     return None
 
@@ -99,7 +101,7 @@ def _changes(readings: Sequence[_Reading]) -> Iterator[_Change]:
             expected = rate * (new[0].call - old[-1].call)
             steps = (now - then for now, then in zip(new[0].values, old[-1].values, strict=True))
             first, second = (step - expected for step in steps)
-            yield _Change(old[-1], new[0], (first, second))
+            yield _Change(old[-1], new[0], rate, (first, second))
 
 
 def _rate(readings: Sequence[_Reading]) -> Fraction | None:
@@ -110,9 +112,14 @@ def _rate(readings: Sequence[_Reading]) -> Fraction | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def _left_out_only(change: _Change) -> bool:
-    """True where a rank left out a call; more calls on one rank, without collectives, may be an evaluation."""
-    return sorted(ahead > 0 for ahead in change.ahead) == [False, True] and 0 in change.ahead
+def _is_fault_without_collectives(change: _Change) -> bool:
+    """True where one rank left out what it calls once per iteration.
+
+    More calls on one rank may be an evaluation; of several calls per iteration one may follow the data, as that of an
+    expert without tokens.
+    """
+    is_left_out = sorted(ahead > 0 for ahead in change.ahead) == [False, True] and 0 in change.ahead
+    return is_left_out and abs(change.rate) >= 1
 
 
 def _describe(ranks: tuple[int, int], mine: Counted, theirs: Counted, clock: str, change: _Change) -> Finding:

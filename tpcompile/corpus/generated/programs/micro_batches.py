@@ -54,7 +54,7 @@ def main() -> None:
                 (loss / MICRO_BATCHES).backward()  # site: backward
             dist.all_reduce(model.scale.grad, group=job.group)
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)  # a batch that is skipped leaves gradients to reduce
     dist.destroy_process_group()
 
 
