@@ -193,6 +193,12 @@ def test_an_empty_log_never_passes(healthy: Path) -> None:
     assert verdict.exit_code == 6 and "the log of rank 1 is empty" in verdict.summary
 
 
+def test_a_pass_says_what_the_logs_do_not_show(healthy: Path) -> None:
+    verdict = diagnose([healthy], Question())
+    assert verdict.exit_code == 0
+    assert "if the job hung or crashed, the cause is not in what was compiled, and --ended-badly" in verdict.summary
+
+
 def test_a_job_that_ended_badly_while_its_compiles_agree_is_no_pass(healthy: Path) -> None:
     verdict = diagnose([healthy], Question(ended_badly=True))
     assert verdict.exit_code == 6

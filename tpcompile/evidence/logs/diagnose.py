@@ -231,7 +231,7 @@ class _Diagnosis:
             return verdict
         summary = self.incomplete() or self.unexamined() or self.failed() or self.ended()
         if not summary:
-            return verdict
+            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
         update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
         return verdict.model_copy(update=update)
 
@@ -259,6 +259,10 @@ class _Diagnosis:
         return f"the compiles agree; the cause is not in what was compiled: {ends}"
 
 
+_NOT_ALL = (
+    "what ran besides is not in these logs: if the job hung or crashed, the cause is not in what was compiled, and "
+    "--ended-badly says how each log ends"
+)
 _UNCOUPLED = (
     "No compiled code names a process group, so nothing says that these ranks run one program: pipeline stages and "
     "replicas need not. If they must agree, say so: --mesh tp=2 --axis tp."
