@@ -20,13 +20,12 @@ _WORDS = {"dynamic": "dynamic marks"}
 
 def headline(row: Row, groups: Groups) -> str:
     """`autocast cpu: off / on`, or what one side has and the others have not."""
-    present = [item for item in row if item is not None]
-    if not present:
+    if not row.present:
         return "the ranks differ"
-    if len(present) < len(row):
-        have = [rank for item, ranks in zip(row, groups, strict=True) if item is not None for rank in ranks]
-        return f"{_alone(present[0])}, on rank {ranks_text(have)} only"
-    return _between(present)
+    if row.is_full:
+        return _between(row.present)
+    have = [rank for index in row.owners for rank in groups[index]]
+    return f"{_alone(row.first)}, on rank {ranks_text(have)} only"
 
 
 def spoken(source: str) -> str:

@@ -58,6 +58,15 @@ class Row(tuple[Item | None, ...]):
         """The note of every group; empty for a group without one."""
         return [item.notes.get(name, "") if item else "" for item in self]
 
+    def differs_in_note(self, name: str) -> bool:
+        """True when the groups have different notes of that name."""
+        return len(set(self.notes(name))) > 1
+
+    @property
+    def owners(self) -> frozenset[int]:
+        """Indices of the groups that have something."""
+        return frozenset(index for index, item in enumerate(self) if item is not None)
+
     def picked(self, order: Sequence[int]) -> Row:
         """The same of the groups in another order."""
         return Row(self[index] for index in order)

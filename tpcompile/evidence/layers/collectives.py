@@ -60,12 +60,12 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     if is_shifted:
         rows = _in_place(items) or rows
     row = rows[0]
-    pairs = [pair for pair in rows if None not in pair]
-    cause = _cause(items, row, pairs[0] if pairs else None)
+    pair = next((row for row in rows if row.is_full), None)
+    cause = _cause(items, row, pair)
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
         row = next(row for row in map(Row, zip(*items, strict=True)) if row.differs)
     if cause == Cause.EXTRA_COLLECTIVE:
-        row = next((extra for extra in rows if None in extra), row)
+        row = next((extra for extra in rows if not extra.is_full), row)
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     is_result = cause == Cause.COLLECTIVE_SIZES
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
@@ -97,12 +97,11 @@ def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
         return Cause.GROUP
     counts = [Counter(order) for order in orders]
     if all(count == counts[0] for count in counts):
-        first = next(item for item in row if item is not None)
-        return Cause.ORDER_BACKWARD if first.about == "backward" else Cause.ORDER_FORWARD
+        return Cause.ORDER_BACKWARD if row.first.about == "backward" else Cause.ORDER_FORWARD
     is_longer = len({len(group) for group in items}) > 1
     if is_longer or pair is None:
         return Cause.EXTRA_COLLECTIVE
-    return _field_cause([item for item in pair if item is not None])
+    return _field_cause(pair)
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
@@ -113,12 +112,12 @@ def _unnumbered(item: Item) -> tuple[str, ...]:
     return (item.about, *(item.fields[name] for name in names))
 
 
-def _field_cause(items: Sequence[Item]) -> Cause:
+def _field_cause(row: Row) -> Cause:
     """Cause by the first field in which collectives of one op differ."""
-    if len({item.fields["op"] for item in items}) > 1:
+    if row.differs_in("op"):
         return Cause.EXTRA_COLLECTIVE
-    differing = [name for name in _CAUSES if len({item.fields[name] for item in items}) > 1]
-    return _CAUSES[differing[0]] if differing else Cause.EXTRA_COLLECTIVE
+    differing = filter(row.differs_in, _CAUSES)
+    return next((_CAUSES[name] for name in differing), Cause.EXTRA_COLLECTIVE)
 
 
 def issued(difference: Difference) -> Explanation | None:

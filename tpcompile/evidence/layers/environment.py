@@ -17,8 +17,7 @@ def _items(record: RankRecord) -> Iterator[Item]:
 def _explain(difference: Difference) -> Explanation:
     """A setting that torch guards has a cause of its own, as when a guard on it fails."""
     row = difference.rows[0]
-    item = next(item for item in row if item is not None)
-    found = state.cause_of(item.about)
+    found = state.cause_of(row.first.about)
     cause = Cause.ENVIRONMENT if found == Cause.PROCESS_STATE else found
     return Explanation(cause, Directness.STATE, row)
 

@@ -101,10 +101,8 @@ def _ended(difference: Difference) -> Explanation | None:
         return None
     everywhere = set.intersection(*({item.key for item in group} for group in ends))
     own = [[item for item in group if item.key not in everywhere] for group in ends]
-    row = Row(group[0] if group else None for group in own)
-    guilty = frozenset(index for index, item in enumerate(row) if item is not None)
-    first = next(item for item in row if item is not None)
-    return Explanation(_end_cause(first), Directness.ENDED, row, guilty=guilty)
+    row = Row(next(iter(group), None) for group in own)
+    return Explanation(_end_cause(row.first), Directness.ENDED, row, guilty=row.owners)
 
 
 def _end_cause(item: Item) -> Cause:
@@ -125,7 +123,7 @@ def _program(difference: Difference) -> Explanation:
         return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(first))
     if len(set(difference.compile.is_symbolic())) > 1:
         return _symbolic(difference)
-    is_collective = any(item is not None and "collective" in item.notes for item in row)
+    is_collective = any(row.notes("collective"))
     hangs = is_collective and _DIRECTNESS.get(cause) == Directness.COLLECTIVE
     return Explanation(cause, _DIRECTNESS.get(cause, Directness.PROGRAM), row, hangs=hangs)
 
@@ -151,7 +149,7 @@ _DIRECTNESS = {
 
 def _shown(difference: Difference) -> Row:
     """The first node that does something: inputs and outputs follow from the nodes that use them."""
-    calls = [row for row in difference.rows if all(item is None or _is_call(item) for item in row)]
+    calls = [row for row in difference.rows if all(map(_is_call, row.present))]
     return calls[0] if calls else difference.rows[0]
 
 
@@ -161,33 +159,31 @@ def _is_call(item: Item) -> bool:
 
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    nodes = [item for item in row if item is not None]
-    if len(nodes) < len(row) or len({(n.fields["op"], n.fields["target"]) for n in nodes}) > 1:
+    if not row.is_full or row.differs_in("op") or row.differs_in("target"):
         return Cause.RANK_BRANCH
-    if len({n.fields["args"] for n in nodes}) == 1:
-        return _of_values(nodes)
-    if len({n.notes["constants"] for n in nodes}) == 1:
+    if not row.differs_in("args"):
+        return _of_values(row)
+    if not row.differs_in_note("constants"):
         return Cause.RANK_BRANCH  # the same op reads other tensors
-    return _of_collective(nodes) if "collective" in nodes[0].notes else Cause.RANK_CONSTANT
+    return _of_collective(row) if any(row.notes("collective")) else Cause.RANK_CONSTANT
 
 
-def _of_collective(nodes: Sequence[Item]) -> Cause:
-    if len({n.notes["group"] for n in nodes}) > 1:
+def _of_collective(row: Row) -> Cause:
+    if row.differs_in_note("group"):
         return Cause.GROUP
-    has_equal_numbers = len({n.notes["numbers"] for n in nodes}) == 1
-    return Cause.REDUCE_OP if has_equal_numbers else Cause.COLLECTIVE_SIZES
+    return Cause.COLLECTIVE_SIZES if row.differs_in_note("numbers") else Cause.REDUCE_OP
 
 
-def _of_values(nodes: Sequence[Item]) -> Cause:
+def _of_values(row: Row) -> Cause:
     """The same call with another result: the metadata of what it reads differs."""
-    values = [node.fields["value"] for node in nodes]
+    values = [node.fields["value"] for node in row.present]
     if len({"#" in value for value in values}) > 1:
         return Cause.AUTOMATIC_DYNAMIC
     parts = [match for value in values if (match := _VALUE.match(value))]
     if len(parts) < len(values):
         return Cause.UNKNOWN
     differing = [name for name in _METADATA if len({part[name] for part in parts}) > 1]
-    if differing and "collective" in nodes[0].notes:
+    if differing and any(row.notes("collective")):
         return Cause.COLLECTIVE_SIZES
     return _METADATA[differing[0]] if differing else Cause.UNKNOWN
 
@@ -208,10 +204,9 @@ def _unused(difference: Difference, row: Row) -> Explanation:
     """The collective whose result one group drops, where only some groups drop any."""
     collectives = difference.compile.items(Layer.COLLECTIVES)
     dropped = Row(next((item for item in group if UNUSED in item.notes), None) for group in collectives)
-    if None not in dropped:
+    if dropped.is_full:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
-    guilty = frozenset(index for index, item in enumerate(dropped) if item is not None)
-    return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=guilty)
+    return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
 def _set_behind(difference: Difference, row: Row) -> bool:
@@ -219,7 +214,7 @@ def _set_behind(difference: Difference, row: Row) -> bool:
     ops = [Counter(_op(item) for item in group if item.kind == ItemKind.NODE) for group in difference.items]
     if len(ops[0]) < 2 or any(count != ops[0] for count in ops) or difference.compile.rank_reads():
         return False
-    functions = {(item.line.file, item.line.function) for item in row if item is not None and item.line is not None}
+    functions = {(line.file, line.function) for line in row.lines}
     guards = [guard for group in difference.compile.items(Layer.GUARDS) for guard in group]
     sets = [guard.line for guard in guards if "set" in guard.notes and guard.line is not None]
     return any(_is_in(line.file, line.function, functions) for line in sets)
