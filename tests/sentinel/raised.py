@@ -14,8 +14,8 @@ from torch import Tensor
 from tpcompile.sentinel import Sentinel, shutdown
 
 FORM = sys.argv[1]
-if FORM == "cleanup":  # takes longer than the peers stay
-    shutdown._PEERS_STAY_S = 0.5
+if FORM == "cleanup":  # takes longer than the peers stay; torchrun dates failures by the second
+    shutdown._PEERS_STAY_S = 2.0
 
 
 def backend(graph: Any, inputs: Any) -> Any:

@@ -24,7 +24,8 @@ from tpcompile.dist.signals import SigtermPipe
 _UNWINDING_S = 3.0
 _POLL_S = 0.02
 _PEERS_STAY_S = 10.0
-_OTHER_HOST_S = 1.0
+_NOTICED_S = 1.0
+"""Until torchrun has noticed by itself that a process ended: it looks now and then, and dates by the second."""
 
 
 class Shutdown:
@@ -102,9 +103,7 @@ def stay_until_gone(state: Callable[[], Liveness], has_closed: Callable[[], bool
     deadline = time.monotonic() + _PEERS_STAY_S
     while time.monotonic() < deadline:
         found = state()
-        if found == "dead":
-            return
-        if found == "unknown" and has_closed():
-            time.sleep(_OTHER_HOST_S)
+        if found == "dead" or (found == "unknown" and has_closed()):
+            time.sleep(_NOTICED_S)
             return
         time.sleep(_POLL_S)
