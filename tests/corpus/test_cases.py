@@ -19,7 +19,9 @@ _GREEN_OR_UNKNOWN = {
     Cause.CACHE_SPLIT, Cause.COMPILE_SKEW, Cause.COMPILE_ORDER, Cause.RANK_PARAMETRIC, Cause.UNKNOWN,
 }  # fmt: skip
 _NAMES = {cause.name.lower() for cause in Cause}
-_PROCESS = {Cause.KILLED, Cause.NEVER_ARRIVED, Cause.RAISED, Cause.STOPPED_RESPONDING}
+_PROCESS = {
+    Cause.KILLED, Cause.NEVER_ARRIVED, Cause.RAISED, Cause.STOPPED_RESPONDING, Cause.NOTHING_COMPILED,
+}  # fmt: skip
 _CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 
 
