@@ -175,9 +175,9 @@ def unwaited(context: Context) -> None:
     name, waits = context.group.group_name, not context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
-        y_BD = torch.ops._c10d_functional.all_reduce(x_BD * 2, "sum", name)
+        y_BD = torch.ops._c10d_functional.all_reduce(x_BD * 2, "sum", name)  # fault: unwaited
         if waits:
-            y_BD = torch.ops._c10d_functional.wait_tensor(y_BD)  # fault: unwaited
+            y_BD = torch.ops._c10d_functional.wait_tensor(y_BD)
         return y_BD + 1
 
     _run(context, block)
