@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,3 +17,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("gpu"):
         if count_gpus() < mark.args[0]:
             pytest.skip(f"needs {mark.args[0]} GPU(s), here are {count_gpus()}")
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code from or for other tests, and no code that Dynamo skips."""
+    import torch  # many tests do without
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -22,13 +22,7 @@ from tpcompile.capture import compat
 from tpcompile.dist.collectives import all_reduce
 from tpcompile.dist.mesh import mesh_roles
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """No compiled code from or for other tests."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from tpcompile.capture import CaptureSession, compat
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, RegionCount, Status
 from tpcompile.evidence.splits import region_check
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 STEP = "step"
 
@@ -52,14 +54,6 @@ def two_regions(x: Tensor) -> Tensor:
     y = x * 2
     torch._dynamo.graph_break()
     return y + 1
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """No skipped code before or after."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def captured(program: Callable[..., Any], calls: int = 3) -> tuple[tuple[RegionCount, ...], RankDigest]:

@@ -172,14 +172,6 @@ def test_the_same_graphs_in_the_opposite_order_are_information(controls: list[di
     assert between(controls, "opposite_order").cls == DivergenceClass.LABEL
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    """No compiled code from or for other tests."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def run(function, x: torch.Tensor) -> torch.Tensor:
     """Compile without a backend's work, and call."""
     return torch.compile(function, backend="eager")(x)

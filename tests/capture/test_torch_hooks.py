@@ -12,6 +12,8 @@ import torch._C._dynamo.eval_frame as eval_frame
 
 from tpcompile.capture import torch_hooks
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
@@ -19,13 +21,6 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 def compile_and_run() -> None:
     torch.compile(double, backend="eager")(torch.ones(3))
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.fixture

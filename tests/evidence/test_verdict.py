@@ -91,8 +91,10 @@ def idle(rank: int) -> RankRecord:
     return healthy(rank, compiles=[], counters=(counters("C/first", frames=0, graphs=0),))
 
 
-def test_nothing_compiled_has_its_own_exit_code() -> None:
-    assert verdict(idle(0), idle(1)).exit_code == ExitCode.NOTHING_COMPILED
+def test_nothing_compiled_has_its_own_exit_code_and_cause() -> None:
+    found = verdict(idle(0), idle(1))
+    assert found.exit_code == ExitCode.NOTHING_COMPILED
+    assert found.summary.startswith("nothing was compiled: 0 graphs")
 
 
 def test_a_timeout_has_its_own_exit_code() -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +152,13 @@ def test_calls_of_every_kind_of_target_can_be_wrapped(way: str) -> None:
     assert torch.equal(wrapped(torch.ones(3)), torch.ones(3).sin())
     assert calls == [way]
     assert way == "function" or wrapped is target
+
+
+def test_a_frame_between_two_lines_stands_at_the_first_line_of_its_function() -> None:
+    code = compile("x = 1", "/app/train.py", "exec").replace(co_firstlineno=7, co_name="step")
+    frame: Any = SimpleNamespace(f_code=code, f_lineno=None, f_back=None)
+    (line,) = flight.user_stack(frame)
+    assert (line.file, line.line, line.function) == ("/app/train.py", 7, "step")
 
 
 def reduce_twice() -> list[dict[str, Any]]:

@@ -18,11 +18,11 @@ from tpcompile.evidence.text.fx import parse_graph
 from tpcompile.evidence.text.guards import parse_guards
 from tpcompile.evidence.text.lines import innermost_own, is_library
 from tpcompile.evidence.text.normalise import GroupRoles
+from tpcompile.evidence.text.reasons import LIMIT
 from tpcompile.evidence.traceevent import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.userlines import with_user_lines
 
 _DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
-_LIMIT = "Dynamo recompile limit exceeded"
 
 
 def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
@@ -177,7 +177,7 @@ class LoggedEvents:
     def limit_reached(self) -> bool:
         """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
         metrics = self.metrics()
-        is_said = str(metrics.get("fail_reason") or "").startswith(_LIMIT)
+        is_said = str(metrics.get("fail_reason") or "").startswith(LIMIT)
         return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
 
 

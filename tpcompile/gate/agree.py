@@ -81,9 +81,9 @@ class Agreement:
         pairs = enumerate(itertools.zip_longest(issued[rank], issued[usual]))
         number, (theirs, wanted) = next((n, (a, b)) for n, (a, b) in pairs if a is None or b is None or a.key != b.key)
         if theirs and wanted:
-            what = f"#{number} is {_says(theirs)} on rank {rank} and {_says(wanted)} on rank {usual}"
+            what = f"#{number} is {theirs.says} on rank {rank} and {wanted.says} on rank {usual}"
         else:
-            what = f"#{number} is on rank {rank if theirs else usual} only: {_says(theirs or wanted)}"
+            what = f"#{number} is on rank {rank if theirs else usual} only: {(theirs or wanted).says}"
         check = self._check("the same collectives on every rank", what, compile_, ranks=odd)
         return check.model_copy(update={"line": (theirs or wanted).line})
 
@@ -110,7 +110,3 @@ class Agreement:
             line=compile_.line,
             ranks=tuple(ranks),
         )
-
-
-def _says(item: Item) -> str:
-    return item.says

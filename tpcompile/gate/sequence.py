@@ -210,9 +210,7 @@ class _Gate:
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
         self.directory.write_record(record)
-        exchange = Exchange(
-            self.store, range(self.env.world_size), others=self.board, timeout_s=self.config.gate.store_timeout_s
-        )
+        exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
         self.board.end("finished")
@@ -225,11 +223,14 @@ class _Gate:
             return ExitCode.FAIL
         record = self.record()
         self.directory.write_record(record)
-        board = StatusBoard(self.directory, self.watch_store)
-        ranks = range(self.env.world_size)
-        exchange = Exchange(self.watch_store, ranks, others=board, timeout_s=_LAST_WORDS_TIMEOUT_S)
+        exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config), problems=[check]))
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
+
+    def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
+        """Among all ranks, through a client that the calling thread alone uses."""
+        others = StatusBoard(self.directory, store)
+        return Exchange(store, range(self.env.world_size), others=others, timeout_s=timeout_s)
 
     def publish(self, verdict: Verdict | None, *, judge: bool) -> ExitCode:
         """Write the verdict once; the rank that judged also reports it."""

@@ -154,9 +154,10 @@ class Judge:
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
         """Ranks that did not send what their hashes stand for."""
         silent = [rank for rank in ranks if rank not in known]
-        shas: dict[int, str | None] = {rank: f"sha256:{self._sha(rank, group) or None}" for rank in ranks}
+        shas = {rank: self._sha(rank, group) for rank in ranks}
+        texts = {rank: f"sha256:{sha}" if sha else None for rank, sha in shas.items()}
         note = f"rank {ranks_text(silent)} did not send the details"
-        return difference(group, groups_of(shas), kind=KINDS[group], domain=domain, note=note)
+        return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
         """The first rows as divergences, what nobody declared before a long list of what was."""

@@ -15,9 +15,8 @@ from tpcompile.evidence.rows import rows_of
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.reasons import LIMIT
 
-LIMIT = "Dynamo recompile limit exceeded"
-"""How torch's error begins when it gave up on a function."""
 ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
 _REFERENCE = re.compile(r"%\d+")
 _STRING = re.compile(r"'[^']*'")

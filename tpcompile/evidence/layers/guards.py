@@ -110,11 +110,11 @@ def _tensor(difference: Difference) -> Explanation | None:
     for row in difference.rows:
         if not row.is_full or "keys" not in row.first.notes:
             continue
-        if len(set(row.notes("requires_grad"))) > 1:
+        if row.differs_in_note("requires_grad"):
             is_parameter = PARAMETERS in row.first.about
             cause = Cause.FROZEN_PARAMETER if is_parameter else Cause.REQUIRES_GRAD
             return Explanation(cause, Directness.FED, row, guard=row)
-        if len(set(row.notes("keys"))) > 1:
+        if row.differs_in_note("keys"):
             return Explanation(Cause.DISPATCH_KEY, Directness.FED, row, guard=row)
     return None
 

@@ -14,6 +14,9 @@ from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.text.comments import comment_line, split_comments, stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library
 
+LIMIT = "Dynamo recompile limit exceeded"
+"""How torch's error begins when it gave up on a function."""
+
 
 class ReasonKind(StrEnum):
     """What changed between the compiled code and this call."""
