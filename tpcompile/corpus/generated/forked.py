@@ -77,9 +77,10 @@ class Ended:
 
 def supervise(launch: Launch) -> Ended:
     """Run the ranks of a launch to their end. Called in a process of its own."""
-    port = _free_port()
-    pids = {rank: _start(launch, rank, port) for rank in range(launch.world_size)}
-    store = _host_store(port)
+    # It listens from here on, so that nobody else gets the port; the store has threads, and comes after the forks.
+    listener = socket.create_server(("127.0.0.1", 0))
+    pids = {rank: _start(launch, rank, listener) for rank in range(launch.world_size)}
+    store = _host_store(listener)
     watch = _Watch(launch)
     codes: dict[int, int] = {}
     ended: set[int] = set()
@@ -167,24 +168,20 @@ def _sweep_group(pid: int) -> None:
         return
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _host_store(port: int) -> object:
+def _host_store(listener: socket.socket) -> object:
     from torch.distributed import TCPStore
 
-    return TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    host, port = listener.getsockname()
+    return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _start(launch: Launch, rank: int, port: int) -> int:
+def _start(launch: Launch, rank: int, listener: socket.socket) -> int:
     pid = os.fork()
     if pid:
         return pid
     os.setpgid(0, 0)
+    port: int = listener.getsockname()[1]
+    listener.close()
     output = os.open(launch.out / f"out_{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
