@@ -238,12 +238,12 @@ def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> 
     assert judge(by_rank(whole, late, part), [], before={}) is not None
 
 
-@pytest.mark.parametrize(("function", "at"), [("forward", 45), ("helper", 12)])
-def test_a_rank_that_does_not_compile_is_named_at_its_line_of_the_function(function: str, at: int) -> None:
+@pytest.mark.parametrize(("function", "at"), [("forward", 60), ("helper", 12)])
+def test_a_rank_that_does_not_compile_is_named_where_it_calls_the_function(function: str, at: int) -> None:
     inside = line(45).model_copy(update={"function": function})
-    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside)})
+    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside, line(60))})
     waits = Position(region=MODEL, call=1, index=0)
-    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(inside, line(12))))
+    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(line(60), inside, line(12))))
     found = judge(states, [], before=states)
     assert found is not None
     assert (found.cause, found.line and found.line.line) == (Cause.COMPILE_DISABLED, at)
@@ -283,6 +283,16 @@ def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewher
     found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(88))
+
+
+def test_a_step_that_was_left_out_is_told_from_the_end_of_the_first_step() -> None:
+    step = [10, 10, 20, 20, 30]  # two of a forward, two of its backward, one of the clipping
+    left_out = [*step, *step, 10, 10, 10, 10, 20]
+    states = by_rank(state(0, *(issued(number, at=at) for number, at in enumerate(left_out, start=1))))
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(10))
+    assert "#13" in found.observed
 
 
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:

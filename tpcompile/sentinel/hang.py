@@ -15,9 +15,9 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group
-from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
+from tpcompile.sentinel.parting import fewer_calls, habit, key_of, parting
 from tpcompile.sentinel.progress import COMPILES, COMPILING
-from tpcompile.sentinel.waits import compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
+from tpcompile.sentinel.waits import called_at, compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 _RECENT = 12
 """Collectives before an abort in which a rank may have left the common order."""
@@ -150,13 +150,14 @@ def _is_ahead_of(gone: Lost, met: Issued, states: Mapping[int, RankState]) -> bo
 
 
 def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
-    """Ranks that left their own habit a moment ago, and in what."""
+    """Ranks that left their own habit a moment ago, and in what: the longest habit counts, in a first step all is new."""
     found = {}
     for rank, last in newest.items():
         recent = [one for one in states[rank].issued if one.group == last.group][-_RECENT:]
-        strange = [issued for issued in recent if _is_strange(issued, states[rank])]
-        if strange:
-            found[rank] = strange[0]
+        strange = {issued: _strangeness(issued, states[rank]) for issued in recent}
+        strangest = max(strange, key=lambda issued: strange[issued])
+        if strange[strangest]:
+            found[rank] = strangest
     return found
 
 
@@ -174,13 +175,14 @@ def _met(gone: Lost, issued: Issued) -> bool:
     return stack[:common] == place[:common]
 
 
-def _is_strange(issued: Issued, state: RankState) -> bool:
-    """True when the rank used to issue something else there, or nothing from that line after it had issued others."""
+def _strangeness(issued: Issued, state: RankState) -> int:
+    """How many collectives before it used to be followed by another one; 1 where it is new itself, 0 as usual."""
     history = [key_of(one) for one in state.issued if one.group == issued.group and one.seq < issued.seq]
-    expected = followers(history, history)
-    if expected:
-        return key_of(issued) not in expected
-    return len(history) > 1 and not issued.is_done and key_of(issued) not in history
+    usual = habit(history)
+    if usual.followers:
+        return usual.context if key_of(issued) not in usual.followers else 0
+    is_new = len(history) > 1 and not issued.is_done and key_of(issued) not in history
+    return int(is_new)
 
 
 def _same(a: UserLine | None, b: UserLine | None) -> bool:
@@ -356,7 +358,7 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
         text = f"rank {compiled} alone compiled {ours.waits_at}; rank {other} waits {what}"
         return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
     text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
-    return Finding(Cause.COMPILE_DISABLED, text, (other,), runs_at)
+    return Finding(Cause.COMPILE_DISABLED, text, (other,), called_at(theirs, region) or line)
 
 
 def _is_compared(whole: RankState, part: RankState) -> bool:

@@ -49,15 +49,24 @@ def parting(states: Mapping[int, RankState]) -> Parting | None:
     return None
 
 
-def followers(before: Sequence[Key], history: Sequence[Key]) -> frozenset[Key]:
-    """What has followed the last of `before` in `history`, with as much context as was seen; empty when never seen."""
-    for length in range(min(_CONTEXT, len(before)), 0, -1):
-        context = tuple(before[-length:])
+@dataclass(frozen=True)
+class Habit:
+    """What has followed the last collectives of a history, each time they came before."""
+
+    context: int
+    """How many of the last ones had come in this order before; 0 when the last one is new."""
+    followers: frozenset[Key]
+
+
+def habit(history: Sequence[Key]) -> Habit:
+    """The habit with as much context as was seen."""
+    for length in range(min(_CONTEXT, len(history)), 0, -1):
+        context = tuple(history[-length:])
         ends = range(length, len(history))
         found = frozenset(history[end] for end in ends if tuple(history[end - length : end]) == context)
         if found:
-            return found
-    return frozenset()
+            return Habit(length, found)
+    return Habit(0, frozenset())
 
 
 def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Parting | None:
@@ -132,7 +141,7 @@ def _alone(by_rank: Mapping[int, Mapping[int, Issued]], number: int, *, at_most:
 def _is_usual(issued: Mapping[int, Issued], number: int) -> bool | None:
     """True when the rank did as it used to, None when there is nothing to compare with."""
     history = [key_of(issued[seq]) for seq in sorted(issued) if seq < number]
-    expected = followers(history, history)
+    expected = habit(history).followers
     if not expected:
         return None
     return key_of(issued[number]) in expected
