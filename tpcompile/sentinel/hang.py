@@ -35,6 +35,8 @@ class Finding:
     details: tuple[str, ...] = ()
     gone: tuple[int, ...] = ()
     """Ranks that cannot take part any more."""
+    is_by_number: bool = False
+    """Numbers of collectives differ; which collective it is, the ranks' own records say."""
 
     @property
     def is_loss(self) -> bool:
@@ -73,9 +75,15 @@ def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapp
     return None
 
 
+def parted(states: Mapping[int, RankState]) -> Finding | None:
+    """Where ranks that are out of step came apart."""
+    found = parting(states)
+    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
+
+
 def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
     """The call that one of two ranks made or left out before one of them compiled alone."""
-    found = _parted({here.rank: here, theirs.rank: theirs})
+    found = parted({here.rank: here, theirs.rank: theirs})
     return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
@@ -150,7 +158,7 @@ def _is_ahead_of(gone: Lost, met: Issued, states: Mapping[int, RankState]) -> bo
 
 
 def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
-    """Ranks that left their own habit a moment ago, and in what: the longest habit counts, in a first step all is new."""
+    """Ranks that left their own habit a moment ago, and in what: the longest habit, since a first step has none."""
     found = {}
     for rank, last in newest.items():
         recent = [one for one in states[rank].issued if one.group == last.group][-_RECENT:]
@@ -219,7 +227,7 @@ def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
         for have in _numbers(states, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
             if len(alike) > 1:
-                return _parted(_only(states, group)) or _differ(alike, have)
+                return parted(_only(states, group)) or _differ(alike, have)
     return None
 
 
@@ -230,12 +238,6 @@ def _only(states: Mapping[int, RankState], group: str) -> dict[int, RankState]:
         kept = tuple(issued for issued in state.issued if issued.group == group)
         found[rank] = state.model_copy(update={"issued": kept})
     return found
-
-
-def _parted(states: Mapping[int, RankState]) -> Finding | None:
-    """Where ranks that wait in vain came apart."""
-    found = parting(states)
-    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
 
 def _numbers(states: Mapping[int, RankState], group: str) -> Iterator[dict[int, Issued]]:
@@ -274,9 +276,9 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
 
 def _explained(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
-    parted = _parted(states)
-    if parted is not None:
-        return parted
+    came_apart = parted(states)
+    if came_apart is not None:
+        return came_apart
     found = fewer_calls(states, waiting, absent)
     return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
@@ -305,7 +307,7 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
             p2p = states[alone].p2p
             assert p2p is not None
             return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
-        return _parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
+        return parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
     return None
 
 

@@ -7,6 +7,7 @@ else used to follow. A collective from a line that no other rank uses was added;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,8 @@ def _of_group(state: RankState, group: str) -> dict[int, Issued]:
 
 def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | None:
     differing = list(_differing(by_rank))
+    if differing and differing[0] == _oldest_common(by_rank) > 1:
+        return None  # they parted before: what comes under one number since then is shifted
     for number in differing:
         odd = _unusual(by_rank, number) or _alone(by_rank, number, at_most=1)
         if odd:
@@ -98,6 +101,12 @@ def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | 
     if first is None:
         return None
     return _describe(by_rank, first, _alone(by_rank, first) or _minority(by_rank, first))
+
+
+def _oldest_common(by_rank: Mapping[int, Mapping[int, Issued]]) -> int:
+    """The first number that more than one rank still knows."""
+    known = Counter(number for issued in by_rank.values() for number in issued)
+    return min((number for number, ranks in known.items() if ranks > 1), default=0)
 
 
 def _differing(by_rank: Mapping[int, Mapping[int, Issued]]) -> Iterator[int]:
