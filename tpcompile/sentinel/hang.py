@@ -15,7 +15,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group
-from tpcompile.sentinel.parting import fewer_calls, habit, key_of, parting
+from tpcompile.sentinel.parting import fewer_calls, key_of, parting, usual
 from tpcompile.sentinel.progress import COMPILES, COMPILING
 from tpcompile.sentinel.waits import called_at, compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
 
@@ -138,34 +138,26 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
         return Finding(Cause.STUCK_COLLECTIVE, text, odd, issued.call_line or issued.line)
     met = next(iter(newest.values()))
     text = f"{how}; the others were in {met}"
-    if met.call_line is not None and _is_ahead_of(gone, met, states):  # it left that call out
-        text += f", in call {met.call} of {met.region}"
+    if met.call_line is not None and _was_there(gone, states):
+        text += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
         return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
     return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
 
 
-def _is_ahead_of(gone: Lost, met: Issued, states: Mapping[int, RankState]) -> bool:
-    """True when the dead rank stood at what usually comes after `met`, not at what came before it."""
-    for state in states.values():
-        issued = [one for one in state.issued if one.group == met.group and one.seq <= met.seq]
-        was_there = [number for number, one in enumerate(issued) if _met(gone, one)]
-        earlier = [number for number, one in enumerate(issued[:-1]) if key_of(one) == key_of(met)]
-        if was_there and earlier:
-            behind = len(issued) - 1 - was_there[-1]
-            following = [number - earlier[-1] for number in was_there if number > earlier[-1]]
-            return bool(following) and following[0] < behind
-    return False
+def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
+    """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
+    return any(_met(gone, one) for state in states.values() for one in state.issued)
 
 
 def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
-    """Ranks that left their own habit a moment ago, and in what: the longest habit, since a first step has none."""
+    """Ranks that left their own habit a moment ago, and in what."""
     found = {}
     for rank, last in newest.items():
-        recent = [one for one in states[rank].issued if one.group == last.group][-_RECENT:]
-        strange = {issued: _strangeness(issued, states[rank]) for issued in recent}
-        strangest = max(strange, key=lambda issued: strange[issued])
-        if strange[strangest]:
-            found[rank] = strangest
+        of_group = [one for one in states[rank].issued if one.group == last.group]
+        strangeness = _strangeness(of_group)
+        strangest = max(range(len(of_group)), key=lambda at: (strangeness[at], at))
+        if strangeness[strangest]:
+            found[rank] = of_group[strangest]
     return found
 
 
@@ -183,14 +175,20 @@ def _met(gone: Lost, issued: Issued) -> bool:
     return stack[:common] == place[:common]
 
 
-def _strangeness(issued: Issued, state: RankState) -> int:
-    """How many collectives before it used to be followed by another one; 1 where it is new itself, 0 as usual."""
-    history = [key_of(one) for one in state.issued if one.group == issued.group and one.seq < issued.seq]
-    usual = habit(history)
-    if usual.followers:
-        return usual.context if key_of(issued) not in usual.followers else 0
-    is_new = len(history) > 1 and not issued.is_done and key_of(issued) not in history
-    return int(is_new)
+def _strangeness(issued: Sequence[Issued]) -> list[int]:
+    """How many collectives before each of the last ones are followed by another one elsewhere; 0 for a usual one.
+
+    Elsewhere is before and after: what ends the first step ends the next ones, too.
+    """
+    keys = [key_of(one) for one in issued]
+    found = [0] * len(keys)
+    for at in range(max(1, len(keys) - _RECENT), len(keys)):
+        context, expected = usual(keys, at, [end for end in range(1, len(keys)) if end != at])
+        if expected and keys[at] not in expected:
+            found[at] = context
+    if not issued[-1].is_done and keys[-1] not in keys[:-1] and len(keys) > 2:
+        found[-1] = max(found[-1], 1)
+    return found
 
 
 def _same(a: UserLine | None, b: UserLine | None) -> bool:
@@ -365,8 +363,10 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
 
 def _is_compared(whole: RankState, part: RankState) -> bool:
     """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
-    if whole.waits_at is None or part.waits_at is None or part.waits_at.region == whole.waits_at.region:
+    if whole.waits_at is None or part.waits_at is None:
         return False
+    if part.waits_at.region == whole.waits_at.region:
+        return True  # one of them is ahead: it has compiled, or is seen to have gone past
     region, call = whole.waits_at.region, whole.waits_at.call
     return part.calls.get(region, 0) >= call and runs(part, region)
 
