@@ -311,6 +311,18 @@ def test_a_rank_that_did_as_in_every_step_is_not_blamed_for_its_first_one() -> N
     assert aborted_where_rank_0_had_issued(*STEP, *STEP, 10, 10, 20).ranks == (1,)
 
 
+def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_in() -> None:
+    in_a_call = issued(11, done=False).model_copy(update={"call_line": line(7), "call": 3, "region": "f"})
+    usual = [issued(number, at=at) for number, at in enumerate([*STEP, *STEP], start=1)]
+    states = by_rank(state(0, *usual, in_a_call))
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
+    hook = judge(states, [Lost(1, "died", aborted=True, line=line(31), is_final=True)], before={})
+    assert hook is not None
+    assert (hook.cause, hook.ranks, hook.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
+
+
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
     found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})

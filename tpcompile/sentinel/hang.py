@@ -146,7 +146,7 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
 
 def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
     """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
-    return any(_met(gone, one) for state in states.values() for one in state.issued)
+    return any(_met(gone, one) and _same(gone.line, one.line) for state in states.values() for one in state.issued)
 
 
 def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
