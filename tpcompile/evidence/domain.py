@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.evidence.layerspec import Groups, Row
 from tpcompile.evidence.records import Item, Layer, RankDigest, RankGroup
+from tpcompile.evidence.several import grouped
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -36,6 +37,11 @@ class Domain:
         """Why the allow-list says that this difference is intended; empty when it does not."""
         return reason_for(layer, row.present, self.allowed)
 
+    @property
+    def is_cut(self) -> bool:
+        """True when the log of any rank ends early."""
+        return any(digest.is_cut for digest in self.ranks)
+
     def of_rank(self, rank: int) -> RankDigest:
         """The digest of a rank."""
         return next(d for d in self.ranks if d.rank == rank)
@@ -52,17 +58,13 @@ def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
 
 def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
     """Domain -> digests of its ranks, both in order."""
-    found: dict[str, list[RankDigest]] = {}
-    for digest in sorted(digests, key=lambda digest: (digest.domain, digest.rank)):
-        found.setdefault(digest.domain, []).append(digest)
-    return found
+    in_order = sorted(digests, key=lambda digest: (digest.domain, digest.rank))
+    return grouped(in_order, lambda digest: digest.domain)
 
 
 def group_by(values: Mapping[int, Hashable]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
-    groups: dict[Hashable, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
+    groups = grouped(sorted(values), values.__getitem__)
     return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
 
 

@@ -24,7 +24,12 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
 
 def common_keys(items: Items) -> set[tuple[str, ...]]:
     """Keys of the items that every group has."""
-    return set.intersection(*({item.key for item in group} for group in items))
+    return set.intersection(*map(set, map(keys, items)))
+
+
+def keys(group: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
+    """Keys of the items of one group, in order."""
+    return tuple(item.key for item in group)
 
 
 def first_difference(items: Items) -> int:
@@ -48,6 +53,11 @@ def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
+def differing_places(items: Items) -> list[Row]:
+    """Rows of groups with equally many items, by position, where they differ."""
+    return [row for row in _side_by_side(items) if row.differs]
+
+
 def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
     return map(Row, zip_longest(*columns))
 
@@ -57,7 +67,7 @@ def _by_position(items: Items) -> tuple[Row, ...]:
     inserted = _inserted(items)
     if inserted is not None:
         return (inserted,)
-    return tuple(row for row in _side_by_side(items) if row.differs)
+    return tuple(differing_places(items))
 
 
 def _inserted(items: Items) -> Row | None:

@@ -10,6 +10,7 @@ from tpcompile.evidence.headline import spoken
 from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import PARAMETERS
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import is_library
@@ -209,4 +210,6 @@ def _checked(row: Row) -> Cause:
     return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
 
 
-SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, is_ordered=False)
+SPEC = LayerSpec(
+    layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=uneven_shards, is_ordered=False
+)

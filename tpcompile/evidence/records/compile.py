@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.several import first, grouped
 
 
 class Node(Frozen):
@@ -24,12 +25,22 @@ class Node(Frozen):
     """The temporary's name; for the reader, not in the digest."""
     line: UserLine | None = None
 
+    @property
+    def arguments(self) -> list[str]:
+        """All arguments, without the names of those that have one."""
+        return [*self.args, *(value for _, value in self.kwargs)]
+
 
 class Graph(Frozen):
     """One FX graph: `dynamo`, `forward`, `inference` or `backward`."""
 
     kind: str
     nodes: tuple[Node, ...]
+
+    @property
+    def scopes(self) -> list[list[Node]]:
+        """The nodes of each subgraph, in order."""
+        return list(grouped(self.nodes, lambda node: node.scope).values())
 
 
 class Guard(Frozen):
@@ -190,7 +201,7 @@ class CompileRecord(Frozen):
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
-        return next((g for g in self.graphs if g.kind == kind), None)
+        return first(graph for graph in self.graphs if graph.kind == kind)
 
 
 class PhaseCounters(Frozen):

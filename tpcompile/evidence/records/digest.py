@@ -48,6 +48,11 @@ class CompileDigest(Frozen):
         """Hash of that layer, None when it was not observed."""
         return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
 
+    @property
+    def is_loaded(self) -> bool:
+        """True when any of its artifacts came from a cache."""
+        return any(event.endswith("_hit") for event in self.cache)
+
     def num_items(self, layer: Layer) -> int:
         """Items of that layer, both parts of it; 0 when it was not observed."""
         return sum(d.num_items for d in self.layers if d.layer == layer)
