@@ -117,7 +117,7 @@ def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
 def _domains(question: Question, logs: dict[int, RankLog]) -> Domains:
     if question.mesh is not None:
         return question.mesh.domains()
-    return by_groups({rank: list(log.groups) for rank, log in logs.items()})
+    return by_groups({rank: log.coupling for rank, log in logs.items()})
 
 
 class _Diagnosis:

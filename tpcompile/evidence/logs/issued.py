@@ -81,7 +81,7 @@ def lonely_groups(job: Job, domain: Domain) -> Iterator[Divergence]:
     logs = job.logs_of(domain)
     if len(logs) < len(domain.ranks) or job.incomplete & set(domain.ranks):
         return  # a peer may have been in the group
-    users = Counter(name for log in logs for name in log.groups)
+    users = Counter(name for log in logs for name in log.coupling)
     lonely = {name for name, number in users.items() if number == 1}
     for step in _in_step(job, domain):
         place = _first_lonely(step, lonely)

@@ -37,6 +37,8 @@ _GROUP = re.compile(
     rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?P<op>\w+)[\w.]*\([^'\"\n]*"
     rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
+_OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
+"""A call that says the size of its group, 1; a reduction does not say it."""
 _GROUP_GUARD = re.compile(rb"(_name(?:(?<=group_name)|(?<=pg_name))\S* == ')(?P<group>[^'\n]*)(?=')")
 _BY_NATURE = (
     (b"Guard latency = ", re.compile(rb"(Guard latency = )[^\n]*")),
@@ -78,6 +80,8 @@ class LoggedCompile:
     names: frozenset[str] = frozenset()
     groups: dict[str, int] = field(default_factory=dict)
     """Process groups its graphs name, as torch names them -> place in order of appearance."""
+    alone: set[str] = field(default_factory=set)
+    """Those of them that hold one rank, as far as the text says so."""
     issued: list[tuple[str, str]] = field(default_factory=list)
     """(op, group) of the collectives in its graphs, as their text has them."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)
@@ -129,6 +133,12 @@ class RankLog:
     def groups(self) -> dict[str, None]:
         """Names of the process groups in compiled code, in order of appearance."""
         return {name: None for compile_ in self.compiles for name in compile_.groups}
+
+    @property
+    def coupling(self) -> list[str]:
+        """The same without groups of one rank, which nobody else waits in."""
+        alone = set[str]().union(*(compile_.alone for compile_ in self.compiles))
+        return [name for name in self.groups if name not in alone]
 
     def record(self, number: int, roles: GroupRoles) -> CompileRecord:
         """Read one compile in full."""
@@ -265,7 +275,10 @@ def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tupl
         return match[1] + str(place).encode()
 
     def call(match: re.Match[bytes]) -> bytes:
-        issued.append((match["op"].decode(), match["group"].decode(errors="replace")))
+        group = match["group"].decode(errors="replace")
+        issued.append((match["op"].decode(), group))
+        if _OF_ONE.search(match[1]):
+            compile_.alone.add(group)
         return place_of(match)
 
     text = _GROUP_GUARD.sub(place_of, _GROUP.sub(call, payload))
