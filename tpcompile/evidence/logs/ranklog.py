@@ -34,7 +34,7 @@ from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, c
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(
-    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?P<op>\w+)[\w.]*\([^'\"\n]*"
+    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w+)[\w.]*\([^'\"\n]*"
     rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
 _OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
@@ -83,7 +83,7 @@ class LoggedCompile:
     alone: set[str] = field(default_factory=set)
     """Those of them that hold one rank, as far as the text says so."""
     issued: list[tuple[str, str]] = field(default_factory=list)
-    """(op, group) of the collectives in its graphs, as their text has them."""
+    """(op, group) of the collectives in its graphs, as their text has them; where a rank waits is its own affair."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)
     """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
     fail_type: str = ""
