@@ -65,12 +65,26 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
         row = next(row for row in map(Row, zip(*items, strict=True)) if row.differs)
     if cause == Cause.EXTRA_COLLECTIVE:
-        row = next((extra for extra in rows if not extra.is_full), row)
+        row = next((_at_own_line(extra, items) for extra in rows if not extra.is_full), row)
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     is_result = cause == Cause.COLLECTIVE_SIZES
     directness = Directness.RESULT if is_result else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _at_own_line(extra: Row, items: Items) -> Row:
+    """The extra one; of several that are equal the one at a line from which nobody else issues.
+
+    Aligned by content, the last of them is taken for it.
+    """
+    lacking = [group for index, group in enumerate(items) if index not in extra.owners]
+    theirs = {item.line for group in lacking for item in group}
+    own = {}
+    for index in extra.owners:
+        equal = [item for item in items[index] if item.key == extra.first.key]
+        own[index] = next((item for item in equal if item.line not in theirs), extra[index])
+    return Row(own.get(index) for index in range(len(items)))
 
 
 def _in_place(items: Items) -> Sequence[Row]:
