@@ -28,7 +28,7 @@ def judged(
         return None if rank in dead else facts[rank].part(question["group"]).model_dump(mode="json")
 
     digests = [
-        ParityDigest(rank=rank, domain=domain, members=(), shas={ENV: facts[rank].sha(ENV)})
+        ParityDigest(rank=rank, domain=domain, shas={ENV: facts[rank].sha(ENV)})
         for rank, (domain, _) in enumerate(ranks)
     ]
     return Judge(digests, {}, fetch, 1.0, "parity", allowed=allowed).verdict(), asked

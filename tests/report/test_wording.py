@@ -45,13 +45,13 @@ def test_the_smallest_group_is_blamed() -> None:
         RankGroup(ranks=(0, 1), item=value_item("item", "a", line=others)),
         RankGroup(ranks=(2,), item=value_item("item", "b", line=odd)),
     )
-    assert wording.blamed_line(samples.divergence(groups=groups)) == odd
+    assert samples.divergence(groups=groups).line == odd
 
 
 def test_of_two_equal_groups_the_one_without_rank_0_is_blamed() -> None:
     lines = [UserLine(file=f"rank{n}.py", line=1) for n in (0, 1)]
     groups = tuple(RankGroup(ranks=(n,), item=value_item("item", str(n), line=lines[n])) for n in (0, 1))
-    assert wording.blamed_line(samples.divergence(groups=groups)) == lines[1]
+    assert samples.divergence(groups=groups).line == lines[1]
 
 
 def test_a_huge_item_is_cut_with_a_note() -> None:
@@ -71,7 +71,7 @@ def test_cause_step_and_guard_of_both_sides_are_told_in_one_place() -> None:
 def test_a_side_without_an_item_is_blamed_by_the_line_of_its_frame() -> None:
     frame = UserLine(file="/repo/model.py", line=3)
     groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), frame_line=frame))
-    assert wording.blamed_line(samples.divergence(groups=groups)) == frame
+    assert samples.divergence(groups=groups).line == frame
 
 
 def test_every_report_tells_the_cause() -> None:

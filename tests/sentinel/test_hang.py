@@ -6,7 +6,7 @@ import pytest
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel.hang import Lost, departed, describe, judge
+from tpcompile.sentinel.hang import Finding, Lost, departed, describe, judge
 from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
 from tpcompile.sentinel.progress import COMPILING, RUNNING, WAITING
 
@@ -191,6 +191,12 @@ def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
     assert judge(states, [], before=states) is None
 
 
+def test_ranks_at_two_frames_of_one_call_are_left_to_the_comparison() -> None:
+    ahead = state(0, waits_at=AT.model_copy(update={"index": 2}), activity=WAITING)
+    behind = state(1, waits_at=AT, activity=WAITING)
+    assert judge(by_rank(ahead, behind), [], before=by_rank(ahead, behind)) is None
+
+
 def test_ranks_that_compiled_in_opposite_order_wait_for_each_other() -> None:
     other = Position(region="g", call=1, index=0)
     states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, waits_at=other, activity=WAITING))
@@ -238,12 +244,12 @@ def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> 
     assert judge(by_rank(whole, late, part), [], before={}) is not None
 
 
-@pytest.mark.parametrize(("function", "at"), [("forward", 45), ("helper", 12)])
-def test_a_rank_that_does_not_compile_is_named_at_its_line_of_the_function(function: str, at: int) -> None:
+@pytest.mark.parametrize(("function", "at"), [("forward", 60), ("helper", 12)])
+def test_a_rank_that_does_not_compile_is_named_where_it_calls_the_function(function: str, at: int) -> None:
     inside = line(45).model_copy(update={"function": function})
-    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside)})
+    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside, line(60))})
     waits = Position(region=MODEL, call=1, index=0)
-    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(inside, line(12))))
+    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(line(60), inside, line(12))))
     found = judge(states, [], before=states)
     assert found is not None
     assert (found.cause, found.line and found.line.line) == (Cause.COMPILE_DISABLED, at)
@@ -255,6 +261,17 @@ def test_waiting_for_a_rank_that_has_left_is_named() -> None:
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(10))
     assert "has left: finished" in found.observed
+
+
+def test_a_rank_that_left_early_left_out_a_call_also_where_calls_are_not_known() -> None:
+    in_a_call = issued(4, done=False).model_copy(update={"call_line": line(7)})
+    states = by_rank(state(0, issued(3), in_a_call), state(1, issued(3), ended="finished"))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
+    raised = by_rank(states[0], state(1, issued(3), ended="ValueError: no"))
+    other = judge(raised, [], before=raised)
+    assert other is not None and other.cause == Cause.STUCK_COLLECTIVE
 
 
 def test_a_dead_rank_is_a_verdict_at_once() -> None:
@@ -283,6 +300,38 @@ def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewher
     found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(88))
+
+
+STEP = (10, 10, 20, 20, 30)  # two of a forward, two of its backward, one of the clipping
+
+
+def aborted_where_rank_0_had_issued(*lines: int) -> Finding:
+    states = by_rank(state(0, *(issued(number, at=at) for number, at in enumerate(lines, start=1))))
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    assert found is not None
+    return found
+
+
+def test_a_step_that_was_left_out_is_told_from_the_end_of_the_first_step() -> None:
+    found = aborted_where_rank_0_had_issued(*STEP, *STEP, 10, 10, 10, 10, 20)
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(10))
+    assert "#13" in found.observed
+
+
+def test_a_rank_that_did_as_in_every_step_is_not_blamed_for_its_first_one() -> None:
+    assert aborted_where_rank_0_had_issued(*STEP, *STEP, 10, 10, 20).ranks == (1,)
+
+
+def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_in() -> None:
+    in_a_call = issued(11, done=False).model_copy(update={"call_line": line(7), "call": 3, "region": "f"})
+    usual = [issued(number, at=at) for number, at in enumerate([*STEP, *STEP], start=1)]
+    states = by_rank(state(0, *usual, in_a_call))
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
+    hook = judge(states, [Lost(1, "died", aborted=True, line=line(31), is_final=True)], before={})
+    assert hook is not None
+    assert (hook.cause, hook.ranks, hook.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
 
 
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:

@@ -75,7 +75,13 @@ def _guards(items: Sequence[Item]) -> str:
     if all(values):
         subject = items[0].notes.get("subject", items[0].about)
         return f"{spoken(subject)} == {_versus(values)}"
-    return f"guard on {spoken(items[0].about)}: {_versus([spoken(item.fields['expression']) for item in items])}"
+    about = f"guard on {spoken(items[0].about)}"
+    properties = items[0].notes if "keys" in items[0].notes else {}
+    for name in properties:
+        found = [item.notes.get(name, "") for item in items]
+        if len(set(found)) > 1:
+            return f"{about}: {name} {_versus(found)}"
+    return f"{about}: {_versus([spoken(item.fields['expression']) for item in items])}"
 
 
 def _fields(items: Sequence[Item]) -> str:

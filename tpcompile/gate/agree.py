@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.digest import frame_name, layer_items
+from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
+from tpcompile.evidence.rows import first_difference
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
@@ -55,20 +57,16 @@ class Agreement:
         if late:
             self._end(self._one_rank(compile_, late))
         issued = {rank: [Item.model_validate(item) for item in items] for rank, items in sorted(found.items())}
-        alike: dict[tuple[tuple[str, ...], ...], list[int]] = {}
-        for rank, items in issued.items():
-            alike.setdefault(tuple(item.key for item in items), []).append(rank)
-        if len(alike) > 1:
-            # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
-            usual, *odd = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+        # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
+        usual, *odd = group_by({rank: tuple(item.key for item in items) for rank, items in issued.items()})
+        if odd:
             self._end(self._differ(compile_, usual[0], sorted(itertools.chain(*odd)), issued))
 
     def _one_rank(self, compile_: CompileRecord, late: Sequence[int]) -> Check:
-        seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
         return self._check(
             f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
             f"rank {self._store.rank} compiled it, rank {ranks_text(late)} did not within "
-            f"{self._config.gate.store_timeout_s:g} s ({seen})",
+            f"{self._config.gate.store_timeout_s:g} s ({self._seen(late)})",
             compile_,
             ranks=late,
         )
@@ -78,26 +76,29 @@ class Agreement:
     ) -> Check:
         """The first collective in which the lowest of the `odd` ranks leaves what rank `usual` does."""
         rank = odd[0]
-        pairs = enumerate(itertools.zip_longest(issued[rank], issued[usual]))
-        number, (theirs, wanted) = next((n, (a, b)) for n, (a, b) in pairs if a is None or b is None or a.key != b.key)
-        if theirs and wanted:
-            what = f"#{number} is {theirs.says} on rank {rank} and {wanted.says} on rank {usual}"
-        else:
-            what = f"#{number} is on rank {rank if theirs else usual} only: {(theirs or wanted).says}"
+        number = first_difference((tuple(issued[rank]), tuple(issued[usual])))
+        have = {rank: issued[rank][number:], usual: issued[usual][number:]}
+        said = [(who, items[0]) for who, items in have.items() if items]
+        who, first = said[0]
+        what = f"#{number} is on rank {who} only: {first.says}"
+        if len(said) > 1:
+            what = f"#{number} is " + " and ".join(f"{item.says} on rank {who}" for who, item in said)
         check = self._check("the same collectives on every rank", what, compile_, ranks=odd)
-        return check.model_copy(update={"line": (theirs or wanted).line})
+        return check.model_copy(update={"line": first.line})
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""
-        seen = "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
         return Check(
             id=CheckId.ARRIVED,
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
-            observed=f"rank {ranks_text(late)} is missing ({seen})",
+            observed=f"rank {ranks_text(late)} is missing ({self._seen(late)})",
             ranks=tuple(late),
         )
+
+    def _seen(self, late: Sequence[int]) -> str:
+        return "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
 
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.config import RunConfig
@@ -31,18 +33,21 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         return []
     sites: list[str] = digests[0].facts.get("A/sites", [])
     per_forward = int(digests[0].facts.get("A/collectives_per_forward", 0))
-    missed = {d.rank: sorted(set(sites) - set(d.facts.get("A/broken_sites", []))) for d in digests}
-    regions = {d.rank: int(d.facts.get("A/regions_per_forward", 0)) for d in digests}
-    bad_sites = [rank for rank, sites_ in missed.items() if sites_]
-    bad_regions = [rank for rank, count in regions.items() if count <= per_forward]
     if not per_forward:
         return [make_check("A", "the cliff", [], "collectives in the block", "none: tp is 1", status=Status.SKIPPED)]
+    broken = _facts(digests, "A/broken_sites", [])
+    regions = _facts(digests, "A/regions_per_forward", 0)
+    bad_sites = [rank for rank, found in broken.items() if not set(sites).issubset(found)]
+    bad_regions = [rank for rank, count in regions.items() if count <= per_forward]
+    seen = f"all {len(sites)} among the break reasons"
+    if bad_sites:
+        seen = f"missing: {sorted(set(sites).difference(broken[bad_sites[0]]))}"
     return [
         any_compiled("A", digests),
         make_check(
             "A", "every collective call site breaks the graph", bad_sites,
             f"{len(sites)} sites: {', '.join(sites)}",
-            f"missing: {missed[bad_sites[0]]}" if bad_sites else f"all {len(sites)} among the break reasons",
+            seen,
         ),
         make_check(
             "A", "regions entered per forward exceed collectives", bad_regions,
@@ -56,14 +61,14 @@ def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     world = len(digests)
     found = [any_compiled("B", digests), *_one_graph("B", digests), *agreement("B", digests, divergences)]
     found += _errors(config, digests, "B", "forward right", only="forward")
-    eager = {d.rank: d.facts.get("B/trap_eager") for d in digests}
-    compiled = {d.rank: d.facts.get("B/trap_compiled") for d in digests}
+    eager = _facts(digests, "B/trap_eager", None)
+    compiled = _facts(digests, "B/trap_compiled", None)
     if world == 1:
         return [
             *found,
             make_check("B", "gradient trap detected", [], "tp > 1", "tp is 1", status=Status.SKIPPED),
         ]
-    bad = [r for r in eager if eager[r] != 1.0 or compiled[r] != float(world)]
+    bad = [r for r in eager if (eager[r], compiled[r]) != (1.0, float(world))]
     found.append(
         make_check(
             "B", "gradient trap detected", bad,
@@ -98,9 +103,23 @@ def timings(digests: Sequence[RankDigest]) -> dict[str, float]:
     return {key.removesuffix("/median_ms"): max(d.facts.get(key, 0.0) for d in digests) for key in sorted(keys)}
 
 
+def _facts(digests: Sequence[RankDigest], key: str, default: Any) -> dict[int, Any]:
+    return {digest.rank: digest.facts.get(key, default) for digest in digests}
+
+
+def _graphs(digests: Sequence[RankDigest], phase: str) -> dict[int, int]:
+    return {digest.rank: num_graphs(digest, phase) for digest in digests}
+
+
+def _reasons(digests: Sequence[RankDigest], phase: str) -> list[str]:
+    """Why ranks recompiled in a phase."""
+    found = [(digest.rank, *said) for digest in digests for said in digest.recompile_reasons]
+    return [f"rank {rank}: {reason}" for rank, where, reason in found if where == phase]
+
+
 def _one_graph(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
     phase = f"{mode}/{FIRST}"
-    graphs = {d.rank: num_graphs(d, phase) for d in digests}
+    graphs = _graphs(digests, phase)
     return [
         make_check(
             mode,
@@ -121,22 +140,23 @@ def _steady(config: RunConfig, digests: Sequence[RankDigest]) -> Check:
     return make_check(
         "C", "recompiles in steady calls", bad, f"0 compiles in {config.gate.steady_calls} calls",
         f"{values_text(frames, 'compile')} in {values_text(calls, 'call')}",
-        details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase],
+        details=_reasons(digests, phase),
     )  # fmt: skip
 
 
 def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
     phase = f"C/{RESIZED}"
-    graphs = {d.rank: num_graphs(d, phase) for d in digests}
-    usual = max(set(graphs.values()), key=list(graphs.values()).count) if graphs else 0
+    graphs = _graphs(digests, phase)
     never = [d.rank for d in digests if not d.counters_of(phase).calls]
-    bad = [r for r, n in graphs.items() if n > 1 or n != usual or r in never]
+    usual = max(set(graphs.values()), key=list(graphs.values()).count) if graphs else 0
+    odd = [rank for rank, number in graphs.items() if number > 1 or number != usual]
+    bad = [*odd, *never]
     seq = f"{config.block.seq_len} to {config.resized_seq_len} tokens"
     return [
         make_check(
             "C", "one recompile at most when the length changes", bad, f"at most 1 compile, on all ranks ({seq})",
             f"{values_text(graphs, 'compile')}{'; never called on rank ' + ranks_text(never) if never else ''}",
-            details=[f"rank {d.rank}: {r}" for d in digests for p, r in d.recompile_reasons if p == phase and bad],
+            details=_reasons(digests, phase) if bad else [],
         ),
         no_breaks("C", "graph breaks after the change", phase, digests),
     ]  # fmt: skip
@@ -166,33 +186,55 @@ def _first_difference(declared: Sequence[str], seen: Sequence[str]) -> str:
     return f"{len(seen)} instead of {len(declared)}; extra #{len(declared)} {seen[len(declared)]}"
 
 
+@dataclass(frozen=True)
+class _Error:
+    """The error of one tensor on one rank."""
+
+    rank: int
+    what: str
+    error: float
+    single: float
+    """The single-device error."""
+    ratio: float
+
+    @property
+    def badness(self) -> float:
+        """The ratio; no number is worse than any."""
+        return float("inf") if math.isnan(self.ratio) else self.ratio
+
+
 def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: str, name: str, *, only: str) -> list[Check]:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
-    prefix = f"{mode}/error/{only}"
-    measured: dict[int, dict[str, Any]] = {
-        d.rank: {k.removeprefix(f"{mode}/error/"): v for k, v in d.facts.items() if k.startswith(prefix)}
-        for d in digests
-    }
-    ratios = {(rank, what): v["ratio"] for rank, by in measured.items() for what, v in by.items()}
-    if not ratios:
+    measured = [error for digest in digests for error in _measured(digest, f"{mode}/error/", only)]
+    if not measured:
         return [make_check(mode, name, [], f"at most {limit:g}x", "not measured", status=Status.FAIL)]
-    worst = max(ratios, key=lambda key: ratios[key] if ratios[key] == ratios[key] else float("inf"))
-    bad = {key for key, ratio in ratios.items() if not ratio <= limit}
-    value = measured[worst[0]][worst[1]]
+    worst = max(measured, key=lambda error: error.badness)
+    bad = [error for error in measured if not error.ratio <= limit]  # NaN is bad too
+    details = [f"rank {e.rank} {e.what}: {e.ratio:.2f}x" for e in sorted(bad, key=lambda e: -e.badness)[:8]]
     observed = (
-        f"worst {ratios[worst]:.2f}x: {worst[1]} on rank {worst[0]} "
-        f"({value['error']:.2e} against {value['single']:.2e} on one device)"
+        f"worst {worst.ratio:.2f}x: {worst.what} on rank {worst.rank} "
+        f"({worst.error:.2e} against {worst.single:.2e} on one device)"
     )
-    details = [f"rank {r} {w}: {ratios[r, w]:.2f}x" for r, w in sorted(bad, key=lambda k: -ratios[k])[:8]]
-    if bad and only == "forward":
-        first_wrong = {d.rank: d.facts[key] for d in digests if (key := f"{mode}/first_wrong") in d.facts}
-        details += [f"rank {rank}: first wrong in {name}" for rank, name in first_wrong.items()]
-        observed += f", first wrong in {values_text(first_wrong)}" if first_wrong else ""
-    unmeasured = [rank for rank, by in measured.items() if not by]
-    observed += f"; not measured on rank {ranks_text(unmeasured)}" if unmeasured else ""
+    first_wrong = _first_wrong(mode, digests) if only == "forward" else {}
+    if bad and first_wrong:
+        details += [f"rank {rank}: first wrong in {module}" for rank, module in first_wrong.items()]
+        observed += f", first wrong in {values_text(first_wrong)}"
+    unmeasured = {digest.rank for digest in digests} - {error.rank for error in measured}
+    if unmeasured:
+        observed += f"; not measured on rank {ranks_text(tuple(unmeasured))}"
     expected = f"at most {limit:g}x the single-device error"
-    return [make_check(mode, name, [*(r for r, _ in bad), *unmeasured], expected, observed, details=details)]
+    return [make_check(mode, name, [*(e.rank for e in bad), *unmeasured], expected, observed, details=details)]
+
+
+def _measured(digest: RankDigest, prefix: str, only: str) -> list[_Error]:
+    facts = {key.removeprefix(prefix): fact for key, fact in digest.facts.items() if key.startswith(prefix + only)}
+    return [_Error(digest.rank, what, **fact) for what, fact in facts.items()]
+
+
+def _first_wrong(mode: str, digests: Sequence[RankDigest]) -> dict[int, str]:
+    key = f"{mode}/first_wrong"
+    return {digest.rank: digest.facts[key] for digest in digests if key in digest.facts}
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c}

@@ -35,13 +35,9 @@ def replay(run_dir: RunDir) -> Verdict:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
     rules = _rules_of(run_dir)
     world_size = max(record.world_size for record in records)
-    have = {record.rank for record in records}
-    statuses = {status.rank: status for status in run_dir.read_statuses()}
-    absent = [
-        Absent(rank, f"in phase {statuses[rank].phase}" if rank in statuses else "never, it left no status")
-        for rank in range(world_size)
-        if rank not in have
-    ]
+    missing = set(range(world_size)) - {record.rank for record in records}
+    seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
+    absent = [Absent(rank, seen.get(rank, "never, it left no status")) for rank in sorted(missing)]
     before = run_dir.read_verdict()
     problems = [c for c in before.checks if c.id in checks.LIVE_ONLY] if before else []
     digests = [digest_rank(record) for record in records]

@@ -73,17 +73,12 @@ def conclude(
     domains: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Verdict:
     """Checks and divergences -> the verdict; the first red thing is its summary."""
-    failed = [check for check in checks if check.status == Status.FAIL]
-    red = [d for d in divergences if d.is_red]
-    first: Lead | None = None
-    if failed and (failed[0].id == CheckId.REPORTED or not red):
-        first = lead.of_check(failed[0])
-    elif red:
-        first = lead.of_divergence(red[0])
-    passed = sum(c.status == Status.PASS for c in checks)
+    first = _lead(checks, divergences)
+    status, exit_code = (Status.FAIL, ExitCode.FAIL) if first else (Status.PASS, ExitCode.PASS)
+    passed = sum(check.status == Status.PASS for check in checks)
     return Verdict(
-        status=Status.FAIL if failed or red else Status.PASS,
-        exit_code=ExitCode.FAIL if failed or red else ExitCode.PASS,
+        status=status,
+        exit_code=exit_code,
         world_size=world_size,
         preset=title,
         summary=lead.summary(first) if first else f"{world_size} ranks agree; {passed} checks passed",
@@ -92,3 +87,14 @@ def conclude(
         divergences=tuple(divergences),
         domains=domains,
     )
+
+
+def _lead(checks: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
+    """A rank that did not report explains a difference; a difference explains every other failed check."""
+    failed = [check for check in checks if check.is_red]
+    red = [divergence for divergence in divergences if divergence.is_red]
+    if not failed:
+        return None  # the check of its group is red with every red difference
+    if failed[0].id == CheckId.REPORTED:
+        return lead.of_check(failed[0])
+    return lead.of_divergence(red[0]) if red else lead.of_check(failed[0])

@@ -1,15 +1,19 @@
-"""A fixed set of ranks that exchanges again and again -> one verdict each time, and what every rank last did."""
+"""A fixed set of ranks that exchanges again and again -> one verdict each time, and what every rank last did.
+
+`Details` is what a judge asks for: what stands behind the hashes that ranks sent.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
-from tpcompile.dist.exchange import Exchange, Side
+from tpcompile.dist.exchange import Exchange, Fetch, Question, Side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.records import Verdict
@@ -17,6 +21,36 @@ from tpcompile.evidence.text.ranks import ranks_text
 
 _ROOT = "tpcompile/parity"
 _num_exchanges: Counter[str] = Counter()
+_T = TypeVar("_T")
+
+
+class Details(Generic[_T]):
+    """What ranks say in full, asked for once per hash: whoever has the same hash says the same, also for the dead."""
+
+    def __init__(self, fetch: Fetch, question: Question, shas: Mapping[int, str], parse: Callable[[Any], _T]) -> None:
+        self.shas = shas
+        """By rank."""
+        self._fetch, self._question, self._parse = fetch, question, parse
+        self._known: dict[str, _T | None] = {}
+
+    def of(self, ranks: Iterable[int]) -> dict[int, _T]:
+        """What these ranks say; a rank is missing when nobody with its hash answers."""
+        found = {rank: self._of(rank) for rank in ranks}
+        return {rank: said for rank, said in found.items() if said is not None}
+
+    def _of(self, rank: int) -> _T | None:
+        sha = self.shas[rank]
+        if sha not in self._known:
+            alike = [other for other, said in self.shas.items() if said == sha]
+            self._known[sha] = self._first_answer(dict.fromkeys([rank, *alike]))
+        return self._known[sha]
+
+    def _first_answer(self, ranks: Iterable[int]) -> _T | None:
+        for rank in ranks:
+            answer = self._fetch(rank, self._question)
+            if answer is not None:
+                return self._parse(answer)
+        return None
 
 
 class Meeting:

@@ -25,8 +25,13 @@ UNDECLARED, CHANGES = "undeclared weights", "changes"
 KNOWN_GROUPS = (TOPOLOGY, VERSIONS, DEVICE, ENV, CONFIG, BACKENDS, DTYPES, WEIGHTS, SHARDS, UNDECLARED)
 """What a handshake compares, cause before effect."""
 
-_VERSIONS = ("torch", "cuda", "triton", "driver", "nccl")
-_DEVICE_FACTS = ("gpu", "capability")
+_PLACES = {
+    **dict.fromkeys(("torch", "cuda", "triton", "driver", "nccl"), (VERSIONS, "version ")),
+    **dict.fromkeys(("gpu", "capability"), (DEVICE, "device ")),
+    "env": (ENV, ""),
+    "config": (CONFIG, ""),
+}
+"""First word of a fact of the environment layer -> its group here and what its key begins with; others are backends."""
 _PACKAGES = (
     "tpcompile", "flash-attn", "flash_attn_3", "flashinfer-python", "xformers", "sageattention", "transformer-engine",
     "torchao", "deep-ep", "nvidia-cutlass-dsl", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "kernels", "transformers",
@@ -62,8 +67,6 @@ class ParityDigest(Frozen):
     rank: int
     domain: str
     """Ranks with the same text must agree."""
-    members: tuple[int, ...]
-    """Ranks of the domain in group order."""
     shas: dict[str, str]
     unresolved: dict[str, str] = {}
     """Resolvers of the caller that raised, with the error."""
@@ -127,16 +130,8 @@ def own_facts(device: torch.device) -> dict[str, str]:
 def _environment() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {group: {} for group in (VERSIONS, ENV, CONFIG, BACKENDS, DEVICE)}
     for key, value in compat.environment().items():
-        if key.startswith("env "):
-            found[ENV][key] = value
-        elif key.startswith("config "):
-            found[CONFIG][key] = value
-        elif key in _VERSIONS:
-            found[VERSIONS][f"version {key}"] = value
-        elif key in _DEVICE_FACTS:
-            found[DEVICE][f"device {key}"] = value
-        else:
-            found[BACKENDS][f"backend {key}"] = value
+        group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
+        found[group][f"{prefix}{key}"] = value
     found[VERSIONS] |= {"version python": platform.python_version()} | _packages(_PACKAGES)
     found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
     return found

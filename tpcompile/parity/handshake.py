@@ -137,7 +137,6 @@ class Handshake:
         digest = ParityDigest(
             rank=dist.get_rank(),
             domain=f"{self._group.axis} {ranks_text(self._group.ranks)}",
-            members=self._group.ranks,
             shas={group: facts.sha(group) for group in groups},
             unresolved=unresolved or {},
             own=own_facts(self._device),
@@ -166,12 +165,13 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
     if mesh is None:
         return Group(axis, tuple(range(dist.get_world_size())))
     names = mesh.mesh_dim_names or ()
-    if axis not in names and not (mesh.ndim == 1 and not names):
+    if mesh.ndim == 1 and not names:
+        names = (axis,)
+    if axis not in names:
         raise ConfigError(f"the mesh has no axis {axis!r}; its axes are {list(names)}")
     if mesh.get_coordinate() is None:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
-    dim = names.index(axis) if names else 0
-    return Group(axis, tuple(dist.get_process_group_ranks(mesh.get_group(dim))))
+    return Group(axis, tuple(dist.get_process_group_ranks(mesh.get_group(names.index(axis)))))
 
 
 def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
@@ -194,10 +194,14 @@ def _device_of(mesh: DeviceMesh | None) -> torch.device:
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
     """Parameters and replicated buffers whose bits are not what they were; a buffer of one rank's own may change."""
-    watched = [n for n, w in (before | now).items() if w.is_parameter or w.layout == Layout.REPLICATED]
-    kinds = {name: (now.get(name) or before[name]).layout.value for name in watched}
-    return {
-        f"weight {name}": f"changed since the handshake ({kinds[name]})"
-        for name in watched
-        if (before[name].print if name in before else "") != (now[name].print if name in now else "")
-    }
+    prints_before, prints_now = _prints(before), _prints(now)
+    changes = {}
+    for name, weight in (before | now).items():
+        is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
+        if is_watched and prints_before.get(name, "") != prints_now.get(name, ""):
+            changes[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
+    return changes
+
+
+def _prints(weights: dict[str, Weight]) -> dict[str, str]:
+    return {name: weight.print for name, weight in weights.items()}

@@ -17,20 +17,27 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.arguments import aspects_of, named_leaves
 from tpcompile.parity.conclusion import MAX_NAMED, conclude, group_check, reported
 from tpcompile.parity.differences import Groups, Kind, difference, groups_of
-from tpcompile.parity.exchange import Meeting
+from tpcompile.parity.exchange import Details, Meeting
 from tpcompile.parity.handshake import group_of
-from tpcompile.parity.locate import answer_elements, element_text, located
+from tpcompile.parity.locate import answer_elements, located
 
-_CAUSES = {
-    "class": Cause.TENSOR_SUBCLASS, "dtype": Cause.DTYPE, "shape": Cause.SHAPE, "dims": Cause.SHAPE,
-    "stride": Cause.STRIDE, "requires_grad": Cause.REQUIRES_GRAD, "bits": Cause.INPUT_VALUES,
-    "value": Cause.PYTHON_VALUE,
-}  # fmt: skip
+_PASSED = ""
+"""The aspect of an argument that says that it was passed at all."""
+_KINDS = {
+    _PASSED: Kind(
+        Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
+    ),
+    "class": Kind(Layer.INPUTS, Cause.TENSOR_SUBCLASS, ""),
+    "dtype": Kind(Layer.INPUTS, Cause.DTYPE, ""),
+    "shape": Kind(Layer.INPUTS, Cause.SHAPE, ""),
+    "dims": Kind(Layer.INPUTS, Cause.SHAPE, ""),
+    "stride": Kind(Layer.INPUTS, Cause.STRIDE, ""),
+    "requires_grad": Kind(Layer.INPUTS, Cause.REQUIRES_GRAD, ""),
+    "bits": Kind(Layer.INPUTS, Cause.INPUT_VALUES, ""),
+    "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE, ""),
+}
+"""Aspects of an argument from form to content; JSON does not keep their order."""
 _STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
-
-_PASSED = Kind(
-    Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
-)
 
 
 class InputFacts(Frozen):
@@ -41,6 +48,10 @@ class InputFacts(Frozen):
     """In the order of the call."""
     aspects: dict[str, dict[str, str]]
     """Name -> aspect (`shape`, `dtype`, `bits`, ...) -> text."""
+
+    def aspect(self, name: str, aspect: str) -> str | None:
+        """One aspect of an argument; None when the call has no such argument, or it has no such aspect."""
+        return self.aspects.get(name, {}).get(aspect)
 
 
 class InputParity:
@@ -71,7 +82,8 @@ class InputParity:
         self._meeting.say(f"hashing the inputs{'' if step is None else f' of step {step}'}")
         leaves = named_leaves(args, kwargs)
         aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
-        facts = InputFacts(step=step, names=tuple(leaves), aspects=aspects)
+        passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
+        facts = InputFacts(step=step, names=tuple(leaves), aspects=passed)
 
         def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
             return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
@@ -92,7 +104,8 @@ def _judge(
 ) -> Verdict:
     ranks = sorted({*shas, *absent})
     domain = f"{axis} {ranks_text(ranks)}"
-    facts, silent = _facts(shas, fetch)
+    facts = Details(fetch, {}, shas, InputFacts.model_validate).of(shas)
+    silent = [rank for rank in shas if rank not in facts]
     found: list[Divergence] = []
     names: list[str] = []
     if len({f.step for f in facts.values()}) > 1:
@@ -110,44 +123,31 @@ def _judge(
     return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains={domain: groups})
 
 
-def _facts(shas: Mapping[int, str], fetch: Fetch) -> tuple[dict[int, InputFacts], tuple[int, ...]]:
-    """Facts by rank, asked once per hash, and the ranks that did not send them."""
-    known: dict[str, Any] = {}
-    for rank, sha in shas.items():
-        if sha not in known:
-            known[sha] = fetch(rank, {})
-    facts = {r: InputFacts.model_validate(known[sha]) for r, sha in shas.items() if known[sha] is not None}
-    return facts, tuple(rank for rank in shas if rank not in facts)
-
-
 _Row = tuple[str, str, Groups]
-"""Argument, the first aspect of it that differs ("" for the argument itself), values by rank."""
+"""Argument, the first aspect of it that differs, values by rank."""
 
 
 def _rows(facts: Mapping[int, InputFacts]) -> list[_Row]:
     names = dict.fromkeys(name for known in facts.values() for name in known.names)
-    rows: list[_Row] = []
-    for name in names:
-        have = {rank: known.aspects.get(name) for rank, known in facts.items()}
-        if missing := [rank for rank, values in have.items() if values is None]:
-            rows.append((name, "", groups_of({rank: None if rank in missing else "passed" for rank in have})))
-            continue
-        for aspect in _CAUSES:  # from form to content; JSON does not keep the order of the aspects
-            row = groups_of({rank: values.get(aspect) for rank, values in have.items() if values is not None})
-            if len(row) > 1:
-                rows.append((name, aspect, row))
-                break
-    return rows
+    return [row for name in names for row in _first_row(name, facts)]
+
+
+def _first_row(name: str, facts: Mapping[int, InputFacts]) -> list[_Row]:
+    """The first aspect in which ranks differ, if there is one."""
+    for aspect in _KINDS:
+        groups = groups_of({rank: known.aspect(name, aspect) for rank, known in facts.items()})
+        if len(groups) > 1:
+            return [(name, aspect, groups)]
+    return []
 
 
 def _named(row: _Row, *, is_first: bool, fetch: Fetch, domain: str, own: InputFacts) -> Divergence:
     name, aspect, groups = row
     at = ""
     if aspect == "bits" and is_first:
-        element = located(fetch, groups, lambda span: {"elements": name, **span})
-        at = "" if element is None else element_text(element, groups)
-    kind = Kind(Layer.INPUTS, _CAUSES[aspect], "") if aspect else _PASSED
-    return difference(f"input {name} {aspect}".strip(), groups, kind=kind, domain=domain, found=at, step=own.step)
+        at = located(fetch, groups, name)
+    title = f"input {name} {aspect}".strip()
+    return difference(title, groups, kind=_KINDS[aspect], domain=domain, found=at, step=own.step)
 
 
 def _sha(facts: InputFacts) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.causes import Cause
@@ -12,6 +12,7 @@ from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.parity.differences import Groups, Kind, difference, groups_of
+from tpcompile.parity.exchange import Details
 from tpcompile.parity.facts import (
     BACKENDS,
     CHANGES,
@@ -27,7 +28,7 @@ from tpcompile.parity.facts import (
     ParityDigest,
     RankFacts,
 )
-from tpcompile.parity.locate import element_text, located
+from tpcompile.parity.locate import located
 from tpcompile.parity.shards import misfit, shard_text
 
 _BACKEND = (
@@ -76,14 +77,21 @@ class Judge:
     title: str
     allowed: Allowed = ()
     step: int | None = None
-    _known: dict[tuple[str, str], RankFacts | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        asked = set[str]().union(*(digest.shas for digest in self.digests))
+        self._details = {group: self._details_of(group) for group in asked}
+
+    def _details_of(self, group: str) -> Details[RankFacts]:
+        shas = {digest.rank: digest.shas.get(group, "") for digest in self.digests}
+        return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
 
     def verdict(self) -> Verdict:
         """All checks of all groups."""
         checks = [reported(len(self.digests), self.absent, timeout_s=self.timeout_s), *self._answered()]
         divergences: list[Divergence] = []
         for group in KINDS:
-            if self._is_asked(group):
+            if group in self._details:
                 check, found = self._group(group)
                 checks.append(check)
                 divergences += found
@@ -96,43 +104,14 @@ class Judge:
             domains=self._equal(),
         )
 
-    # What the ranks sent.
-
-    def _is_asked(self, group: str) -> bool:
-        return any(group in digest.shas for digest in self.digests)
-
     def _scopes(self, group: str) -> dict[str, list[int]]:
         """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
-        if not self._is_asked(group):
+        if group not in self._details:
             return {}
         found: dict[str, list[int]] = {}
         for digest in sorted(self.digests, key=lambda digest: digest.domain):
             found.setdefault("" if group == TOPOLOGY else digest.domain, []).append(digest.rank)
         return found
-
-    def _sha(self, rank: int, group: str) -> str:
-        by_rank = {digest.rank: digest for digest in self.digests}
-        return by_rank[rank].shas.get(group, "")
-
-    def _facts(self, rank: int, group: str) -> RankFacts | None:
-        sha = self._sha(rank, group)
-        if (group, sha) not in self._known:
-            # Whoever has the same hash says the same: a rank that died since does not matter.
-            alike = [digest.rank for digest in self.digests if digest.shas.get(group, "") == sha]
-            self._known[group, sha] = self._first_answer(dict.fromkeys([rank, *alike]), group)
-        return self._known[group, sha]
-
-    def _first_answer(self, ranks: Iterable[int], group: str) -> RankFacts | None:
-        for rank in ranks:
-            answer = self.fetch(rank, {"group": group})
-            if answer is not None:
-                return RankFacts.model_validate(answer)
-        return None
-
-    def _known_facts(self, ranks: Sequence[int], group: str) -> dict[int, RankFacts]:
-        """Facts of the ranks that answered."""
-        found = {rank: self._facts(rank, group) for rank in ranks}
-        return {rank: facts for rank, facts in found.items() if facts is not None}
 
     # Groups of facts that are judged.
 
@@ -141,7 +120,7 @@ class Judge:
         names: list[str] = []
         num_keys = 0
         for domain, ranks in self._scopes(group).items():
-            known = self._known_facts(ranks, group)
+            known = self._details[group].of(ranks)
             if len(known) < len(ranks):
                 found.append(self._silent(group, domain, ranks, known))
                 continue
@@ -154,8 +133,8 @@ class Judge:
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
         """Ranks that did not send what their hashes stand for."""
         silent = [rank for rank in ranks if rank not in known]
-        shas = {rank: self._sha(rank, group) for rank in ranks}
-        texts = {rank: f"sha256:{sha}" if sha else None for rank, sha in shas.items()}
+        shas = self._details[group].shas
+        texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
         note = f"rank {ranks_text(silent)} did not send the details"
         return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
 
@@ -180,14 +159,8 @@ class Judge:
 
     def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[_Found]:
         """Keys that do not have one value on all ranks."""
-        of_rank = {rank: known.groups.get(group, {}) for rank, known in facts.items()}
-        found = []
-        for key in sorted(set().union(*of_rank.values())):
-            row = groups_of({rank: values.get(key) for rank, values in of_rank.items()})
-            is_news = group != WEIGHTS or _is_news(row)
-            if len(row) > 1 and is_news:
-                found.append(_Found(key, row))
-        return found
+        rows = _differing({rank: known.groups.get(group, {}) for rank, known in facts.items()})
+        return [row for row in rows if group != WEIGHTS or _is_news(row.groups)]
 
     def _misfits(self, facts: Mapping[int, RankFacts]) -> list[_Found]:
         """Shards that do not add up to one tensor."""
@@ -205,9 +178,7 @@ class Judge:
     def _located(self, group: str, row: _Found) -> str:
         if group != WEIGHTS:
             return ""
-        name = row.key.removeprefix("weight ")
-        found = located(self.fetch, row.groups, lambda span: {"elements": name, **span})
-        return "" if found is None else element_text(found, row.groups)
+        return located(self.fetch, row.groups, row.key.removeprefix("weight "))
 
     # Checks beside them.
 
@@ -230,13 +201,13 @@ class Judge:
 
     def _undeclared(self) -> list[Check]:
         rows: list[str] = []
-        num = 0
+        sizes = [0]
         for ranks in self._scopes(UNDECLARED).values():
-            if len(ranks) < 2:
-                continue
-            known = self._known_facts(ranks, UNDECLARED)
-            num = max([num, *(_size(facts, UNDECLARED) for facts in known.values())])
-            rows += [f"{row.key}: {_who(row.groups)}" for row in self._rows(known, UNDECLARED)]
+            if len(ranks) > 1:
+                known = self._details[UNDECLARED].of(ranks)
+                sizes += [_size(facts, UNDECLARED) for facts in known.values()]
+                rows += [f"{row.key}: {_who(row.groups)}" for row in self._rows(known, UNDECLARED)]
+        num = max(sizes)
         if not num:
             return []
         observed, hint = f"all {num} are bit-equal", []
@@ -250,8 +221,8 @@ class Judge:
         """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
         common: set[str] = set()
         for ranks in self._scopes(CHANGES).values():
-            known = self._known_facts(ranks, CHANGES).values()
-            changed = [set(facts.groups.get(CHANGES, {})) for facts in known]
+            known = self._details[CHANGES].of(ranks)
+            changed = [set(facts.groups.get(CHANGES, {})) for facts in known.values()]
             common |= set.intersection(*changed) if changed else set()
         if not common:
             return []
@@ -260,15 +231,10 @@ class Judge:
         return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
 
     def _own(self) -> list[Check]:
-        different = {}
-        for key in sorted(set[str]().union(*(digest.own for digest in self.digests))):
-            row = groups_of({digest.rank: digest.own.get(key) for digest in self.digests})
-            if len(row) > 1:
-                different[key] = ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in row)
-        if not different:
-            return []
-        details = [f"{key}: {values}" for key, values in different.items()]
-        return [_information("normalised", "differs by nature, not compared", ", ".join(different), details)]
+        rows = _differing({digest.rank: digest.own for digest in self.digests})
+        details = [f"{row.key}: {_values(row.groups)}" for row in rows]
+        names = ", ".join(row.key for row in rows)
+        return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Domain -> groups of ranks that hold the same, shards apart."""
@@ -281,6 +247,20 @@ class Judge:
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
     return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
+
+
+def _differing(values: Mapping[int, Mapping[str, str]]) -> list[_Found]:
+    """Keys that do not have one value on all ranks."""
+    found = []
+    for key in sorted(set[str]().union(*values.values())):
+        groups = groups_of({rank: mine.get(key) for rank, mine in values.items()})
+        if len(groups) > 1:
+            found.append(_Found(key, groups))
+    return found
+
+
+def _values(groups: Groups) -> str:
+    return ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in groups)
 
 
 def _who(groups: Groups) -> str:

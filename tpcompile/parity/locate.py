@@ -75,26 +75,27 @@ def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
     return None
 
 
-def located(fetch: Fetch, row: Groups, question: Callable[[dict[str, Any]], dict[str, Any]]) -> Element | None:
-    """First element in which the two largest groups differ; None where shapes or dtypes differ or nobody answers."""
+def located(fetch: Fetch, row: Groups, name: str) -> str:
+    """`first difference at [3, 0]: 0.5 on rank 0, 0.25 on rank 1`, of a tensor in which the two largest groups differ.
+
+    Empty where shapes or dtypes differ or nobody answers.
+    """
     prints = [value or "" for _, value in row]
     described = {value.rpartition(" ")[0] for value in prints}
     if len(described) > 1 or not all(map(_has_elements, prints)):
-        return None
+        return ""
     shape = prints[0].partition("[")[2].partition("]")[0]
     sizes = [int(size) for size in shape.split(",") if size.strip()]
-    return locate(lambda rank, span: fetch(rank, question(span)), [ranks[0] for ranks, _ in row], sizes)
+    element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [ranks[0] for ranks, _ in row], sizes)
+    if element is None:
+        return ""
+    values = [f"{value} on rank {ranks_text(ranks)}" for (ranks, _), value in zip(row, element.values, strict=True)]
+    return f"{element}: {', '.join(values)}"
 
 
 def _has_elements(text: str) -> bool:
     """True for the print of a tensor whose bits were hashed as they are."""
     return ":" in text and "wrapped:" not in text
-
-
-def element_text(element: Element, row: Groups) -> str:
-    """`first difference at [3, 0]: 0.5 on rank 0, 0.25 on rank 1`."""
-    values = [f"{value} on rank {ranks_text(r)}" for (r, _), value in zip(row, element.values, strict=True)]
-    return f"{element}: {', '.join(values)}"
 
 
 def _piece(start: int, stop: int) -> int:

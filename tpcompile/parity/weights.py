@@ -63,7 +63,6 @@ class Weight(Frozen):
 
 
 _Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
-_NOBODY: _Said = (Layout.UNDECLARED, "nobody", None, None)
 
 
 def weights_of(
@@ -74,8 +73,7 @@ def weights_of(
     parameters = dict(module.named_parameters())
     found = {}
     for name, tensor in (*parameters.items(), *module.named_buffers()):
-        by_us = layout_by_dtensor(tensor, group) or _said_by_spec(specs.get(name))
-        said = by_us or _said_by_caller(name, tensor, sharded) or _NOBODY
+        said = layout_by_dtensor(tensor, group) or specs.get(name) or _said_by_caller(name, tensor, sharded)
         found[name] = _weight(tensor, said, is_parameter=name in parameters, with_shards=with_shards)
     return found
 
@@ -121,26 +119,23 @@ def layout_by_dtensor(tensor: Tensor, group: Group) -> _Said | None:
         here = 0
     else:
         return None
-    placement = placements[here]
-    if placement.is_replicate():
-        return Layout.REPLICATED, "DTensor", None, None
-    if placement.is_partial():
-        return Layout.SHARDED, "DTensor", None, None
-    elsewhere = {p.dim for i, p in enumerate(placements) if i != here and hasattr(p, "dim")}
-    full = tuple(None if dim in elsewhere else size for dim, size in enumerate(tensor.shape))
-    return Layout.SHARDED, "DTensor", placement.dim, full
+    layout = Layout.REPLICATED if placements[here].is_replicate() else Layout.SHARDED
+    dims = [getattr(placement, "dim", None) for placement in placements]
+    dim = dims.pop(here)
+    if dim is None:
+        return layout, "DTensor", None, None
+    full = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
+    return layout, "DTensor", dim, full
 
 
-def _said_by_spec(spec: ShardSpec | None) -> _Said | None:
-    if spec is None:
-        return None
+def _said_by_spec(spec: ShardSpec) -> _Said:
     # Shares are padded to equal shapes, see `ShardSpec.take`.
     return Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim, None
 
 
-def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> _Said | None:
+def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> _Said:
     if sharded is None:
-        return None
+        return Layout.UNDECLARED, "nobody", None, None
     if callable(sharded):
         return _by_caller(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED)
     patterns = [sharded] if isinstance(sharded, str) else list(sharded)
@@ -154,13 +149,14 @@ def _by_caller(layout: Layout, full_shape: Sequence[int] | None = None) -> _Said
     return layout, "caller", None, None if full_shape is None else tuple(full_shape)
 
 
-def _declared_specs(module: nn.Module, group: Group) -> dict[str, ShardSpec]:
+def _declared_specs(module: nn.Module, group: Group) -> dict[str, _Said]:
     """Layouts our own modules declare for this group; a module bound to another group says nothing about this one."""
-    specs: dict[str, ShardSpec] = {}
+    said: dict[str, _Said] = {}
     for prefix, child in module.named_modules():
         if isinstance(child, Sharded) and _is_bound_to(child, group):
-            specs |= {f"{prefix}.{name}" if prefix else name: spec for name, spec in child.shard_specs().items()}
-    return specs
+            start = f"{prefix}." if prefix else ""
+            said |= {f"{start}{name}": _said_by_spec(spec) for name, spec in child.shard_specs().items()}
+    return said
 
 
 def _is_bound_to(module: object, group: Group) -> bool:

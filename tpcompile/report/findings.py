@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.table import Table
@@ -15,43 +15,52 @@ from tpcompile.report.wording import plain
 
 MAX_ROWS = 5
 """Rows per table; the others are counted, verdict.json holds them all."""
+Row = tuple[str, ...]
+_TAINT_HEADINGS = ("depends on the rank", "line", "why", "values by rank", "what to do, or why it is allowed")
+_RECOMPILE_HEADINGS = ("recompiled by", "times", "ranks", "line", "what to do")
 
 
 def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
     """One table of what depends on the rank and one of recompiles, each only when there is something in it."""
-    if verdict.taints:
-        headings = ("depends on the rank", "line", "why", "values by rank", "what to do, or why it is allowed")
-        yield _table("rank-dependent guards and constants", headings, [_taint_row(t) for t in verdict.taints], max_rows)
-        yield from _hidden(len(verdict.taints) - max_rows)
-    if verdict.recompiles:
-        headings = ("recompiled by", "times", "ranks", "line", "what to do")
-        yield _table("recompiles", headings, [_recompile_row(c) for c in verdict.recompiles], max_rows)
-        yield from _hidden(len(verdict.recompiles) - max_rows)
+    taints = [_taint_row(taint) for taint in verdict.taints]
+    recompiles = [_recompile_row(cause) for cause in verdict.recompiles]
+    yield from _tables("rank-dependent guards and constants", _TAINT_HEADINGS, taints, max_rows)
+    yield from _tables("recompiles", _RECOMPILE_HEADINGS, recompiles, max_rows)
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]], max_rows: int) -> Table:
+def _tables(title: str, headings: Row, rows: Sequence[Row], max_rows: int) -> Iterator[Table | Text]:
+    if not rows:
+        return
+    table = empty_table(title, headings)
+    for row in rows[:max_rows]:
+        add_row(table, row)
+    yield table
+    if len(rows) > max_rows:
+        yield Text(f"and {len(rows) - max_rows} more in verdict.json", style="dim")
+
+
+def empty_table(title: str, headings: Row) -> Table:
+    """A table whose cells are folded, never cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title, table.title_justify, table.title_style = title, "left", "bold"
     for heading in headings:
         table.add_column(heading, overflow="fold")
-    for row in rows[:max_rows]:
-        table.add_row(*(Text(plain(cell)) for cell in row))
     return table
 
 
-def _hidden(number: int) -> Iterator[Text]:
-    if number > 0:
-        yield Text(f"and {number} more in verdict.json", style="dim")
+def add_row(table: Table, cells: Row, *styled: Text) -> None:
+    """A row of plain text, and cells that have a style."""
+    table.add_row(*(Text(plain(cell)) for cell in cells), *styled)
 
 
-def _taint_row(taint: Taint) -> tuple[str, ...]:
+def _taint_row(taint: Taint) -> Row:
     values = [f"{ranks_text(g.ranks)}: {value_text(g.item)}" for g in taint.groups if g.item is not None]
     why = f"{taint.grade.value}: {taint.kind.value}"
     advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
     return f"{taint.what} {taint.text}", _line(taint.line), why, "\n".join(values), advice
 
 
-def _recompile_row(cause: RecompileCause) -> tuple[str, ...]:
+def _recompile_row(cause: RecompileCause) -> Row:
     guard = f"{cause.kind}: {cause.guard}" + (f" ({cause.values})" if cause.values else "")
     phases = ", ".join(phase for phase in cause.phases if phase)
     times = f"{cause.count}" + (f" in {phases}" if phases else "")

@@ -2,24 +2,24 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpcompile.evidence.records import Check, Divergence, Status, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict
 from tpcompile.report.wording import (
-    accepted,
-    blamed_line,
+    accepted_lines,
+    by_mode,
     cause_lines,
     failed,
     groups_text,
     headline,
     item_text,
     mode_title,
-    modes,
     named_ranks,
     outcome,
     plain,
     red,
+    source_lines,
 )
 
 MAX_ERRORS = 10
@@ -32,8 +32,8 @@ MAX_SUMMARY_BYTES = 1_000_000
 def summary(verdict: Verdict) -> str:
     """The step summary, Markdown."""
     parts = [f"## tpcompile gate: {outcome(verdict)}", _cell(verdict.summary), f"*{_cell(headline(verdict))}*"]
-    parts += [_checks(verdict, mode) for mode in modes(verdict)]
-    parts += [_equal_ranks(verdict), *(_difference(d) for d in red(verdict)), _listed(accepted(verdict))]
+    parts += [_checks(mode, checks) for mode, checks in by_mode(verdict).items()]
+    parts += [_equal_ranks(verdict), *(_difference(d) for d in red(verdict)), _accepted(verdict)]
     text = "\n\n".join(part for part in parts if part) + "\n"
     if len(text.encode()) <= MAX_SUMMARY_BYTES:
         return text
@@ -44,8 +44,8 @@ def summary(verdict: Verdict) -> str:
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
     """At most ten `::error` lines: red divergences, then failed checks that blame no line annotated already."""
     divergences = red(verdict)
-    blamed = {line for d in divergences if (line := blamed_line(d))}
-    lines = [_error(blamed_line(d), d.title, _message(d), workspace) for d in divergences]
+    blamed = {d.line for d in divergences} - {None}
+    lines = [_error(d.line, d.title, _message(d), workspace) for d in divergences]
     lines += [_error(c.line, c.name, _check_message(c), workspace) for c in failed(verdict) if c.line not in blamed]
     if not lines and verdict.exit_code != 0:
         lines = [_error(None, "tpcompile gate", verdict.summary, workspace)]
@@ -105,12 +105,11 @@ def _check_message(check: Check) -> str:
     return "\n".join([head, *ranks, *check.details])
 
 
-def _checks(verdict: Verdict, mode: str) -> str:
+def _checks(mode: str, checks: Sequence[Check]) -> str:
     rows = ["| check | expected | observed | status |", "|---|---|---|---|"]
-    for check in verdict.checks:
-        if check.mode == mode:
-            status = "**FAIL**" if check.status == Status.FAIL else check.status.value
-            rows.append(f"| {_cell(check.name)} | {_cell(check.expected)} | {_cell(check.observed)} | {status} |")
+    for check in checks:
+        status = "**FAIL**" if check.is_red else check.status.value
+        rows.append(f"| {_cell(check.name)} | {_cell(check.expected)} | {_cell(check.observed)} | {status} |")
     return f"### {mode_title(mode)}\n\n" + "\n".join(rows)
 
 
@@ -123,18 +122,13 @@ def _difference(divergence: Divergence) -> str:
     parts = [f"### {divergence.layer.value}: {_cell(divergence.title)}", _cell(divergence.where)]
     parts += [_cell(line) for line in cause_lines(divergence)]
     for group in divergence.groups:
-        line = group.line
-        source = [str(line), f"    {line.code.strip()}"] if line else []
-        parts.append(f"{named_ranks(group.ranks)}\n\n{_fence([item_text(group.item), *source])}")
+        text = _fence([item_text(group.item), *source_lines(group.line)])
+        parts.append(f"{named_ranks(group.ranks)}\n\n{text}")
     return "\n\n".join(part for part in [*parts, _cell(divergence.advice)] if part)
 
 
-def _listed(divergences: Iterable[Divergence]) -> str:
-    lines = [
-        f"- {d.cls.value}, {d.layer.value}: {_cell(d.title)} (ranks {_cell(groups_text(g.ranks for g in d.groups))})"
-        + (f"; {_cell(d.advice)}" if d.advice else "")
-        for d in divergences
-    ]
+def _accepted(verdict: Verdict) -> str:
+    lines = [f"- {_cell(line)}" for line in accepted_lines(verdict)]
     return "Accepted differences:\n\n" + "\n".join(lines) if lines else ""
 
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from xml.etree import ElementTree as ET
 
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
-from tpcompile.report.wording import cause_lines, failed, item_text, mode_title, named_ranks, outcome, plain, red
+from tpcompile.report.wording import (
+    cause_lines,
+    failed,
+    item_text,
+    mode_title,
+    named_ranks,
+    outcome,
+    plain,
+    red,
+    source_lines,
+)
 
 
 def render(verdict: Verdict) -> str:
@@ -13,13 +24,14 @@ def render(verdict: Verdict) -> str:
     checks = list(verdict.checks)
     if not checks or (verdict.exit_code != 0 and not failed(verdict)):
         checks.append(_verdict_check(verdict))
-    counts = {
-        "tests": len(checks),
-        "failures": sum(c.status == Status.FAIL for c in checks),
-        "errors": 0,
-        "skipped": sum(c.status == Status.SKIPPED for c in checks),
+    numbers = Counter(check.status for check in checks)
+    attributes = {
+        "name": "tpcompile",
+        "tests": str(len(checks)),
+        "failures": str(numbers[Status.FAIL]),
+        "errors": "0",
+        "skipped": str(numbers[Status.SKIPPED]),
     }
-    attributes = {"name": "tpcompile", **{k: str(v) for k, v in counts.items()}}
     root = ET.Element("testsuites", attributes)
     suite = ET.SubElement(root, "testsuite", attributes)
     _properties(suite, verdict)
@@ -48,9 +60,8 @@ def _properties(suite: ET.Element, verdict: Verdict) -> None:
 
 
 def _testcase(suite: ET.Element, check: Check, preset: str) -> None:
-    classname = ".".join(
-        part for part in ("tpcompile", plain(preset), mode_title(check.mode).replace(" ", "_")) if part
-    )
+    parts = ["tpcompile", plain(preset), mode_title(check.mode).replace(" ", "_")]
+    classname = ".".join(part for part in parts if part)
     case = ET.SubElement(suite, "testcase", {"classname": classname, "name": plain(check.name), "time": "0"})
     text = plain("\n".join(_lines(check)))
     if check.status == Status.FAIL:
@@ -66,15 +77,11 @@ def _lines(check: Check) -> list[str]:
     lines = [f"expected: {check.expected}", f"observed: {check.observed}"]
     if check.ranks:
         lines.append(named_ranks(check.ranks))
-    if check.line:
-        lines += [str(check.line), f"    {check.line.code.strip()}"]
-    return lines + list(check.details)
+    return [*lines, *source_lines(check.line), *check.details]
 
 
 def _difference(divergence: Divergence) -> str:
     lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where, *cause_lines(divergence)]
     for group in divergence.groups:
-        lines.append(f"{named_ranks(group.ranks)}: {item_text(group.item)}")
-        if group.line:
-            lines += [f"    {group.line}", f"    {group.line.code.strip()}"]
+        lines += [f"{named_ranks(group.ranks)}: {item_text(group.item)}", *source_lines(group.line, indent="    ")]
     return plain("\n".join(line for line in [*lines, divergence.advice] if line))

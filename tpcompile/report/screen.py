@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.report import terminal
-from tpcompile.report.wording import accepted, failed, headline, plain, red
+from tpcompile.report.wording import accepted, failed, headline, red
 
 MAX_LINES = 40
 _BRIEF = 2
@@ -89,20 +89,24 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
 
 def _facts(verdict: Verdict) -> Iterator[Text]:
     """Every check in a word, then which ranks are equal; a failed one that is no layer's says what was observed."""
-    passed = [check for check in verdict.checks if check.status == Status.PASS]
-    others = [plain(check.name) for check in passed if check.layer is None]
-    layers = [check.layer.value for check in passed if check.layer is not None]
-    for title, names in (("holds", others), ("equal on all ranks", layers)):
-        if names:
-            yield Text(f"{title}: {', '.join(names)}", style="green", overflow="fold")
+    yield from terminal.titled(_passed(verdict), separator=", ", style="green")
     for check in _told(verdict)[:3]:
-        yield Text(f"fails: {plain(check.name)}: {plain(check.observed)}", style="red", overflow="fold")
-    for text in terminal.folded(verdict.checks):
-        yield Text(text, style="dim", overflow="fold")
-    yield from list(terminal.equal_ranks(verdict))[:3]
-    listed = len(accepted(verdict))
+        yield terminal.line(f"fails: {check.name}: {check.observed}", "red")
+    yield from terminal.folded(verdict.checks)
+    yield from terminal.equal_ranks(verdict)[:3]
+    listed = accepted(verdict)
     if listed:
-        yield Text(f"accepted differences: {listed}, the first: {plain(accepted(verdict)[0].title)}", overflow="fold")
+        yield terminal.line(f"accepted differences: {len(listed)}, the first: {listed[0].title}")
+
+
+def _passed(verdict: Verdict) -> dict[str, list[str]]:
+    """What holds: layers by their name, other checks by theirs."""
+    names: dict[str, list[str]] = {"holds": [], "equal on all ranks": []}
+    for check in verdict.checks:
+        if check.status == Status.PASS:
+            title, name = ("equal on all ranks", check.layer.value) if check.layer else ("holds", check.name)
+            names[title].append(name)
+    return names
 
 
 def _told(verdict: Verdict) -> Sequence[Check]:
@@ -113,8 +117,7 @@ def _told(verdict: Verdict) -> Sequence[Check]:
 def _has_more(verdict: Verdict) -> bool:
     """True for what a screen only counts."""
     details = [check for check in verdict.checks if check.details]
-    tables = [*verdict.taints, *verdict.recompiles]
-    return bool(details or tables) or len(red(verdict)) > 1 or len(accepted(verdict)) > 1
+    return bool([*details, *verdict.taints, *verdict.recompiles, *red(verdict)[1:], *accepted(verdict)[1:]])
 
 
 def _files(folder: Path) -> tuple[Path, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +19,14 @@ from tpcompile.evidence.lead import cause_text, who_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, UserLine, Verdict
 from tpcompile.report import findings
 from tpcompile.report.wording import (
-    accepted,
+    accepted_lines,
+    by_mode,
     cause_lines,
     failed,
     groups_text,
     headline,
     item_text,
     mode_title,
-    modes,
     named_ranks,
     outcome,
     plain,
@@ -50,173 +50,177 @@ class Limits:
 
 USUAL = Limits()
 WHOLE = Limits(groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize)
-_STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INFO: "cyan", Status.SKIPPED: "dim"}
+_STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
+"""Of a check that has a row of its own; the others are folded."""
+_FOLLOWS, _NOT_JUDGED, _NOTED = "follows from it", "not judged", "noted"
 
 
 def render(
     verdict: Verdict, console: Console, *, run: Path | None = None, command: str = "gate", limits: Limits = USUAL
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
-    _line(console, f"tpcompile {command}: {headline(verdict)}", "bold")
-    if verdict.lead is not None:
-        console.print(lead_text(verdict.lead))
-    for mode in modes(verdict):
-        console.print()
-        mine = [check for check in verdict.checks if check.mode == mode]
-        console.print(_table(mode, [check for check in mine if _is_told(check)]))
-        for line in folded(mine):
-            _line(console, line, "dim")
-    console.print()
-    _facts(verdict, console)
-    for check in failed(verdict):
-        has_more = check.details or check.line
-        if has_more and check.id != CheckId.LAYER:  # a layer's difference has a panel
-            console.print(_failure(check, limits))
-    divergences = red(verdict)
-    for number, divergence in enumerate(divergences[: limits.panels], start=1):
-        console.print(panel(divergence, f"difference {number} of {len(divergences)}", limits))
-    _more(console, len(divergences) - limits.panels, "differences")
-    for table in findings.tables(verdict, max_rows=limits.rows):
-        console.print(table)
-        console.print()
-    _accepted(verdict, console, limits)
-    for text in last_lines(verdict):
-        console.print(text)
+    console.print(Group(*_parts(verdict, command, limits)))
     if run is not None:
         replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
         console.print(Text(replay, style="dim"), soft_wrap=True)
 
 
+def _parts(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:
+    yield line(f"tpcompile {command}: {headline(verdict)}", "bold")
+    if verdict.lead is not None:
+        yield lead_text(verdict.lead)
+    for mode, checks in by_mode(verdict).items():
+        yield Group("", _table(mode, checks), *folded(checks))
+    yield Group("", *equal_ranks(verdict), *_timings(verdict))
+    yield from _failures(verdict, limits)
+    yield from _panels(verdict, limits)
+    for table in findings.tables(verdict, max_rows=limits.rows):
+        yield Group(table, "")
+    yield from _accepted(verdict, limits)
+    yield from last_lines(verdict)
+
+
 def last_lines(verdict: Verdict) -> list[Text]:
     """The outcome and what to do first."""
     style = "bold green" if verdict.exit_code == 0 else "bold red"
-    lines = [f"{outcome(verdict)}: {plain(verdict.summary)}"]
-    if verdict.lead is not None and verdict.lead.do_first:
-        lines.append(f"do first: {plain(verdict.lead.do_first)}")
-    return [Text(line, style=style, overflow="fold") for line in lines]
+    outcome_line = line(f"{outcome(verdict)}: {verdict.summary}", style)
+    return [outcome_line, *_do_first(verdict.lead, style)]
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style, overflow="fold"))
+def _do_first(lead: Lead | None, style: str = "") -> list[Text]:
+    advice = lead.do_first if lead else ""
+    return [line(f"do first: {advice}", style)] if advice else []
+
+
+def line(text: str, style: str = "") -> Text:
+    """Text that is folded and cannot control the terminal."""
+    return Text(plain(text), style=style, overflow="fold")
 
 
 def lead_text(lead: Lead) -> Group:
     """Cause, ranks, the user's line and what to do first, on the first screen."""
-    parts: list[RenderableType] = [Text(plain(cause_text(lead)), style="bold red", overflow="fold")]
-    who = who_text(lead)
-    if who:
-        parts.append(_indented(Text(who, style="bold")))
-    parts += _source(lead.line)
-    if lead.do_first:
-        parts.append(_indented(Text(f"do first: {plain(lead.do_first)}", overflow="fold")))
-    return Group(*parts)
+    cause, who = line(cause_text(lead), "bold red"), who_text(lead)
+    ranks = [_indented(line(who, "bold"))] if who else []
+    advice = [_indented(text) for text in _do_first(lead)]
+    return Group(cause, *ranks, *_source(lead.line), *advice)
 
 
-def _is_told(check: Check) -> bool:
-    """True for a check with a row of its own: it passed or failed by itself."""
-    return check.status in (Status.PASS, Status.FAIL) and not check.is_consequence
-
-
-def folded(checks: Sequence[Check]) -> Iterator[str]:
+def folded(checks: Sequence[Check]) -> list[Text]:
     """Consequences, skipped and informative checks, a line for each kind."""
-    consequences = [check.name for check in checks if check.is_consequence]
-    skipped = [check.name for check in checks if check.status == Status.SKIPPED]
-    noted = [f"{check.name}: {check.observed}" for check in checks if check.status == Status.INFO]
-    for title, names in (("follows from it", consequences), ("not judged", skipped), ("noted", noted)):
-        if names:
-            yield f"{title}: {plain('; '.join(names))}"
+    names: dict[str, list[str]] = {_FOLLOWS: [], _NOT_JUDGED: [], _NOTED: []}
+    for check in checks:
+        if check.is_consequence:
+            names[_FOLLOWS].append(check.name)
+        elif check.status == Status.SKIPPED:
+            names[_NOT_JUDGED].append(check.name)
+        elif check.status == Status.INFO:
+            names[_NOTED].append(f"{check.name}: {check.observed}")
+    return titled(names, separator="; ", style="dim")
 
 
-def _table(mode: str, checks: list[Check]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.title, table.title_justify, table.title_style = mode_title(mode), "left", "bold"
-    for heading in ("check", "expected", "observed"):
-        table.add_column(heading, overflow="fold")
+def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) -> list[Text]:
+    """`title: name, name` for every title that has any."""
+    return [line(f"{title}: {separator.join(found)}", style) for title, found in names.items() if found]
+
+
+def _table(mode: str, checks: Sequence[Check]) -> Table:
+    """Checks with a row of their own: those that passed or failed by themselves."""
+    table = findings.empty_table(mode_title(mode), ("check", "expected", "observed"))
     table.add_column("status", no_wrap=True)
     for check in checks:
-        status = Text(check.status.value.upper(), style=_STYLES[check.status])
-        table.add_row(*(Text(plain(t)) for t in (check.name, check.expected, check.observed)), status)
+        if check.status in _STYLES and not check.is_consequence:
+            status = Text(check.status.value.upper(), style=_STYLES[check.status])
+            findings.add_row(table, (check.name, check.expected, check.observed), status)
     return table
 
 
-def equal_ranks(verdict: Verdict) -> Iterator[Text]:
+def equal_ranks(verdict: Verdict) -> list[Text]:
     """Which ranks of each domain have the same."""
-    for domain, groups in sorted(verdict.domains.items()):
-        style = "" if len(groups) < 2 else "bold red"
-        note = " (all equal)" if len(groups) == 1 else ""
-        yield Text(f"equal ranks in {plain(domain)}: {groups_text(groups)}{note}", style=style, overflow="fold")
+    return [_equal_ranks(domain, groups) for domain, groups in sorted(verdict.domains.items())]
 
 
-def _facts(verdict: Verdict, console: Console) -> None:
-    for line in equal_ranks(verdict):
-        console.print(line)
-    if verdict.timings_ms:
-        times = ", ".join(f"{plain(mode)} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items()))
-        _line(console, f"median ms per call: {times}")
+def _equal_ranks(domain: str, groups: Sequence[Sequence[int]]) -> Text:
+    note, style = (" (all equal)", "") if len(groups) == 1 else ("", "bold red")
+    return line(f"equal ranks in {domain}: {groups_text(groups)}{note}", style)
+
+
+def _timings(verdict: Verdict) -> list[Text]:
+    times = [f"{mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
+    return titled({"median ms per call": times}, separator=", ", style="")
+
+
+def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
+    for check in failed(verdict):
+        has_more = check.details or check.line
+        if has_more and check.id != CheckId.LAYER:  # a layer's difference has a panel
+            yield _failure(check, limits)
 
 
 def _failure(check: Check, limits: Limits) -> Group:
-    parts: list[RenderableType] = [Text(f"{mode_title(check.mode)}, {plain(check.name)}", style="red")]
-    if check.ranks:
-        parts.append(_indented(Text(named_ranks(check.ranks))))
+    ranks = [_indented(line(named_ranks(check.ranks)))] if check.ranks else []
     shown = list(check.details[: limits.details])
     if len(check.details) > limits.details:
         shown.append(f"and {len(check.details) - limits.details} more")
-    details = [_indented(Text(plain(detail), overflow="fold")) for detail in shown]
-    return Group(*parts, *_source(check.line), *details)
+    details = [_indented(line(detail)) for detail in shown]
+    title = line(f"{mode_title(check.mode)}, {check.name}", "red")
+    return Group(title, *ranks, *_source(check.line), *details)
+
+
+def _panels(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
+    divergences = red(verdict)
+    for number, divergence in enumerate(divergences[: limits.panels], start=1):
+        yield panel(divergence, f"difference {number} of {len(divergences)}", limits)
+    yield from _more(len(divergences) - limits.panels, "differences")
 
 
 def panel(divergence: Divergence, title: str, limits: Limits) -> Panel:
     """One difference in full: where, why, both sides, what to do."""
-    head = [plain(divergence.title), f"layer {divergence.layer.value}: {divergence.cls.value}", _where(divergence)]
-    parts: list[RenderableType] = [Text(line, overflow="fold") for line in head if line]
-    parts += [Text(line, overflow="fold") for line in cause_lines(divergence)]
-    lines = {g.line for g in divergence.groups}
+    kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
+    head = [divergence.title, kind, *_where(divergence), *cause_lines(divergence)]
+    parts: list[RenderableType] = [line(text) for text in head]
+    lines = {group.line for group in divergence.groups}
+    is_one_line = len(lines) == 1
     for group in divergence.groups[: limits.groups]:
-        parts.append(Text(named_ranks(group.ranks), style="bold"))
-        parts.append(_indented(Text(item_text(group.item), style="cyan", overflow="fold")))
-        parts += _source(group.line) if len(lines) > 1 else []
+        parts += [line(named_ranks(group.ranks), "bold"), _indented(line(item_text(group.item), "cyan"))]
+        parts += [] if is_one_line else _source(group.line)
     hidden = divergence.groups[limits.groups :]
     if hidden:
-        parts.append(Text(f"and {len(hidden)} more groups: {groups_text(g.ranks for g in hidden)}"))
-    if len(lines) == 1 and (line := lines.pop()) is not None:
-        parts += [Text("all of them at", style="bold"), *_source(line)]
+        parts.append(line(f"and {len(hidden)} more groups: {groups_text(group.ranks for group in hidden)}"))
+    common = _source(lines.pop()) if is_one_line else []
+    if common:
+        parts += [line("all of them at", "bold"), *common]
     if divergence.advice:
-        parts.append(Text(f"what to do: {plain(divergence.advice)}", style="bold", overflow="fold"))
+        parts.append(line(f"what to do: {divergence.advice}", "bold"))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ROUNDED)
 
 
-def _where(divergence: Divergence) -> str:
+def _where(divergence: Divergence) -> list[str]:
     domain = f"domain {divergence.domain}" if divergence.domain else ""
-    where = ", ".join(plain(part) for part in (divergence.where, domain) if part)
-    return f"in {where}" if where else ""
+    parts = [part for part in (divergence.where, domain) if part]
+    return [f"in {', '.join(parts)}"] if parts else []
 
 
-def _source(line: UserLine | None) -> list[Padding]:
-    if line is None:
+def _source(source: UserLine | None) -> list[Padding]:
+    if source is None:
         return []
-    code = [_indented(Text(plain(line.code.strip()), overflow="fold"), 4)] if line.code.strip() else []
-    return [_indented(Text(plain(str(line)), style="dim", overflow="fold")), *code]
+    code = source.code.strip()
+    shown = [_indented(line(code), 4)] if code else []
+    return [_indented(line(str(source), "dim")), *shown]
 
 
 def _indented(text: Text, by: int = 2) -> Padding:
     return Padding(text, (0, 0, 0, by))
 
 
-def _accepted(verdict: Verdict, console: Console, limits: Limits) -> None:
-    divergences = accepted(verdict)
-    if not divergences:
-        return
-    _line(console, "accepted differences:", "bold")
-    for d in divergences[: limits.details]:
-        ranks = groups_text(g.ranks for g in d.groups)
-        reason = f"; {plain(d.advice)}" if d.advice else ""
-        text = f"{d.cls.value}, {d.layer.value}: {plain(d.title)} (ranks {ranks}){reason}"
-        console.print(_indented(Text(text, overflow="fold")))
-    _more(console, len(divergences) - limits.details, "accepted differences")
+def _accepted(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
+    lines = accepted_lines(verdict)
+    if lines:
+        yield line("accepted differences:", "bold")
+        yield from (_indented(line(text)) for text in lines[: limits.details])
+        yield from _more(len(lines) - limits.details, "accepted differences")
 
 
-def _more(console: Console, number: int, what: str) -> None:
+def _more(number: int, what: str) -> list[Text]:
     """What a screen has no room for."""
-    if number > 0:
-        _line(console, f"and {number} more {what}: verdict.json, or --json FILE, holds them all", "dim")
+    text = f"and {number} more {what}: verdict.json, or --json FILE, holds them all"
+    return [line(text, "dim")] if number > 0 else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, Divergence, Item, RankGroup, Status, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 
 MAX_ITEM_CHARS = 2000
@@ -15,7 +15,11 @@ MAX_ITEM_CHARS = 2000
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 7` or `ranks 0-6`."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
+    return f"{_ranks(len(ranks))} {ranks_text(ranks)}"
+
+
+def _ranks(number: int) -> str:
+    return "rank" if number == 1 else "ranks"
 
 
 def groups_text(groups: Iterable[Sequence[int]]) -> str:
@@ -38,11 +42,9 @@ def item_text(item: Item | None) -> str:
     return text if more <= 0 else f"{text[:MAX_ITEM_CHARS]} (and {more} more characters, see record.json)"
 
 
-def blamed_line(divergence: Divergence) -> UserLine | None:
-    """The user's line of the smallest group that has one: the odd rank out is the likely culprit."""
-    groups = by_size(divergence.groups)
-    items = (g.item.line for g in groups if g.item)
-    return next(filter(None, [*items, *(g.frame_line for g in groups)]), None)
+def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
+    """A line of source and the code on it; nothing for none."""
+    return [] if line is None else [f"{indent}{line}", f"    {line.code.strip()}"]
 
 
 def cause_lines(divergence: Divergence) -> list[str]:
@@ -59,11 +61,6 @@ def cause_lines(divergence: Divergence) -> list[str]:
     return lines
 
 
-def by_size(groups: Sequence[RankGroup]) -> list[RankGroup]:
-    """Smallest group first; of two equally small ones the later, since rank 0 is the usual reference."""
-    return sorted(groups, key=lambda g: (len(g.ranks), -min(g.ranks, default=0)))
-
-
 def red(verdict: Verdict) -> list[Divergence]:
     """Divergences the gate fails on."""
     return [d for d in verdict.divergences if d.is_red]
@@ -74,14 +71,28 @@ def accepted(verdict: Verdict) -> list[Divergence]:
     return [d for d in verdict.divergences if not d.is_red]
 
 
+def accepted_lines(verdict: Verdict) -> list[str]:
+    """One line per accepted difference, with the reason where there is one."""
+    return [_accepted_line(divergence) for divergence in accepted(verdict)]
+
+
+def _accepted_line(divergence: Divergence) -> str:
+    ranks = groups_text(group.ranks for group in divergence.groups)
+    reason = f"; {divergence.advice}" if divergence.advice else ""
+    return f"{divergence.cls.value}, {divergence.layer.value}: {divergence.title} (ranks {ranks}){reason}"
+
+
 def failed(verdict: Verdict) -> list[Check]:
     """Checks that did not hold."""
-    return [c for c in verdict.checks if c.status == Status.FAIL]
+    return [c for c in verdict.checks if c.is_red]
 
 
-def modes(verdict: Verdict) -> list[str]:
-    """Modes in the order their checks appear; `""` holds the checks of the whole run."""
-    return list(dict.fromkeys(check.mode for check in verdict.checks))
+def by_mode(verdict: Verdict) -> dict[str, list[Check]]:
+    """Mode -> its checks, in the order they appear; `""` holds the checks of the whole run."""
+    found: dict[str, list[Check]] = {}
+    for check in verdict.checks:
+        found.setdefault(check.mode, []).append(check)
+    return found
 
 
 def mode_title(mode: str) -> str:
@@ -97,6 +108,6 @@ def outcome(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> str:
     """What was run: preset, modes, ranks."""
-    parts = [verdict.preset, f"mode {' '.join(verdict.modes)}" if verdict.modes else ""]
-    parts.append(f"{verdict.world_size} rank{'' if verdict.world_size == 1 else 's'}")
-    return ", ".join(plain(part) for part in parts if part)
+    mode = f"mode {' '.join(verdict.modes)}" if verdict.modes else ""
+    parts = [verdict.preset, mode, f"{verdict.world_size} {_ranks(verdict.world_size)}"]
+    return plain(", ".join(part for part in parts if part))

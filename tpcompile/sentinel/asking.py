@@ -46,15 +46,15 @@ class Asking:
         self._ticks, self._moved_at_s = -1, 0.0
         self._interval_s, self._next_at_s = _FIRST_S, 0.0
         self._tell_after_s = _TELL_AFTER_S
-        self._now_s = 0.0
+        self.now_s = 0.0
 
     def put_off(self) -> None:
         """Another rank asks now: its answer serves us too."""
-        self._next_at_s = self._now_s + self._interval_s
+        self._next_at_s = self.now_s + self._interval_s
 
     def notices(self, now_s: float) -> None:
         """Any progress makes it patient again."""
-        self._now_s = now_s
+        self.now_s = now_s
         if self._progress.ticks != self._ticks:
             self._ticks, self._moved_at_s, self._before = self._progress.ticks, now_s, {}
             self._interval_s, self._tell_after_s = _FIRST_S, _TELL_AFTER_S

@@ -132,7 +132,8 @@ def _describe(ranks: tuple[int, int], mine: Counted, theirs: Counted, clock: str
         f"rank {ranks_text(odd or ranks)} {what} of {mine.region}: at call {change.after.call} {clock} is {says}; "
         f"up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
-    return Finding(Cause.CALL_COUNT, observed, odd or ranks, line)
+    is_by_number = clock.startswith(COLLECTIVES)
+    return Finding(Cause.CALL_COUNT, observed, odd or ranks, line, is_by_number=is_by_number)
 
 
 def _what(change: _Change, clock: str) -> str:

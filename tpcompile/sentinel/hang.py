@@ -15,9 +15,9 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group
-from tpcompile.sentinel.parting import fewer_calls, followers, key_of, parting
+from tpcompile.sentinel.parting import fewer_calls, key_of, parting, usual
 from tpcompile.sentinel.progress import COMPILES, COMPILING
-from tpcompile.sentinel.waits import compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
+from tpcompile.sentinel.waits import called_at, compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
 
 _RECENT = 12
 """Collectives before an abort in which a rank may have left the common order."""
@@ -35,6 +35,8 @@ class Finding:
     details: tuple[str, ...] = ()
     gone: tuple[int, ...] = ()
     """Ranks that cannot take part any more."""
+    is_by_number: bool = False
+    """Numbers of collectives differ; which collective it is, the ranks' own records say."""
 
     @property
     def is_loss(self) -> bool:
@@ -73,9 +75,15 @@ def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapp
     return None
 
 
+def parted(states: Mapping[int, RankState]) -> Finding | None:
+    """Where ranks that are out of step came apart."""
+    found = parting(states)
+    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
+
+
 def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
     """The call that one of two ranks made or left out before one of them compiled alone."""
-    found = _parted({here.rank: here, theirs.rank: theirs})
+    found = parted({here.rank: here, theirs.rank: theirs})
     return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
@@ -130,33 +138,26 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
         return Finding(Cause.STUCK_COLLECTIVE, text, odd, issued.call_line or issued.line)
     met = next(iter(newest.values()))
     text = f"{how}; the others were in {met}"
-    if met.call_line is not None and _is_ahead_of(gone, met, states):  # it left that call out
-        text += f", in call {met.call} of {met.region}"
+    if met.call_line is not None and _was_there(gone, states):
+        text += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
         return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
     return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
 
 
-def _is_ahead_of(gone: Lost, met: Issued, states: Mapping[int, RankState]) -> bool:
-    """True when the dead rank stood at what usually comes after `met`, not at what came before it."""
-    for state in states.values():
-        issued = [one for one in state.issued if one.group == met.group and one.seq <= met.seq]
-        was_there = [number for number, one in enumerate(issued) if _met(gone, one)]
-        earlier = [number for number, one in enumerate(issued[:-1]) if key_of(one) == key_of(met)]
-        if was_there and earlier:
-            behind = len(issued) - 1 - was_there[-1]
-            following = [number - earlier[-1] for number in was_there if number > earlier[-1]]
-            return bool(following) and following[0] < behind
-    return False
+def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
+    """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
+    return any(_met(gone, one) and _same(gone.line, one.line) for state in states.values() for one in state.issued)
 
 
 def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
     """Ranks that left their own habit a moment ago, and in what."""
     found = {}
     for rank, last in newest.items():
-        recent = [one for one in states[rank].issued if one.group == last.group][-_RECENT:]
-        strange = [issued for issued in recent if _is_strange(issued, states[rank])]
-        if strange:
-            found[rank] = strange[0]
+        of_group = [one for one in states[rank].issued if one.group == last.group]
+        strangeness = _strangeness(of_group)
+        strangest = max(range(len(of_group)), key=lambda at: (strangeness[at], at))
+        if strangeness[strangest]:
+            found[rank] = of_group[strangest]
     return found
 
 
@@ -174,13 +175,20 @@ def _met(gone: Lost, issued: Issued) -> bool:
     return stack[:common] == place[:common]
 
 
-def _is_strange(issued: Issued, state: RankState) -> bool:
-    """True when the rank used to issue something else there, or nothing from that line after it had issued others."""
-    history = [key_of(one) for one in state.issued if one.group == issued.group and one.seq < issued.seq]
-    expected = followers(history, history)
-    if expected:
-        return key_of(issued) not in expected
-    return len(history) > 1 and not issued.is_done and key_of(issued) not in history
+def _strangeness(issued: Sequence[Issued]) -> list[int]:
+    """How many collectives before each of the last ones are followed by another one elsewhere; 0 for a usual one.
+
+    Elsewhere is before and after: what ends the first step ends the next ones, too.
+    """
+    keys = [key_of(one) for one in issued]
+    found = [0] * len(keys)
+    for at in range(max(1, len(keys) - _RECENT), len(keys)):
+        context, expected = usual(keys, at, [end for end in range(1, len(keys)) if end != at])
+        if expected and keys[at] not in expected:
+            found[at] = context
+    if not issued[-1].is_done and keys[-1] not in keys[:-1] and len(keys) > 2:
+        found[-1] = max(found[-1], 1)
+    return found
 
 
 def _same(a: UserLine | None, b: UserLine | None) -> bool:
@@ -217,7 +225,7 @@ def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) 
         for have in _numbers(states, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
             if len(alike) > 1:
-                return _parted(_only(states, group)) or _differ(alike, have)
+                return parted(_only(states, group)) or _differ(alike, have)
     return None
 
 
@@ -228,12 +236,6 @@ def _only(states: Mapping[int, RankState], group: str) -> dict[int, RankState]:
         kept = tuple(issued for issued in state.issued if issued.group == group)
         found[rank] = state.model_copy(update={"issued": kept})
     return found
-
-
-def _parted(states: Mapping[int, RankState]) -> Finding | None:
-    """Where ranks that wait in vain came apart."""
-    found = parting(states)
-    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
 
 def _numbers(states: Mapping[int, RankState], group: str) -> Iterator[dict[int, Issued]]:
@@ -272,9 +274,9 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
 
 def _explained(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
-    parted = _parted(states)
-    if parted is not None:
-        return parted
+    came_apart = parted(states)
+    if came_apart is not None:
+        return came_apart
     found = fewer_calls(states, waiting, absent)
     return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
 
@@ -303,7 +305,7 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
             p2p = states[alone].p2p
             assert p2p is not None
             return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
-        return _parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
+        return parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
     return None
 
 
@@ -356,13 +358,15 @@ def _one_compiled(states: Mapping[int, RankState], compiled: int, other: int, wh
         text = f"rank {compiled} alone compiled {ours.waits_at}; rank {other} waits {what}"
         return Finding(Cause.EXTRA_COMPILE, text, (compiled,), ours.line)
     text = f"rank {compiled} compiled {ours.waits_at}; rank {other} did not compile, and waits {what}"
-    return Finding(Cause.COMPILE_DISABLED, text, (other,), runs_at)
+    return Finding(Cause.COMPILE_DISABLED, text, (other,), called_at(theirs, region) or line)
 
 
 def _is_compared(whole: RankState, part: RankState) -> bool:
     """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
-    if whole.waits_at is None or part.waits_at is None or part.waits_at.region == whole.waits_at.region:
+    if whole.waits_at is None or part.waits_at is None:
         return False
+    if part.waits_at.region == whole.waits_at.region:
+        return True  # one of them is ahead: it has compiled, or is seen to have gone past
     region, call = whole.waits_at.region, whole.waits_at.call
     return part.calls.get(region, 0) >= call and runs(part, region)
 

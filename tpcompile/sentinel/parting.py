@@ -7,19 +7,18 @@ else used to follow. A collective from a line that no other rank uses was added;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.messages import FINISHED, Issued, RankState
 
 Place = tuple[tuple[str, int], ...]
 Key = tuple[str, Place]
 _KEPT = 1 << 20
-_CONTEXT = 3
-"""Collectives before one that say what follows them."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,31 @@ def parting(states: Mapping[int, RankState]) -> Parting | None:
     return None
 
 
-def followers(before: Sequence[Key], history: Sequence[Key]) -> frozenset[Key]:
-    """What has followed the last of `before` in `history`, with as much context as was seen; empty when never seen."""
-    for length in range(min(_CONTEXT, len(before)), 0, -1):
-        context = tuple(before[-length:])
-        ends = range(length, len(history))
-        found = frozenset(history[end] for end in ends if tuple(history[end - length : end]) == context)
-        if found:
-            return found
-    return frozenset()
+def usual(keys: Sequence[Key], at: int, ends: Iterable[int]) -> tuple[int, frozenset[Key]]:
+    """What followed the collectives before number `at` elsewhere, at `ends`: those that most of them came before.
+
+    Returns how many those are, and what followed; nothing where the last of them is new.
+    """
+    contexts = {end: _common_before(keys, at, end) for end in ends}
+    longest = max(contexts.values(), default=0)
+    if longest == 0:
+        return 0, frozenset()
+    return longest, frozenset(keys[end] for end, length in contexts.items() if length == longest)
+
+
+def _common_before(keys: Sequence[Key], at: int, end: int) -> int:
+    """How many collectives before two places are the same."""
+    length = 0
+    while length < min(at, end) and keys[at - 1 - length] == keys[end - 1 - length]:
+        length += 1
+    return length
 
 
 def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Parting | None:
     """A rank waits for one that has made fewer calls, although nothing else differs."""
     regions = [region for region, calls in waiting.calls.items() if absent.calls.get(region, 0) < calls]
     if not regions:
-        return None
+        return _fewer_collectives(waiting, absent)
     stuck = next((issued for issued in reversed(waiting.issued) if not issued.is_done), None)
     region = stuck.region if stuck is not None and stuck.region in regions else regions[0]
     called = [issued.call_line for issued in waiting.issued if issued.region == region and issued.call_line]
@@ -75,12 +83,26 @@ def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: Ran
     return Parting(Cause.CALL_COUNT, (absent.rank,), line, observed)
 
 
+def _fewer_collectives(waiting: RankState, absent: RankState) -> Parting | None:
+    """The same where nobody knows the calls: it ended well before the last collective of the rank that waits."""
+    newest = min(reversed(waiting.issued), key=lambda issued: issued.age_s, default=None)
+    if newest is None or newest.call_line is None or absent.ended != FINISHED:
+        return None
+    last = max(_of_group(absent, newest.group), default=0)
+    if not 0 < last < newest.seq:
+        return None
+    observed = f"rank {absent.rank} has left after {last} collectives of group {newest.group!r}, before {newest}"
+    return Parting(Cause.CALL_COUNT, (absent.rank,), newest.call_line, observed)
+
+
 def _of_group(state: RankState, group: str) -> dict[int, Issued]:
     return {issued.seq: issued for issued in state.issued if issued.group == group}
 
 
 def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | None:
     differing = list(_differing(by_rank))
+    if differing and differing[0] == _oldest_common(by_rank) > 1:
+        return None  # they parted before: what comes under one number since then is shifted
     for number in differing:
         odd = _unusual(by_rank, number) or _alone(by_rank, number, at_most=1)
         if odd:
@@ -89,6 +111,12 @@ def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | 
     if first is None:
         return None
     return _describe(by_rank, first, _alone(by_rank, first) or _minority(by_rank, first))
+
+
+def _oldest_common(by_rank: Mapping[int, Mapping[int, Issued]]) -> int:
+    """The first number that more than one rank still knows."""
+    known = Counter(number for issued in by_rank.values() for number in issued)
+    return min((number for number, ranks in known.items() if ranks > 1), default=0)
 
 
 def _differing(by_rank: Mapping[int, Mapping[int, Issued]]) -> Iterator[int]:
@@ -101,11 +129,11 @@ def _differing(by_rank: Mapping[int, Mapping[int, Issued]]) -> Iterator[int]:
 
 
 def _is_one_call(having: Sequence[Issued]) -> bool:
-    """True where ranks issued the same in the same call, compiled on some and eager on others: that is no parting.
+    """True where ranks issued the same in one call from one line, compiled on some and eager on others: no parting.
 
     Compiled code stands at the first line of its function, whatever line of it issues a collective.
     """
-    calls = {(issued.what, issued.region, issued.call) for issued in having}
+    calls = {(issued.what, issued.region, issued.call, issued.call_line) for issued in having}
     is_compiled = any(issued.line and issued.region.endswith(f":{issued.line.line}") for issued in having)
     return len(calls) == 1 and is_compiled
 
@@ -131,11 +159,10 @@ def _alone(by_rank: Mapping[int, Mapping[int, Issued]], number: int, *, at_most:
 
 def _is_usual(issued: Mapping[int, Issued], number: int) -> bool | None:
     """True when the rank did as it used to, None when there is nothing to compare with."""
-    history = [key_of(issued[seq]) for seq in sorted(issued) if seq < number]
-    expected = followers(history, history)
-    if not expected:
-        return None
-    return key_of(issued[number]) in expected
+    keys = [key_of(issued[seq]) for seq in sorted(issued) if seq <= number]
+    here = len(keys) - 1
+    _, expected = usual(keys, here, range(here))
+    return keys[here] in expected if expected else None
 
 
 def _own_frames(having: Mapping[int, Mapping[int, Issued]], number: int, rank: int) -> list[UserLine]:

@@ -7,7 +7,7 @@ position is released or settled with, as long as each rank runs, compiles or die
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpcompile.sentinel.asking import Asking, Limits
@@ -52,6 +52,7 @@ from tpcompile.sentinel.events import (
     Wait,
     WentPast,
 )
+from tpcompile.sentinel.hang import Finding, parted
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import split_alone
@@ -83,6 +84,8 @@ class Protocol:
         self._compares_at_s = 0.0
         self.has_parted = False
         """What ran on the ranks was found to differ; said once."""
+        self._suspected: Finding | None = None
+        """The numbers of their collectives differ; the answers may say which collective it is."""
         self._lock = threading.Lock()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
@@ -212,11 +215,15 @@ class Protocol:
         return [Ask(tuple(rank for rank in self.members if rank not in self.left))]
 
     def _answers(self, event: Answers) -> list[Action]:
-        finding = self.asking.judge(event)
+        finding = self.asking.judge(event) or self._of_suspected(event.states)
         if finding is not None:
             return [RaiseFinding(finding)]
         news = self.asking.news({**event.states, **self.left}, event.now_s)
         return [Say(news)] if news else []
+
+    def _of_suspected(self, states: Mapping[int, RankState]) -> Finding | None:
+        suspected, self._suspected = self._suspected, None
+        return suspected and (parted(states) or suspected)
 
     def _asked(self, event: Asked) -> list[Action]:
         if event.rank != self.rank:
@@ -229,6 +236,9 @@ class Protocol:
         if finding is None or self.has_parted:
             return []
         self.has_parted = True
+        if finding.is_by_number and self.is_active:
+            self._suspected = finding
+            return self._ask(self.asking.now_s)
         return [RaiseFinding(finding)]
 
     # Ends.

@@ -90,18 +90,37 @@ def compiles(state: RankState) -> bool:
 
 def runs(state: RankState, region: str) -> bool:
     """True when the rank is inside the function of that region, compiled or not."""
-    return line_in(state, region) is not None
+    return _inside(state, region) is not None
 
 
 def line_in(state: RankState, region: str) -> UserLine | None:
     """The line of that region's function at which the rank is; None when it is not inside of it."""
+    inside = _inside(state, region)
+    return inside[0] if inside else None
+
+
+def called_at(state: RankState, region: str) -> UserLine | None:
+    """The user's line from which the rank called that region's function, or where it is inside when none is known."""
+    inside = _inside(state, region)
+    return inside[-1] if inside else None
+
+
+def _inside(state: RankState, region: str) -> tuple[UserLine, ...] | None:
+    """The frame of that region's function and, where it is known, the one that called it."""
     wanted = _code_of(region)
+    for stack in _stacks(state):
+        for number, frame in enumerate(stack):
+            is_there = frame.function == wanted.function and frame.file.endswith(wanted.file)
+            if is_there and _is_nearest(frame.line, wanted, state):
+                return stack[number : number + 2]
+    return None
+
+
+def _stacks(state: RankState) -> list[tuple[UserLine, ...]]:
+    """The user's frames of the main thread, and those of the collective it is stuck in; innermost first."""
     stuck = stuck_in(state)
-    frames = [*state.stack]
-    if stuck is not None:
-        frames += stuck.stack or ([stuck.line] if stuck.line else [])
-    there = [frame for frame in frames if frame.function == wanted.function and frame.file.endswith(wanted.file)]
-    return next((frame for frame in there if _is_nearest(frame.line, wanted, state)), None)
+    of_collective = stuck.stack or ((stuck.line,) if stuck.line else ()) if stuck else ()
+    return [state.stack[::-1], of_collective]
 
 
 class _Code(NamedTuple):

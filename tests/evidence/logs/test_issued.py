@@ -87,6 +87,22 @@ def test_a_group_that_one_rank_alone_uses_is_a_finding(job: Path) -> None:
     assert "all_reduce in group '0' on rank 0 against all_reduce in group '5' on rank 1" in found.title
 
 
+@pytest.mark.parametrize(("size", "code"), [(1, 0), (2, 1)])
+def test_a_group_of_one_rank_is_no_finding_and_a_larger_one_that_one_rank_uses_is(
+    size: int, code: int, job: Path
+) -> None:
+    for rank in (0, 1):
+        path = job / LOG.format(rank)
+        text = in_group(path.read_text(), str(5 + rank))
+        gather = text.replace("all_reduce(", "all_gather_into_tensor(").replace(
+            "all_reduce.", "all_gather_into_tensor."
+        )
+        path.write_text(gather.replace(f"'sum', '{5 + rank}')", f"{size}, '{5 + rank}')"))
+    verdict = diagnose([job])
+    assert verdict.exit_code == code
+    assert [d.cause for d in verdict.divergences if d.is_red] == [Cause.GROUP] * code
+
+
 def test_groups_of_stages_are_no_finding(tmp_path: Path) -> None:
     for rank in range(4):
         text = (JOBS / "cold_shared" / LOG.format(rank % 2)).read_text()

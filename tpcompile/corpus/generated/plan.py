@@ -36,6 +36,7 @@ _IMPORTS = Insert(
     import os
     import signal
     import time
+    import types
 
     import torch.distributed._functional_collectives as funcol
     """,

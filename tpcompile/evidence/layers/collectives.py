@@ -65,11 +65,25 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
         row = differing_places(items)[0]
     elif cause == Cause.EXTRA_COLLECTIVE:
-        row = first(row for row in rows if not row.is_full) or row
+        row = first(_at_own_line(extra, items) for extra in rows if not extra.is_full) or row
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     directness = Directness.RESULT if cause == Cause.COLLECTIVE_SIZES else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _at_own_line(extra: Row, items: Items) -> Row:
+    """The extra one; of several that are equal the one at a line from which nobody else issues.
+
+    Aligned by content, the last of them is taken for it.
+    """
+    lacking = [group for index, group in enumerate(items) if index not in extra.owners]
+    theirs = {item.line for group in lacking for item in group}
+    own = {}
+    for index in extra.owners:
+        equal = [item for item in items[index] if item.key == extra.first.key]
+        own[index] = next((item for item in equal if item.line not in theirs), extra[index])
+    return Row(own.get(index) for index in range(len(items)))
 
 
 def _in_place(items: Items) -> Sequence[Row]:

@@ -18,6 +18,8 @@ from tpcompile.evidence.text.lines import is_library
 
 _TYPES = frozenset({"TYPE_MATCH", "CLASS_MATCH"})
 _SUBCLASSES = ("AsyncCollectiveTensor", "DTensor")
+_DYNAMIC = "None"
+"""In the guard on a tensor, a size that may be any."""
 _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
 """How a source begins that is not the user's."""
 
@@ -192,6 +194,8 @@ def _checked(row: Row) -> Cause:
     says = " ".join(item.says for item in row.present)
     if types & _TYPES and any(name in says for name in _SUBCLASSES):
         return Cause.TENSOR_SUBCLASS
+    if row.differs_in_note("size") and any(_DYNAMIC in size for size in row.notes("size")):
+        return Cause.AUTOMATIC_DYNAMIC
     return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
 
 

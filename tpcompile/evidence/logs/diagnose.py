@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -60,23 +61,29 @@ class Question:
     ended_badly: bool = False
     """The job crashed or hung: that its compiles agree is no pass then."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the job, as far as that is said; else 0."""
+        said = self.mesh or self
+        return said.world_size or 0
+
 
 def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdict:
     """Judge the logs of a job. Raises ConfigError, PreflightError."""
     question = question or Question()
-    asked = question.mesh.world_size if question.mesh else question.world_size
-    files = find_logs(folders, num_ranks=asked or 0)
+    files = find_logs(folders, num_ranks=question.num_ranks)
     logs = _read_all(files.paths)
     world_size = _world_size(question, logs)
     missing = sorted(set(range(world_size)) - set(logs))
     ends = log_ends(logs.values(), missing)
+    lacking = [end for end in ends if end.lacks]
     job = Job(
         logs=logs,
         domains=_domains(question, logs),
         world_size=world_size,
-        incomplete=frozenset(end.rank for end in ends if end.lacks),
+        incomplete=frozenset(end.rank for end in lacking),
     )
-    return _Diagnosis(job, question, ends, files.left_out).verdict()
+    return _Diagnosis(job, question, ends, lacking, files.left_out).verdict()
 
 
 def _read_all(paths: Mapping[int, Path]) -> dict[int, RankLog]:
@@ -99,7 +106,7 @@ def _read(rank: int, path: Path) -> RankLog:
 def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
     seen = max(logs) + 1
     if question.mesh is None:
-        return max(question.world_size or 0, seen)
+        return max(question.num_ranks, seen)
     size = question.mesh.world_size
     if question.world_size not in (None, size) or seen > size:
         had = question.world_size or seen
@@ -110,14 +117,23 @@ def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
 def _domains(question: Question, logs: dict[int, RankLog]) -> Domains:
     if question.mesh is not None:
         return question.mesh.domains()
-    return by_groups({rank: list(log.groups) for rank, log in logs.items()})
+    return by_groups({rank: log.coupling for rank, log in logs.items()})
 
 
 class _Diagnosis:
     """One job and what is asked of it -> verdict."""
 
-    def __init__(self, job: Job, question: Question, ends: Sequence[LogEnd], left_out: Sequence[str]) -> None:
-        self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
+    def __init__(
+        self,
+        job: Job,
+        question: Question,
+        ends: Sequence[LogEnd],
+        lacking: Sequence[LogEnd],
+        left_out: Sequence[str],
+    ) -> None:
+        self.job, self.question, self.ends, self.lacking, self.left_out = job, question, ends, lacking, left_out
+        self.logs = list(job.logs.values())
+        self.failed = failed_everywhere(self.logs)
         self.num_left = 0
 
     def verdict(self) -> Verdict:
@@ -180,7 +196,7 @@ class _Diagnosis:
         """No log says what the environment was, but for torch's version."""
         if check.layer != Layer.ENVIRONMENT or check.is_red:
             return check
-        versions = {log.torch_version for log in self.job.logs.values()}
+        versions = {log.torch_version for log in self.logs}
         if versions == {""}:
             return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
         return check.model_copy(
@@ -188,13 +204,12 @@ class _Diagnosis:
         )
 
     def compiled(self) -> Check:
-        compiles = {rank: log.compiles for rank, log in self.job.logs.items()}
-        numbers = {rank: sum(compile_.failure is None for compile_ in made) for rank, made in compiles.items()}
-        failures = [compile_.failure for made in compiles.values() for compile_ in made]
-        failed = {failure[0] for failure in failures if failure is not None}
+        outcomes = {log.rank: Counter(compile_.fail_type for compile_ in log.compiles) for log in self.logs}
+        numbers = {rank: kinds.pop("", 0) for rank, kinds in outcomes.items()}
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
+        failed = sorted(set[str]().union(*outcomes.values()))
         if failed:
-            observed += f"; others failed with {', '.join(sorted(failed))}"
+            observed += f"; others failed with {', '.join(failed)}"
         return Check(
             id=CheckId.COMPILED,
             mode="",
@@ -204,20 +219,18 @@ class _Diagnosis:
         )
 
     def failures(self) -> Iterator[Check]:
-        alone = failed_first(list(self.job.logs.values()))
+        alone = failed_first(self.logs)
         if alone is not None:
             yield _failure_check(*alone)
-        failed = failed_everywhere(list(self.job.logs.values()))
-        if failed:
-            texts = [f"{c.function} failed with {c.failure[0]}: {c.failure[1]}" for c in failed if c.failure]
-            yield _information(FAILED, f"{len(failed)} failed alike on all ranks", texts)
+        if self.failed:
+            texts = [compile_.failed for compile_ in self.failed]
+            yield _information(FAILED, f"{len(texts)} failed alike on all ranks", texts)
 
     def notes(self) -> Iterator[Check]:
-        lacking = [end for end in self.ends if end.lacks]
-        ranks = tuple(end.rank for end in lacking)
-        if lacking:
+        if self.lacking:
+            ranks = tuple(end.rank for end in self.lacking)
             text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
-            yield _information(WHOLE, text, list(map(str, lacking))).model_copy(update={"ranks": ranks})
+            yield _information(WHOLE, text, list(map(str, self.lacking))).model_copy(update={"ranks": ranks})
         elif self.question.ended_badly:
             yield _information(WHOLE, "yes", list(map(str, self.ends)))
         if self.left_out:
@@ -229,34 +242,26 @@ class _Diagnosis:
         """A pass of logs that do not go far enough is none; a difference is one all the same."""
         if verdict.exit_code != ExitCode.PASS:
             return verdict
-        summary = self.incomplete() or self.unexamined() or self.failed() or self.ended()
+        summary = next(self.doubts(), "")
         if not summary:
             return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
         update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
         return verdict.model_copy(update=update)
 
-    def incomplete(self) -> str:
-        lacking = [str(end) for end in self.ends if end.lacks]
-        if not lacking:
-            return ""
-        more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        return f"what was logged agrees, and that is not all: {lacking[0]}{more}"
-
-    def unexamined(self) -> str:
-        return f"what was looked into agrees: {self.left_text()}" if self.num_left else ""
-
-    def failed(self) -> str:
-        failed = failed_everywhere(list(self.job.logs.values()))
-        if not failed:
-            return ""
-        kind, text = failed[0].failure or ("", "")
-        return f"the ranks agree: {failed[0].function} failed to compile on all of them with {kind}: {text}"
-
-    def ended(self) -> str:
-        if not self.question.ended_badly:
-            return ""
-        ends = "; ".join(str(end) for end in self.ends[:2])
-        return f"the compiles agree; the cause is not in what was compiled: {ends}"
+    def doubts(self) -> Iterator[str]:
+        """Why a pass is none, what weighs most first."""
+        if self.lacking:
+            more = f", and {len(self.lacking) - 1} more" if len(self.lacking) > 1 else ""
+            yield f"what was logged agrees, and that is not all: {self.lacking[0]}{more}"
+        if self.num_left:
+            yield f"what was looked into agrees: {self.left_text()}"
+        if self.failed:
+            first = self.failed[0]
+            how = f"{first.function} failed to compile on all of them with {first.fail_type}: {first.fail_text}"
+            yield f"the ranks agree: {how}"
+        if self.question.ended_badly:
+            ends = "; ".join(map(str, self.ends[:2]))
+            yield f"the compiles agree; the cause is not in what was compiled: {ends}"
 
 
 _NOT_ALL = (
@@ -270,14 +275,13 @@ _UNCOUPLED = (
 
 
 def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
-    kind, text = compile_.failure or ("", "")
-    ended = "the other logs end inside of that compile"
+    how = f"{compile_.function} failed on rank {rank} with {compile_.fail_type}: {compile_.fail_text}"
     return Check(
         name=FAILED,
         mode="",
         status=Status.FAIL,
         expected="every compile ends",
-        observed=f"{compile_.function} failed on rank {rank} with {kind}: {text}; {ended}",
+        observed=f"{how}; the other logs end inside of that compile",
         ranks=(rank,),
         line=compile_.line,
         cause=Cause.COMPILE_FAILED,

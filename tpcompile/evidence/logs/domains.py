@@ -61,11 +61,14 @@ class Mesh:
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        places = [[(name, at) for at in range(size)] for name, size in self.sizes]
+        names = [name for name, _ in self.sizes]
+        places = itertools.product(*(range(size) for _, size in self.sizes))
         members: dict[str, list[int]] = {}
-        for rank, place in enumerate(itertools.product(*places)):
-            others = [f"{name}={at}" for name, at in place if name != self.axis]
-            members.setdefault(", ".join(others) or "all", []).append(rank)
+        for rank, place in enumerate(places):
+            at = dict(zip(names, place, strict=True))
+            del at[self.axis]
+            others = ", ".join(f"{name}={number}" for name, number in at.items())
+            members.setdefault(others or "all", []).append(rank)
         found = tuple(Domain(name, tuple(ranks)) for name, ranks in members.items())
         return Domains(Source.MESH, found)
 

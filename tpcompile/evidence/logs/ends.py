@@ -40,7 +40,7 @@ class LogEnd:
         if self.last is None:
             return ""
         state = "ended" if self.last.is_ended else "not ended"
-        failed = f", failed with {self.last.failure[0]}" if self.last.failure else ""
+        failed = f", failed with {self.last.fail_type}" if self.last.fail_type else ""
         at = f" ({self.last.line})" if self.last.line else ""
         what = f"compile {self.last.compile_id} of {self.last.function or '?'}{at}"
         return f"; its last compile is {what}, {state}{failed}; its last record is of {self.ended}"
@@ -56,61 +56,43 @@ def log_ends(logs: Iterable[RankLog], missing: Sequence[int]) -> list[LogEnd]:
 def _end(log: RankLog) -> LogEnd:
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
     shown = (unfinished or log.compiles)[-1:]
-    lacks = tuple(_lacks(log, is_unfinished=bool(unfinished)))
+    lacks = _lacks(log, is_unfinished=bool(unfinished))
     return LogEnd(log.rank, lacks, log.facts.ended, shown[0] if shown else None)
 
 
-def _lacks(log: RankLog, *, is_unfinished: bool) -> Iterable[Lack]:
+def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
     if not log.facts.num_records:
-        yield Lack.EMPTY
-        return
-    if log.facts.is_cut:
-        yield Lack.CUT
-    if log.facts.num_damaged:
-        yield Lack.DAMAGED
-    if not log.compiles:
-        yield Lack.NO_COMPILE
-    if is_unfinished:
-        yield Lack.UNFINISHED
+        return (Lack.EMPTY,)
+    observed = {
+        Lack.CUT: log.facts.is_cut,
+        Lack.DAMAGED: log.facts.num_damaged > 0,
+        Lack.NO_COMPILE: not log.compiles,
+        Lack.UNFINISHED: is_unfinished,
+    }
+    return tuple(lack for lack, is_so in observed.items() if is_so)
 
 
 def failed_everywhere(logs: Sequence[RankLog]) -> list[LoggedCompile]:
     """Compiles of the first rank that failed, and failed on every other rank that made them, the limit apart."""
     found = []
     for number, compile_ in enumerate(logs[0].compiles):
-        if compile_.failure is None or not is_fatal(compile_.failure[0]):
-            continue
-        peers = [log.compiles[number] for log in logs if number < len(log.compiles)]
-        if all(peer.failure and peer.failure[0] == compile_.failure[0] for peer in peers):
+        kinds = {peer.fail_type for peer in _turn(logs, number)}
+        if compile_.fatal and kinds == {compile_.fatal}:
             found.append(compile_)
     return found
 
 
 def failed_first(logs: Sequence[RankLog]) -> tuple[int, LoggedCompile] | None:
-    """The compile that ended a job: it failed on one rank, and all others were ended before theirs of that number."""
+    """The compile that ended a job: it failed on one rank, and all other logs end inside theirs of that number."""
     for log in logs:
+        others = [other for other in logs if other is not log]
         for number, compile_ in enumerate(log.compiles):
-            is_error = compile_.failure is not None and is_fatal(compile_.failure[0])
-            peers = [other for other in logs if other is not log]
-            if is_error and all(_is_open(other, number) for other in peers):
+            still_open = [peer for peer in _turn(others, number) if not peer.is_ended]
+            if compile_.fatal and len(still_open) == len(others):
                 return log.rank, compile_
     return None
 
 
-def _is_open(log: RankLog, number: int) -> bool:
-    """True when the log ends inside of its compile of that number."""
-    return number < len(log.compiles) and not log.compiles[number].is_ended
-
-
-_FATAL = (
-    "BackendCompilerFailed",
-    "InternalTorchDynamoError",
-    "InductorError",
-    "LoweringException",
-    "TorchRuntimeError",
-)
-
-
-def is_fatal(fail_type: str) -> bool:
-    """True for an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
-    return any(name in fail_type for name in _FATAL)
+def _turn(logs: Sequence[RankLog], number: int) -> list[LoggedCompile]:
+    """The compiles of that number, of the ranks that got so far."""
+    return [log.compiles[number] for log in logs if number < len(log.compiles)]

@@ -81,13 +81,13 @@ def lonely_groups(job: Job, domain: Domain) -> Iterator[Divergence]:
     logs = job.logs_of(domain)
     if len(logs) < len(domain.ranks) or job.incomplete & set(domain.ranks):
         return  # a peer may have been in the group
-    users = Counter(name for log in logs for name in log.groups)
+    users = Counter(name for log in logs for name in log.coupling)
     lonely = {name for name, number in users.items() if number == 1}
     for step in _in_step(job, domain):
         place = _first_lonely(step, lonely)
         if place is None:
             continue
-        at = {rank: _issued(compile_)[place] for rank, compile_ in step.compiles.items()}
+        at = {rank: compile_.issued[place] for rank, compile_ in step.compiles.items()}
         yield _divergence(
             domain,
             f"compile of {_text(step.frame)}",
@@ -102,8 +102,8 @@ def lonely_groups(job: Job, domain: Domain) -> Iterator[Divergence]:
 
 def _first_lonely(step: _Step, lonely: set[str]) -> int | None:
     """The first collective that all ranks issue in groups of different names, one of them used by one rank alone."""
-    columns = zip(*map(_issued, step.compiles.values()), strict=False)
-    for place, column in enumerate(columns):
+    issued = [compile_.issued for compile_ in step.compiles.values()]
+    for place, column in enumerate(zip(*issued, strict=False)):
         ops, groups = map(set, zip(*column, strict=True))
         if len(ops) == 1 and len(groups) > 1 and groups & lonely:
             return place
@@ -128,20 +128,16 @@ def _flat(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith(_WAIT))
 
 
-def _issued(compile_: LoggedCompile) -> list[tuple[str, str]]:
-    return [(op, group) for op, group in compile_.issued if not op.startswith(_WAIT)]
-
-
 def _run(job: Job, log: RankLog) -> tuple[str, ...]:
     """The graphs with collectives that a rank ran, named by what they are and not by their compile id."""
     by_id = {compile_.compile_id: compile_ for compile_ in log.compiles}
-    programs = {name: _program(job, log.rank, compile_) for name, compile_ in by_id.items() if _issued(compile_)}
+    programs = {name: _program(job, log.rank, compile_) for name, compile_ in by_id.items() if compile_.issued}
     ran = [name for order in log.executions for name in order]
     return tuple(programs[name] for name in ran if name in programs)
 
 
 def _program(job: Job, rank: int, compile_: LoggedCompile) -> str:
-    issued = [f"{op} in {job.role(rank, group)}" for op, group in _issued(compile_)]
+    issued = [f"{op} in {job.role(rank, group)}" for op, group in compile_.issued]
     return f"{_text(compile_.frame)} with {', '.join(issued)}"
 
 

@@ -7,6 +7,7 @@ small jobs everything is parsed all the same, so that the report can say what wa
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ class Job:
     def __post_init__(self) -> None:
         groups = {rank: list(log.groups) for rank, log in self.logs.items()}
         for domain in self.domains.domains:
-            self.roles |= roles_of(groups, [rank for rank in domain.ranks if rank in self.logs])
+            self.roles |= roles_of(groups, [log.rank for log in self.logs_of(domain)])
 
     def logs_of(self, domain: Domain) -> list[RankLog]:
         """The logs there are of a domain, by rank."""
@@ -89,15 +90,16 @@ class Selection:
 
 def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = SMALL_BYTES) -> Selection:
     """Choose what to parse: everything of a small job, else the first of what differs."""
-    sizes = _sizes(job)
-    is_small = sum(sizes.values()) <= small_bytes
+    sizes = {domain.name: _sizes(job, domain) for domain in job.domains.domains}
+    is_small = sum(sum(of_domain.values()) for of_domain in sizes.values()) <= small_bytes
+    share_bytes = budget_bytes / len(sizes)
     parsed: dict[str, frozenset[Frame]] = {}
     by_text: dict[str, frozenset[Frame]] = {}
     num_left = 0
     for domain in job.domains.domains:
-        every = [frame for name, frame in sizes if name == domain.name]
+        every = list(sizes[domain.name])
         chosen = every if is_small else open_frames(job, domain)
-        kept = _within(chosen, sizes, domain.name, budget_bytes / len(job.domains.domains))
+        kept = _within(chosen, sizes[domain.name], share_bytes)
         parsed[domain.name] = frozenset(kept)
         by_text[domain.name] = _listed(job, domain, every, frozenset(chosen))
         num_left += len(chosen) - len(kept)
@@ -112,25 +114,21 @@ def _listed(job: Job, domain: Domain, every: Sequence[Frame], chosen: frozenset[
     return frozenset(equal[:MAX_EQUAL] if len(orders) == 1 else equal)
 
 
-def _sizes(job: Job) -> dict[tuple[str, Frame], int]:
-    """Bytes of text by domain and frame, in order of appearance."""
-    sizes: dict[tuple[str, Frame], int] = {}
-    for rank, log in job.logs.items():
-        name = job.domains.of(rank).name
+def _sizes(job: Job, domain: Domain) -> dict[Frame, int]:
+    """Bytes of text by frame, in order of appearance."""
+    sizes: Counter[Frame] = Counter()
+    for log in job.logs_of(domain):
         for compile_ in log.compiles:
-            key = (name, compile_.frame)
-            sizes[key] = sizes.get(key, 0) + compile_.size_bytes
-    return sizes
+            sizes[compile_.frame] += compile_.size_bytes
+    return dict(sizes)
 
 
-def _within(
-    frames: Sequence[Frame], sizes: Mapping[tuple[str, Frame], int], domain: str, budget_bytes: float
-) -> list[Frame]:
+def _within(frames: Sequence[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
     """The first frames that fit into a budget; one at least."""
     kept: list[Frame] = []
     used = 0
     for frame in frames:
-        used += sizes.get((domain, frame), 0)
+        used += sizes[frame]
         if kept and used > budget_bytes:
             break
         kept.append(frame)
@@ -184,7 +182,7 @@ def text_digest(job: Job, rank: int, number: int) -> CompileDigest:
     """Digest of a compile whose text is equal on all ranks: the hash of the text stands for every layer of it."""
     compile_ = job.logs[rank].compiles[number]
     sha = job.text_key(rank, compile_)
-    issued = [(op, job.role(rank, group)) for op, group in compile_.issued if op != "wait_tensor"]
+    issued = [(op, job.role(rank, group)) for op, group in compile_.issued]
     seen = {_PARTS[name] for name in compile_.names if name in _PARTS}
     layers = [LayerDigest(layer=layer, part=part, sha256=sha, num_items=1) for layer, part in sorted(seen)]
     layers.append(LayerDigest(layer=Layer.GRAPH, sha256=sha, num_items=1))

@@ -14,9 +14,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tpcompile.evidence.logs.tracefile import (
+    BACKWARD_METRICS,
     EXECUTION,
     SCHEDULE,
     TORCH_VERSION,
@@ -24,6 +24,8 @@ from tpcompile.evidence.logs.tracefile import (
     Record,
     TraceFile,
     events_at,
+    json_object,
+    json_value,
 )
 from tpcompile.evidence.records import CompileRecord, UserLine
 from tpcompile.evidence.text import normalise
@@ -32,10 +34,12 @@ from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, c
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(
-    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?P<op>\w+)[\w.]*\([^'\"\n]*"
+    rb"((?:torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.(?!wait_tensor)(?P<op>\w+)[\w.]*\([^'\"\n]*"
     rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
-_GROUP_GUARD = re.compile(rb"((?:group_name|pg_name)\S* == ')(?P<group>[^'\n]*)(?=')")
+_OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
+"""A call that says the size of its group, 1; a reduction does not say it."""
+_GROUP_GUARD = re.compile(rb"(_name(?:(?<=group_name)|(?<=pg_name))\S* == ')(?P<group>[^'\n]*)(?=')")
 _BY_NATURE = (
     (b"Guard latency = ", re.compile(rb"(Guard latency = )[^\n]*")),
     (
@@ -48,8 +52,14 @@ _BY_NATURE = (
     (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+")),
 )
 """A part of what a full parse takes out, by text that must be there. Less is safe: texts that differ are parsed."""
+_FATAL = (
+    "BackendCompilerFailed",
+    "InternalTorchDynamoError",
+    "InductorError",
+    "LoweringException",
+    "TorchRuntimeError",
+)
 _TENSOR_FIELDS = ("id", "describer_id", "dtype", "size", "stride", "device", "requires_grad")
-_FAILURE_FIELDS = ("fail_type", "fail_reason", "fail_user_frame_filename", "fail_user_frame_lineno")
 _HASH_BYTES = 16
 
 
@@ -68,14 +78,18 @@ class LoggedCompile:
     size_bytes: int = 0
     """Text a full parse has to read."""
     names: frozenset[str] = frozenset()
-    groups: dict[str, None] = field(default_factory=dict)
-    """Process groups its graphs name, as torch names them, in order of appearance."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Process groups its graphs name, as torch names them -> place in order of appearance."""
+    alone: set[str] = field(default_factory=set)
+    """Those of them that hold one rank, as far as the text says so."""
     issued: list[tuple[str, str]] = field(default_factory=list)
-    """(op, group) of the collectives in its graphs, as their text has them."""
+    """(op, group) of the collectives in its graphs, as their text has them; where a rank waits is its own affair."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)
     """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
-    failure: tuple[str, str] | None = None
-    """(type, first line) of the error, when the compile failed."""
+    fail_type: str = ""
+    """Type of the error, when the compile failed."""
+    fail_text: str = ""
+    """First line of the error."""
     sha: str = ""
     """Hash of the whole text, without what differs by nature and without names of groups."""
 
@@ -83,6 +97,16 @@ class LoggedCompile:
     def is_ended(self) -> bool:
         """True when torch logged the end of the compile."""
         return "compilation_metrics" in self.names
+
+    @property
+    def failed(self) -> str:
+        """What says that and how it failed; empty when it did not."""
+        return f"{self.function} failed with {self.fail_type}: {self.fail_text}" if self.fail_type else ""
+
+    @property
+    def fatal(self) -> str:
+        """Type of an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
+        return self.fail_type if any(name in self.fail_type for name in _FATAL) else ""
 
     @property
     def frame(self) -> tuple[str, str, int]:
@@ -110,6 +134,12 @@ class RankLog:
         """Names of the process groups in compiled code, in order of appearance."""
         return {name: None for compile_ in self.compiles for name in compile_.groups}
 
+    @property
+    def coupling(self) -> list[str]:
+        """The same without groups of one rank, which nobody else waits in."""
+        alone = set[str]().union(*(compile_.alone for compile_ in self.compiles))
+        return [name for name in self.groups if name not in alone]
+
     def record(self, number: int, roles: GroupRoles) -> CompileRecord:
         """Read one compile in full."""
         compile_ = self.compiles[number]
@@ -132,7 +162,6 @@ def read_rank_log(rank: int, path: Path) -> RankLog:
     reader = _Reader(log)
     for record in file.records():
         reader.take(record)
-    reader.close()
     return log
 
 
@@ -142,8 +171,8 @@ class _Reader:
     def __init__(self, log: RankLog) -> None:
         self.log = log
         self.number_of = CompileNumbers()
-        self.texts: list[hashlib.blake2b] = []
-        self.names: list[set[str]] = []
+        self.same: dict[frozenset[str], frozenset[str]] = {}
+        """Sets of names, each kept once: most compiles have the same events."""
 
     def take(self, record: Record) -> None:
         found = record.event
@@ -153,7 +182,7 @@ class _Reader:
             text, index = found.metadata["str"]
             self.log.strings[int(index)] = str(text)
         elif found.name == TORCH_VERSION:
-            self.log.torch_version = str(_json(found.payload).get("pytorch_version", ""))
+            self.log.torch_version = str(json_object(found.payload).get("pytorch_version", ""))
         elif found.name == EXECUTION:
             self.log.executions.append(_execution(found.payload))
         elif found.compile_id is not None:
@@ -163,28 +192,17 @@ class _Reader:
         number = self.number_of(found)
         if number == len(self.log.compiles):
             self.log.compiles.append(self.begun(found, number))
-            self.texts.append(hashlib.blake2b(digest_size=_HASH_BYTES))
-            self.names.append(set())
         compile_ = self.log.compiles[number]
         compile_.places.append(record.start)
-        self.names[number].add(found.name)
+        compile_.size_bytes += len(record.payload)
+        names = compile_.names | {found.name}
+        compile_.names = self.same.setdefault(names, names)
         if found.name == "dynamo_start":
             compile_.start = record.start
             self.name(compile_, found)
-        elif found.name == SCHEDULE:
-            compile_.schedules.append(_schedule(found.payload))
-        elif found.name == "compilation_metrics":
-            compile_.failure = _failure(found) or compile_.failure
-        compile_.size_bytes += len(record.payload)
-        text = _text(compile_, found, b"" if found.name in CACHE_EVENTS else record.payload)
-        self.texts[number].update(f"{found.name} {found.attempt} {len(text)} ".encode() + text)
-
-    def close(self) -> None:
-        """No event will follow."""
-        known: dict[frozenset[str], frozenset[str]] = {}
-        for compile_, text, names in zip(self.log.compiles, self.texts, self.names, strict=True):
-            compile_.sha = text.hexdigest()
-            compile_.names = known.setdefault(frozenset(names), frozenset(names))
+        text = _TEXTS.get(found.name, _code)(compile_, found, record.payload)
+        said = f"{compile_.sha} {found.name} {found.attempt} ".encode() + text
+        compile_.sha = hashlib.blake2b(said, digest_size=_HASH_BYTES).hexdigest()
 
     def begun(self, found: TraceEvent, number: int) -> LoggedCompile:
         before = self.number_of.before[number]
@@ -200,24 +218,71 @@ class _Reader:
         compile_.line = frame_line(stack)
 
 
-def _text(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    """What the digest of a full parse could depend on, of one event."""
-    name = found.name
-    if name == "dynamo_start":
-        return repr(compile_.frame).encode()
-    if name == "describe_tensor":
-        return _tensor_text(found.metadata["describe_tensor"])
-    if name == "describe_source":
-        return json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
-    if name in ("compilation_metrics", "bwd_compilation_metrics"):
-        return repr(compile_.failure).encode()
-    return _without_ids(_without_groups(compile_, name, payload))
+# What the digest of a full parse could depend on, by event; what else it says is kept on the way.
 
 
-def _tensor_text(tensor: Mapping[str, Any]) -> bytes:
+def _frame(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    return repr(compile_.frame).encode()
+
+
+def _nothing(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    return b""
+
+
+def _source(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    return json.dumps(found.metadata["describe_source"], sort_keys=True).encode()
+
+
+def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    names = json_value(payload)
+    compile_.schedules.append(tuple(map(str, names)) if isinstance(names, list) else ())
+    return _code(compile_, found, payload)
+
+
+def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    metrics = found.metadata.get("compilation_metrics") or {}
+    if metrics.get("fail_type"):
+        compile_.fail_type = str(metrics["fail_type"])
+        compile_.fail_text = normalise.error(str(metrics.get("fail_reason") or ""))
+    return f"{compile_.fail_type}: {compile_.fail_text}".encode()
+
+
+def _tensor(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    tensor = found.metadata["describe_tensor"]
     marks = sorted((key, str(tensor[key])) for key in tensor if key.startswith("dynamo_"))
     fields = [str(tensor.get(key)) for key in _TENSOR_FIELDS]
     return normalise.device(repr((fields, marks))).encode()
+
+
+def _graph(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    text, issued = _numbered(compile_, payload)
+    compile_.issued += issued
+    return _without_ids(text)
+
+
+def _code(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
+    text, _ = _numbered(compile_, payload)
+    return _without_ids(text)
+
+
+def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+    """The text with every group's name replaced by its place among those of this compile, and (op, group) of calls."""
+    issued = []
+
+    def place_of(match: re.Match[bytes]) -> bytes:
+        group = match["group"].decode(errors="replace")
+        place = compile_.groups.setdefault(group, len(compile_.groups))
+        return match[1] + str(place).encode()
+
+    def call(match: re.Match[bytes]) -> bytes:
+        group = match["group"].decode(errors="replace")
+        issued.append((match["op"].decode(), group))
+        if _OF_ONE.search(match[1]):
+            compile_.alone.add(group)
+        return place_of(match)
+
+    text = _GROUP_GUARD.sub(place_of, _GROUP.sub(call, payload))
+    return text, issued
 
 
 def _without_ids(payload: bytes) -> bytes:
@@ -227,48 +292,20 @@ def _without_ids(payload: bytes) -> bytes:
     return payload
 
 
-def _without_groups(compile_: LoggedCompile, name: str, payload: bytes) -> bytes:
-    """The text with every group's name replaced by its place among the names of this compile."""
-
-    def numbered(match: re.Match[bytes]) -> bytes:
-        group = match["group"].decode(errors="replace")
-        if name in _GRAPHS and "op" in match.re.groupindex:
-            compile_.issued.append((match["op"].decode(), group))
-        compile_.groups.setdefault(group)
-        return match[1] + str(list(compile_.groups).index(group)).encode()
-
-    for pattern, mark in ((_GROUP, b"torch.ops."), (_GROUP_GUARD, b"_name")):
-        if mark in payload:
-            payload = pattern.sub(numbered, payload)
-    return payload
-
-
-def _json(text: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+_TEXTS = {
+    "dynamo_start": _frame,
+    "describe_tensor": _tensor,
+    "describe_source": _source,
+    "compilation_metrics": _end,
+    BACKWARD_METRICS: _end,
+    SCHEDULE: _schedule,
+} | dict.fromkeys(_GRAPHS, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
+"""Event -> what counts of it; of all others the payload."""
 
 
 def _execution(text: str) -> tuple[str, ...]:
-    order = _json(text).get("graph_execution_order", [])
+    order = json_object(text).get("graph_execution_order", [])
     return tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict))
-
-
-def _schedule(text: str) -> tuple[str, ...]:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(str(name) for name in names) if isinstance(names, list) else ()
-
-
-def _failure(found: TraceEvent) -> tuple[str, str] | None:
-    metrics = found.metadata.get("compilation_metrics")
-    if not isinstance(metrics, Mapping) or not metrics.get("fail_type"):
-        return None
-    return str(metrics["fail_type"]), normalise.error(str(metrics.get("fail_reason") or ""))
 
 
 def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:

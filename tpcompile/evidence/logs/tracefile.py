@@ -17,10 +17,15 @@ BACKWARD_METRICS = "bwd_compilation_metrics"
 FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
 """What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
 
+_READ = FILE_EVENTS | RESERVED | {"artifact"}
+"""First keys of a record that is parsed; with some other order of keys the parser will tell what it is."""
+
 _HEAD = re.compile(
-    rb'^[A-Z](?P<time>\d{4} [\d:.]+) \d+ .*?\] (?P<json>\{"(?P<name>\w+)"(?:: \{"name": "(?P<artifact>[^"]*)")?)'
+    rb'[A-Z](?P<time>\d{4} [\d:.]+) \d+ .*?\] (?P<json>\{"(?:artifact": \{"name": ")?(?P<name>[^"\n]+)")'
 )
-_TAB = 9
+_NEXT = re.compile(rb'\n(?=[A-Z]\d{4} [\d:.]+ \d+ .*?\] \{"[^"\n]+")')
+_PAYLOAD_LINE = re.compile(rb"^\t(.*)", re.MULTILINE)
+_BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,8 @@ class Record:
 class FileFacts:
     """What a file says besides its records; complete once they were all read."""
 
-    started: str = ""
-    """Time of the first record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     ended: str = ""
+    """Time of the last record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     num_records: int = 0
     num_damaged: int = 0
     """Records that are no JSON, or nested deeper than a parser goes."""
@@ -61,69 +65,29 @@ class TraceFile:
 
     def records(self) -> Iterator[Record]:
         """Every record whose event is read. Raises OSError."""
-        pending: _Pending | None = None
-        place = last_start = 0
+        before: list[Record] = []
+        last = Record(0, {}, b"")
         with self.path.open("rb") as file:
-            for line in file:
-                if line[0] == _TAB:
-                    if pending is not None:
-                        pending.payload.append(line[1:])
-                elif (head := _HEAD.match(line)) is not None:
-                    yield from self._finished(pending)
-                    pending = self._begun(head, line, place)
-                    last_start = place
-                place += len(line)
-            self.facts.is_cut = not (self.facts.num_records and _is_whole_at(file, last_start))
+            for place, head in _heads(file):
+                yield from before  # another record follows, so this one is whole
+                before = self._read(place, head)
+            if self.facts.num_records:
+                last = _record(place, head)
+        self.facts.is_cut = not _is_whole(last)
         if not self.facts.is_cut:
-            yield from self._finished(pending)
+            yield from before
 
-    def _begun(self, head: re.Match[bytes], line: bytes, place: int) -> _Pending | None:
-        facts = self.facts
-        facts.num_records += 1
-        facts.ended = head["time"].decode()
-        facts.started = facts.started or facts.ended
-        if not _is_read(head):
-            return None
-        metadata = _metadata(line[head.start("json") :])
-        if metadata is None:
-            facts.num_damaged += 1
-            return None
-        return _Pending(place, metadata, [])
-
-    @staticmethod
-    def _finished(pending: _Pending | None) -> Iterator[Record]:
-        if pending is not None:
-            yield Record(pending.start, pending.metadata, pending.text)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A record whose payload is being read."""
-
-    start: int
-    metadata: Mapping[str, Any]
-    payload: list[bytes]
-
-    @property
-    def text(self) -> bytes:
-        return b"".join(self.payload).removesuffix(b"\n")
-
-
-def _is_read(head: re.Match[bytes]) -> bool:
-    name = head["name"].decode()
-    if name in RESERVED:
-        return True  # some other order of keys: the parser will tell
-    if name == "artifact" and head["artifact"] is not None:
-        name = head["artifact"].decode(errors="replace")
-    return name in FILE_EVENTS or name == "artifact"
-
-
-def _metadata(text: bytes) -> dict[str, Any] | None:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
+    def _read(self, place: int, head: re.Match[bytes]) -> list[Record]:
+        """The record when its event is read and it is not damaged."""
+        self.facts.num_records += 1
+        self.facts.ended = head["time"].decode()
+        if head["name"].decode(errors="replace") not in _READ:
+            return []
+        record = _record(place, head)
+        if not record.metadata:
+            self.facts.num_damaged += 1
+            return []
+        return [record]
 
 
 def read_trace_file(path: Path) -> Iterator[TraceEvent]:
@@ -137,37 +101,55 @@ def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
     """The events that start at these bytes of a file that was read before."""
     with path.open("rb") as file:
         for place in places:
-            if (found := _record_at(file, place).event) is not None:
+            file.seek(place)
+            _, head = next(_heads(file))
+            if (found := _record(place, head).event) is not None:
                 yield found
 
 
-def _record_at(file: BinaryIO, place: int) -> Record:
-    """Read the record that starts there; its metadata is empty when they are no JSON."""
-    file.seek(place)
-    line = file.readline()
-    head = _HEAD.match(line)
-    metadata = _metadata(line[head.start("json") :]) if head else None
-    payload = []
-    for line_after in file:
-        if line_after[0] != _TAB:
-            break
-        payload.append(line_after[1:])
-    return Record(place, metadata or {}, b"".join(payload).removesuffix(b"\n"))
+def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:
+    """(place, head) of every record from here on; the string of a head is the whole record."""
+    place = file.tell()
+    for text in _texts(file):
+        head = _HEAD.match(text)
+        if head is not None:  # else what stands before the first record
+            yield place, head
+        place += len(text) + 1
 
 
-def _is_whole_at(file: BinaryIO, place: int) -> bool:
+def _texts(file: BinaryIO) -> Iterator[bytes]:
+    """From one record to the next, block by block: most of a log is never looked at line by line."""
+    rest = b""
+    while block := file.read(max(_BLOCK_BYTES, len(rest))):
+        *whole, rest = _NEXT.split(rest + block)
+        yield from whole
+    yield rest
+
+
+def _record(place: int, head: re.Match[bytes]) -> Record:
+    line, _, rest = head.string[head.start("json") :].partition(b"\n")
+    payload = b"\n".join(_PAYLOAD_LINE.findall(rest))
+    return Record(place, json_object(line), payload)
+
+
+def _is_whole(record: Record) -> bool:
     """False when a payload is not the one torch hashed: half a graph would look like another graph."""
-    record = _record_at(file, place)
     said = record.metadata.get("has_payload")
-    if not record.metadata or said is None:
+    if said is None:
         return bool(record.metadata)
-    return bool(said == hashlib.md5(record.payload, usedforsecurity=False).hexdigest()) or _is_json(record.payload)
+    is_hashed = said == hashlib.md5(record.payload, usedforsecurity=False).hexdigest()
+    return is_hashed or json_value(record.payload) is not None  # JSON that ends is whole, whatever it was edited to
 
 
-def _is_json(payload: bytes) -> bool:
-    """A JSON payload that ends is whole, whatever it was edited to."""
+def json_value(text: str | bytes) -> Any | None:
+    """The value of JSON text; None for text that is none, or is nested deeper than a parser goes."""
     try:
-        json.loads(payload)
+        return json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The object that JSON text holds; empty for text that holds none."""
+    value = json_value(text)
+    return value if isinstance(value, dict) else {}

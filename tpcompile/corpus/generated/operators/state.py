@@ -85,12 +85,13 @@ OPERATORS = (
         what="a global that the region reads changes on rank R at a step",
         edits=(
             Insert("region", "$x = $x * SETTINGS.strength  # fault"),
-            Insert("file", "class SETTINGS:\n    strength = 0.5\n"),
+            Insert(
+                "file", "SETTINGS = types.SimpleNamespace(strength=0.5)"
+            ),  # torch 2.11 guards no attribute of a class
             Insert("loop", "if job.rank == $rank and step == $step:\n    SETTINGS.strength = 0.25  # fault"),
         ),
         causes=causes("python_value"),
         start=Start.STEP,
-        unseen=(("2.11", "serve"),),  # the old variant goes on, on all ranks alike
     ),
     Operator(
         name="verbose_later",

@@ -47,7 +47,7 @@ def main() -> None:
     with job.watching(), torch.no_grad():
         # place: start
         prompt = torch.randint(40, (2, 4), device=job.device)
-        ids = compiled(prompt, torch.arange(4, device=job.device))[:, -1:].argmax(-1)
+        ids = compiled(prompt, torch.arange(4, device=job.device))[:, -1:].argmax(-1)  # tag: call
         for step in range(job.num_steps):
             position = torch.full((1,), 4 + step, device=job.device)
             # place: loop x=ids model=model

@@ -37,7 +37,7 @@ def main() -> None:
             residual = torch.randn(12, 8, device=job.device)
             # place: loop x=x real=x other=residual
             y = mix(x, residual, job.group)  # site: call
-            norm(y, job.group)
+            norm(y, job.group)  # tag: call
             # place: called again=mix(x,residual,job.group)
     dist.destroy_process_group()
 
