@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tpcompile.evidence.layerspec import Groups, Row
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.several import differ
+from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
@@ -77,10 +77,9 @@ def _guards(items: Sequence[Item]) -> str:
         return f"{spoken(subject)} == {_versus(values)}"
     about = f"guard on {spoken(items[0].about)}"
     properties = items[0].notes if "keys" in items[0].notes else {}
-    for name in properties:
-        found = [item.notes.get(name, "") for item in items]
-        if len(set(found)) > 1:
-            return f"{about}: {name} {_versus(found)}"
+    differing = first(filter(Row(items).differs_in_note, properties))
+    if differing:
+        return f"{about}: {differing} {_versus(Row(items).notes(differing))}"
     return f"{about}: {_versus([spoken(item.fields['expression']) for item in items])}"
 
 
