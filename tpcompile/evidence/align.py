@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.layerspec import Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+from tpcompile.evidence.several import first, phrase
 
 
 @dataclass
@@ -29,12 +30,12 @@ class Slot:
         if not self.frame:
             return ""
         labels = "/".join(sorted({c.compile_id for c in self.compiles.values()}))
-        return f"{self.phase + ', ' if self.phase else ''}compile {labels} of {self.frame}"
+        return phrase(self.phase, f"compile {labels} of {self.frame}")
 
     @property
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
-        return next((c.step for c in self.compiles.values() if c.step is not None), None)
+        return first(c.step for c in self.compiles.values() if c.step is not None)
 
     @property
     def keys(self) -> list[tuple[Layer, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.records import Item, Layer, RankDigest, RankGroup
+from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
 from tpcompile.evidence.several import grouped
 
 Allowed = Sequence[tuple[str, str, str]]
@@ -32,6 +32,10 @@ class Domain:
         if key not in self._known:
             self._known[key] = tuple(self.fetch(*key))
         return self._known[key]
+
+    def observed(self, rank: int, compile_: CompileDigest, layer: Layer) -> tuple[Item, ...]:
+        """The same of a compile, only where the rank observed the layer."""
+        return () if compile_.sha(layer) is None else self.items(rank, compile_.index, layer)
 
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -67,11 +68,9 @@ class _Compile:
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
         strict = [self.layer(key) for key in self.differing if SPECS[key[0]].is_strict]
-        listed = [divergence for layer in strict for divergence in layer.listed]
         red = [layer for layer in strict if layer.is_red]
-        if red:
-            return [*listed, *self.explained_by(red)]
-        return [*listed, *(self.lowered(strict) or self.backends())]
+        below = self.explained_by(red) if red else self.lowered(strict) or self.backends()
+        return [*itertools.chain.from_iterable(layer.listed for layer in strict), *below]
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """Of several layers the one that names most directly what happened; the others are its consequences."""
@@ -143,7 +142,7 @@ class _Compile:
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with what they have, and the line of the frame."""
         pairs = zip(groups, row, strict=True)
-        return tuple(rank_group(ranks, item, self.slot.compiles.get(ranks[0]), cause) for ranks, item in pairs)
+        return tuple(rank_group(ranks, item, self.slot.compiles[ranks[0]], cause) for ranks, item in pairs)
 
 
 def _reached(compile_: CompileDigest) -> str:
@@ -223,9 +222,8 @@ class _Layer:
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        suspects = [suspect for d in self.whole.domain.ranks for suspect in d.suspects]
-        here = [suspect for suspect in suspects if suspect.where.endswith(self.whole.slot.frame)]
-        return [suspect for suspect in here if suspect.what == "read" and suspect.is_sure]
+        reads = itertools.chain.from_iterable(d.sure_reads for d in self.whole.domain.ranks)
+        return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
 

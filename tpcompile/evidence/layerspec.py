@@ -130,6 +130,10 @@ class Difference:
     """What differs and nobody declared."""
     compile: Compile
 
+    def rows_with(self, note: str) -> list[Row]:
+        """Rows in which every group has that note."""
+        return [row for row in self.rows if all(row.notes(note))]
+
 
 @dataclass(frozen=True)
 class Followed:

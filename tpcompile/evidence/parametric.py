@@ -89,10 +89,10 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
         return False
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
-    if len(set(map(len, sizes))) > 1:
+    if differ(map(len, sizes)):
         return False
-    uneven = [column for column in zip(*sizes, strict=True) if len(set(column)) > 1]
-    has_one_layout = len(set(map(tuple, strides))) == 1 or strides == list(map(_contiguous, sizes))
+    uneven = list(filter(differ, zip(*sizes, strict=True)))
+    has_one_layout = not differ(map(tuple, strides)) or strides == list(map(_contiguous, sizes))
     return len(uneven) == 1 and has_one_layout and _is_chunked(uneven[0], coordinates)
 
 
@@ -115,8 +115,8 @@ def _is_chunked(values: Sequence[int], coordinates: Groups) -> bool:
     """`4, 4, 3` or `4, 4, 1, 0` in the order of the coordinates: whole chunks, then the rest, then nothing."""
     value_at = {at: value for value, places in zip(values, coordinates, strict=True) for at in places}
     in_order = [value_at[at] for at in sorted(value_at)]
-    whole = [value for value in in_order if value][:-1]
-    return in_order == sorted(in_order, reverse=True) and len(set(whole)) <= 1
+    whole = list(filter(None, in_order))[:-1]
+    return in_order == sorted(in_order, reverse=True) and not differ(whole)
 
 
 def _is_affine(values: Sequence[int], coordinates: Sequence[int]) -> bool:

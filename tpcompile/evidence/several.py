@@ -24,6 +24,11 @@ def differ(values: Iterable[Hashable]) -> bool:
     return len(set(values)) > 1
 
 
+def phrase(*parts: str) -> str:
+    """`C/first, forward model.py:3`: the parts that there are, in one line."""
+    return ", ".join(filter(None, parts))
+
+
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     """Values by what they have in common, both in order of appearance."""
     found: dict[K, list[T]] = {}

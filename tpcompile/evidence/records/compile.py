@@ -190,6 +190,11 @@ class CompileRecord(Frozen):
     normalised: tuple[Normalised, ...] = ()
 
     @property
+    def is_loaded(self) -> bool:
+        """True when any of its artifacts came from a cache."""
+        return any(event.endswith("_hit") for event in self.cache)
+
+    @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
         return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]

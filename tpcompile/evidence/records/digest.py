@@ -105,6 +105,11 @@ class RankDigest(Frozen):
     facts: dict[str, Any] = {}
 
     @property
+    def sure_reads(self) -> list[RankRead]:
+        """Reads of the rank on a path that every trace takes."""
+        return [suspect for suspect in self.suspects if suspect.what == "read" and suspect.is_sure]
+
+    @property
     def layers(self) -> list[LayerDigest]:
         """The layers of all compiles."""
         return [layer for compile_ in self.compiles for layer in compile_.layers]
@@ -113,6 +118,10 @@ class RankDigest(Frozen):
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
         return frozenset(layer.layer for layer in self.layers)
+
+    def of_frame(self, frame: str) -> list[CompileDigest]:
+        """Compiles of a frame, in order."""
+        return [compile_ for compile_ in self.compiles if compile_.frame == frame]
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""

@@ -79,7 +79,7 @@ def parts_of(guard: Guard) -> dict[str, str]:
     """
     if guard.type == "TENSOR_MATCH":
         found = _TENSOR_PARTS.search(guard.expression)
-        return {key: value or "" for key, value in found.groupdict().items()} if found else {}
+        return found.groupdict(default="") if found else {}
     if match := _IS.match(guard.expression):
         return {"same": f"{match['left']} is {match['right']}"}
     match = _COMPARED.match(guard.expression)
