@@ -42,21 +42,22 @@ def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], n
     """One line of the table for one group of facts."""
     red = [divergence for divergence in found if divergence.is_red]
     equal = "consistent" if group == SHARDS else "equal"
-    observed = f"{equal}: {num_keys}"
+    status, cause, observed = Status.PASS, Cause.UNKNOWN, f"{equal}: {num_keys}"
+    if found:
+        observed = f"{len(found)} declared"
     if red:
         more = f"; {len(names) - 3} more" if len(red) > 3 else ""
         observed = "; ".join(divergence.title for divergence in red[:3]) + more
-    elif found:
-        observed = f"{len(found)} declared"
+        status, cause = Status.FAIL, red[0].cause
     return Check(
         name=f"{group} {equal} on all ranks",
         mode="",
-        status=Status.FAIL if red else Status.PASS,
+        status=status,
         expected=equal,
         observed=observed,
         details=tuple(names[:MAX_LISTED]) if len(names) > MAX_NAMED else (),
         ranks=tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
-        cause=red[0].cause if red else Cause.UNKNOWN,
+        cause=cause,
     )
 
 

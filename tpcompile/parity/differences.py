@@ -55,20 +55,23 @@ def difference(
 ) -> Divergence:
     """One difference, declared when the allow-list says why; the title ends in `note`, or says `found` only."""
     items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
+    cls, advice = kind.cls, f"{kind.advice} {kind.cause.advice}".strip()
     reason = reason_for(kind.layer, items, allowed)
+    if reason:
+        cls, advice = DivergenceClass.DECLARED, f"declared: {reason}"
     sides_text = [f"{_shown(value, kind)} on rank {ranks_text(ranks)}" for ranks, value in reversed(groups)]
     says = found or ", ".join(sides_text)
     end = f"; {note}" if note else ""
     return Divergence(
         layer=kind.layer,
-        cls=DivergenceClass.DECLARED if reason else kind.cls,
+        cls=cls,
         domain=domain,
         where="",
         groups=sides(tuple(ranks for ranks, _ in groups), items),
         title=f"{key}: {says}{end}",
         cause=kind.cause,
         step=step,
-        advice=f"declared: {reason}" if reason else f"{kind.advice} {kind.cause.advice}".strip(),
+        advice=advice,
     )
 
 

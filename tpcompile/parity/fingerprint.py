@@ -58,8 +58,8 @@ def bits(tensor: Tensor) -> str:
         return f"wrapped:{hashlib.sha256(says.encode()).hexdigest()}"
     if local.is_meta:
         return "meta: no data"
-    raw = raw_bytes(local)
-    return f"sha256:{_sha256(raw)}" if raw.device.type == "cpu" else f"mix128:{mix128(raw)}"
+    method, value = _hash(raw_bytes(local))
+    return f"{method}:{value}"
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
@@ -75,8 +75,13 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 
 def piece_hashes(raw: Tensor, *, start: int, stop: int, size_bytes: int) -> list[str]:
     """Hashes of consecutive pieces of `size_bytes` of raw[start:stop], to find the first that differs."""
-    pieces = raw[start:stop].split(size_bytes)
-    return [_sha256(piece) if piece.device.type == "cpu" else mix128(piece) for piece in pieces]
+    hashes = [_hash(piece) for piece in raw[start:stop].split(size_bytes)]
+    return [value for _, value in hashes]
+
+
+def _hash(raw: Tensor) -> tuple[str, str]:
+    """(method, hash) of bytes [n] uint8 where they are."""
+    return ("sha256", _sha256(raw)) if raw.device.type == "cpu" else ("mix128", mix128(raw))
 
 
 def mix128(raw: Tensor) -> str:

@@ -80,7 +80,7 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
 
     Empty where shapes or dtypes differ or nobody answers.
     """
-    prints = [value or "" for _, value in row]
+    prints = [str(value) for _, value in row]
     described = {value.rpartition(" ")[0] for value in prints}
     if len(described) > 1 or not all(map(_has_elements, prints)):
         return ""

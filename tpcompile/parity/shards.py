@@ -37,10 +37,11 @@ def shard_text(weight: Weight) -> str:
 
 def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int) -> bool:
     """True when the shards add up to the full size along `dim` and are equal, and whole, in the others."""
-    total = full[dim]
-    adds_up = total is None or sum(shape[dim] for shape in shapes) == total
-    others = [d for d in range(len(full)) if d != dim]
-    return adds_up and all({shape[d] for shape in shapes} == {full[d] or shapes[0][d]} for d in others)
+    sizes, wanted = list(zip(*shapes, strict=True)), list(full)
+    along, total = sizes.pop(dim), wanted.pop(dim)
+    if total not in (None, sum(along)):
+        return False
+    return all(set(column) == {size or column[0]} for column, size in zip(sizes, wanted, strict=True))
 
 
 def _text(shape: Sequence[int | None]) -> str:

@@ -60,14 +60,14 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path) ->
     for text in terminal.last_lines(verdict):
         tail.add(text, at_most=3)
     screen = _head(verdict, console, command)
-    num_hidden = len(red(verdict)) - 1
-    more = f"and {num_hidden} more differences" if num_hidden > 0 else ""
-    room = MAX_LINES - len(tail.lines) - len(screen.lines) - len(_files(folder)) - bool(more)
-    if red(verdict) and room >= _MIN_PANEL:
-        first = terminal.panel(red(verdict)[0], f"difference 1 of {num_hidden + 1}", terminal.USUAL)
+    differences = red(verdict)
+    has_more = len(differences) > 1
+    room = MAX_LINES - len(tail.lines) - len(screen.lines) - len(_files(folder)) - has_more
+    if differences and room >= _MIN_PANEL:
+        first = terminal.panel(differences[0], f"difference 1 of {len(differences)}", terminal.USUAL)
         screen.add_framed(first, at_most=room)
-    if more:
-        screen.add(Text(more, style="dim"), at_most=1)
+    if has_more:
+        screen.add(terminal.line(f"and {len(differences) - 1} more differences", "dim"), at_most=1)
     screen.is_cut |= tail.is_cut or _has_more(verdict)
     screen.print()
     tail.print()

@@ -65,7 +65,8 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
         row = differing_places(items)[0]
     elif cause == Cause.EXTRA_COLLECTIVE:
-        row = first(_at_own_line(extra, items) for extra in rows if not extra.is_full) or row
+        extra = first(row for row in rows if not row.is_full)
+        row = _at_own_line(extra, items) if extra else row
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
     directness = Directness.RESULT if cause == Cause.COLLECTIVE_SIZES else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()

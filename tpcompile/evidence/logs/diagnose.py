@@ -200,7 +200,7 @@ class _Diagnosis:
         if versions == {""}:
             return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
         return check.model_copy(
-            update={"observed": f"torch {', '.join(versions)} on all ranks; nothing else is logged"}
+            update={"observed": f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"}
         )
 
     def compiled(self) -> Check:

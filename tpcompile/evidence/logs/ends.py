@@ -85,10 +85,10 @@ def failed_everywhere(logs: Sequence[RankLog]) -> list[LoggedCompile]:
 def failed_first(logs: Sequence[RankLog]) -> tuple[int, LoggedCompile] | None:
     """The compile that ended a job: it failed on one rank, and all other logs end inside theirs of that number."""
     for log in logs:
-        others = [other for other in logs if other is not log]
-        for number, compile_ in enumerate(log.compiles):
-            still_open = [peer for peer in _turn(others, number) if not peer.is_ended]
-            if compile_.fatal and len(still_open) == len(others):
+        fatal = [(number, compile_) for number, compile_ in enumerate(log.compiles) if compile_.fatal]
+        for number, compile_ in fatal:
+            still_open = [peer for peer in _turn(logs, number) if not peer.is_ended]
+            if len(still_open) == len(logs) - 1:
                 return log.rank, compile_
     return None
 

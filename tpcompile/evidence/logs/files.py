@@ -35,11 +35,11 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     paths: dict[int, set[Path]] = {}
     left_out = []
     for path in _candidates(folders):
-        reason = _unusable(path)
+        rank, reason = _rank_of(path)
         if reason:
             left_out.append(f"{path.name} is left out: {reason}")
         else:
-            paths.setdefault(_rank(path), set()).add(path)
+            paths.setdefault(rank, set()).add(path)
     _check_one_job(paths)
     is_known_job = bool(paths) and num_ranks > 1
     if len(paths) < 2 and not is_known_job:
@@ -54,13 +54,18 @@ def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
         yield from sorted(path.resolve() for path in folder.rglob(PATTERN))
 
 
-def _unusable(path: Path) -> str:
-    """Why a file with such a name is no rank's log; empty when it is one."""
+def _rank_of(path: Path) -> tuple[int, str]:
+    """The rank in a file's name, and why the file is not its log; empty when it is."""
     match = _NAME.match(path.name)
     if match is None:
-        return "its name has no rank, torch opened it before init_process_group"
-    if int(match["rank"]) > MAX_RANK:
-        return f"{match['rank']} is not the rank of any job"
+        return -1, "its name has no rank, torch opened it before init_process_group"
+    rank = int(match["rank"])
+    if rank > MAX_RANK:
+        return rank, f"{match['rank']} is not the rank of any job"
+    return rank, _unusable(path)
+
+
+def _unusable(path: Path) -> str:
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -68,12 +73,6 @@ def _unusable(path: Path) -> str:
     if not stat.S_ISREG(mode):
         return "it is not a file but " + ("a directory" if stat.S_ISDIR(mode) else "a pipe or a device")
     return ""
-
-
-def _rank(path: Path) -> int:
-    match = _NAME.match(path.name)
-    assert match is not None, "only usable files have a rank"
-    return int(match["rank"])
 
 
 def _check_one_job(paths: dict[int, set[Path]]) -> None:

@@ -44,16 +44,16 @@ class _Step:
 def scheduled(job: Job, domain: Domain) -> Iterator[Divergence]:
     """Compiles for which Inductor scheduled other collectives, or the same in another order, on some ranks."""
     for step in _in_step(job, domain):
-        known = {rank: compile_ for rank, compile_ in step.compiles.items() if compile_.schedules}
-        common = min((len(compile_.schedules) for compile_ in known.values()), default=0)
-        orders = {rank: _flat(compile_.schedules[:common]) for rank, compile_ in known.items()}
+        known = {rank: compile_.schedules for rank, compile_ in step.compiles.items() if compile_.schedules}
+        common = min(map(len, known.values()), default=0)
+        orders = {rank: _flat(schedules[:common]) for rank, schedules in known.items()}
         if len(set(orders.values())) < 2:
             continue
         is_moved = len({tuple(sorted(order)) for order in orders.values()}) == 1
         place = _first_difference(list(orders.values()))
         yield _divergence(
             domain,
-            f"compile {next(iter(known.values())).compile_id} of {_text(step.frame)}",
+            f"compile {step.compiles[min(known)].compile_id} of {_text(step.frame)}",
             f"Inductor scheduled other collectives, first at number {place}",
             {rank: _at(order, place) for rank, order in orders.items()},
             Cause.ORDER_FORWARD if is_moved else Cause.EXTRA_COLLECTIVE,

@@ -178,13 +178,8 @@ class _Reader:
         found = record.event
         if found is None:
             return
-        if found.name == "str":
-            text, index = found.metadata["str"]
-            self.log.strings[int(index)] = str(text)
-        elif found.name == TORCH_VERSION:
-            self.log.torch_version = str(json_object(found.payload).get("pytorch_version", ""))
-        elif found.name == EXECUTION:
-            self.log.executions.append(_execution(found.payload))
+        if found.name in _OF_JOB:
+            _OF_JOB[found.name](self.log, found)
         elif found.compile_id is not None:
             self.of_compile(found, record)
 
@@ -216,6 +211,26 @@ class _Reader:
         stack = start_stack(start, self.log.strings)
         compile_.function = stack[-1].function if stack else ""
         compile_.line = frame_line(stack)
+
+
+# What is no compile's.
+
+
+def _string(log: RankLog, found: TraceEvent) -> None:
+    text, index = found.metadata["str"]
+    log.strings[int(index)] = str(text)
+
+
+def _version(log: RankLog, found: TraceEvent) -> None:
+    log.torch_version = str(json_object(found.payload).get("pytorch_version", ""))
+
+
+def _execution(log: RankLog, found: TraceEvent) -> None:
+    order = json_object(found.payload).get("graph_execution_order", [])
+    log.executions.append(tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict)))
+
+
+_OF_JOB = {"str": _string, TORCH_VERSION: _version, EXECUTION: _execution}
 
 
 # What the digest of a full parse could depend on, by event; what else it says is kept on the way.
@@ -301,11 +316,6 @@ _TEXTS = {
     SCHEDULE: _schedule,
 } | dict.fromkeys(_GRAPHS, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
 """Event -> what counts of it; of all others the payload."""
-
-
-def _execution(text: str) -> tuple[str, ...]:
-    order = json_object(text).get("graph_execution_order", [])
-    return tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict))
 
 
 def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:

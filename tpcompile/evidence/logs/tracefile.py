@@ -92,19 +92,24 @@ class TraceFile:
 
 def read_trace_file(path: Path) -> Iterator[TraceEvent]:
     """Events of one TORCH_TRACE file, in order. A last event cut off by a killed process is skipped."""
-    for record in TraceFile(path).records():
-        if (found := record.event) is not None:
-            yield found
+    yield from _events(TraceFile(path).records())
 
 
 def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
     """The events that start at these bytes of a file that was read before."""
     with path.open("rb") as file:
-        for place in places:
-            file.seek(place)
-            _, head = next(_heads(file))
-            if (found := _record(place, head).event) is not None:
-                yield found
+        yield from _events(_record_at(file, place) for place in places)
+
+
+def _events(records: Iterable[Record]) -> Iterator[TraceEvent]:
+    for record in records:
+        if (found := record.event) is not None:
+            yield found
+
+
+def _record_at(file: BinaryIO, place: int) -> Record:
+    file.seek(place)
+    return _record(*next(_heads(file)))
 
 
 def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:
