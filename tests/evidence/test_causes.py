@@ -116,6 +116,19 @@ def test_a_guard_on_the_rank_itself_is_a_rank_dependent_branch() -> None:
     assert (found.cause, found.title) == (Cause.RANK_BRANCH, "RANK == 0 / 1")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tensor_on_one_rank_and_none_on_the_other_is_a_value_that_differs(rank: int) -> None:
+    checked = "check_tensor(L['mask'], Tensor, DispatchKeySet(CPU), torch.float32, device=None, requires_grad=False)"
+    given = Guard(type="TENSOR_MATCH", source="L['mask']", expression=checked, line=line(3))
+    left_out = guard("NONE_MATCH", "L['mask']", "is None")
+    masked = compiled(call("mul", "%0", "2"), call("add", "%1", "1"), reduce("%2"), guards=(given,))
+    records = [compiled(guards=(left_out,))]
+    records.insert(rank, masked)
+    found = only(*records)
+    assert found.cause == Cause.PYTHON_VALUE
+    assert found.title in ("mask is a tensor / None", "mask is None / a tensor")
+
+
 @pytest.mark.parametrize(
     ("source", "cause"),
     [("list(dict.keys(L['self'].acts))[0]", Cause.DICT_ORDER), ("list(L['self'].acts)[0].name", Cause.SET_ORDER)],
