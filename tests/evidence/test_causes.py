@@ -289,6 +289,7 @@ def test_ranks_that_drop_results_of_different_collectives_are_told_by_the_node()
 
 
 KEYS = "check_tensor(L['x'], Tensor, DispatchKeySet({}), torch.float32, requires_grad={}, size=[4], stride=[1])"
+ANY_SIZE = KEYS.format("CPU", False).replace("size=[4]", "size=[None]")
 
 
 @pytest.mark.parametrize(
@@ -297,6 +298,7 @@ KEYS = "check_tensor(L['x'], Tensor, DispatchKeySet({}), torch.float32, requires
         ("EQUALS_MATCH", "== 1", "== 2", Cause.GUARD_ONLY),
         ("TENSOR_MATCH", KEYS.format("CPU, AutogradCPU", False), KEYS.format("CPU", False), Cause.DISPATCH_KEY),
         ("TENSOR_MATCH", KEYS.format("CPU", False), KEYS.format("CPU", True), Cause.REQUIRES_GRAD),
+        ("TENSOR_MATCH", KEYS.format("CPU", False), ANY_SIZE, Cause.AUTOMATIC_DYNAMIC),
         ("TYPE_MATCH", "<class 'torch.Tensor'>", "<class 'AsyncCollectiveTensor'>", Cause.TENSOR_SUBCLASS),
     ],
 )

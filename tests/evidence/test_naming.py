@@ -129,6 +129,20 @@ def test_one_of_two_equal_collectives_is_compared_with_its_own_counterpart(
     assert only(other, same).cause == cause
 
 
+@pytest.mark.parametrize("extra_at", [5, 9])
+def test_of_equal_collectives_the_one_at_a_line_of_its_own_is_extra(extra_at: int) -> None:
+    one, two = collective(line=line(5)), collective(line=line(9))
+    kept = two if extra_at == 5 else one
+    found = only(compiled(collectives=(one, two)), compiled(collectives=(kept,)))
+    assert (found.cause, found.line) == (Cause.EXTRA_COLLECTIVE, line(extra_at))
+
+
+def test_the_property_of_a_tensor_in_which_guards_differ_is_said_alone() -> None:
+    says = "check_tensor(L['x'], Tensor, DispatchKeySet(CPU), torch.float32, requires_grad=False, size=[{}, 8])"
+    ours, theirs = (compiled(guards=(guard("TENSOR_MATCH", "L['x']", says.format(size)),)) for size in (4, None))
+    assert only(ours, theirs).title == "guard on x: size 4, 8 / None, 8"
+
+
 @pytest.mark.parametrize(("is_read", "cause"), [(False, Cause.UNUSED_RESULT), (True, Cause.EXTRA_COLLECTIVE)])
 def test_a_result_that_one_rank_drops_explains_what_the_backward_does_not_recompute(
     is_read: bool, cause: Cause

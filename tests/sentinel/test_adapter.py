@@ -421,3 +421,12 @@ def test_the_recorder_tells_the_send_or_receive_in_flight_with_the_global_rank(
     assert (found and (found.op, found.peer)) == says
     if found is not None:
         assert found.line is not None and found.line.code == linecache.getline(__file__, HERE).strip()
+
+
+def test_one_variable_of_a_frame_is_read_also_one_of_an_enclosing_function() -> None:
+    wrapped = object()
+
+    def compile_wrapper() -> object:
+        return wrapped, adapter.variable_of(sys._getframe(), "wrapped")
+
+    assert compile_wrapper() == (wrapped, wrapped)

@@ -263,6 +263,17 @@ def test_waiting_for_a_rank_that_has_left_is_named() -> None:
     assert "has left: finished" in found.observed
 
 
+def test_a_rank_that_left_early_left_out_a_call_also_where_calls_are_not_known() -> None:
+    in_a_call = issued(4, done=False).model_copy(update={"call_line": line(7)})
+    states = by_rank(state(0, issued(3), in_a_call), state(1, issued(3), ended="finished"))
+    found = judge(states, [], before=states)
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
+    raised = by_rank(states[0], state(1, issued(3), ended="ValueError: no"))
+    other = judge(raised, [], before=raised)
+    assert other is not None and other.cause == Cause.STUCK_COLLECTIVE
+
+
 def test_a_dead_rank_is_a_verdict_at_once() -> None:
     states = by_rank(state(0, issued(1, done=False)))
     found = judge(states, [Lost(1, "died", is_final=True)], before={})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.layerspec import Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+from tpcompile.evidence.several import first, phrase
 
 
 @dataclass
@@ -25,14 +26,21 @@ class Slot:
 
     @property
     def where(self) -> str:
-        """Name for the reader: phase, compile ids and frame."""
+        """Name for the reader: phase, compile ids and frame; empty for what belongs to the rank itself."""
+        if not self.frame:
+            return ""
         labels = "/".join(sorted({c.compile_id for c in self.compiles.values()}))
-        return f"{self.phase + ', ' if self.phase else ''}compile {labels} of {self.frame}"
+        return phrase(self.phase, f"compile {labels} of {self.frame}")
 
     @property
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
-        return next((c.step for c in self.compiles.values() if c.step is not None), None)
+        return first(c.step for c in self.compiles.values() if c.step is not None)
+
+    @property
+    def keys(self) -> list[tuple[Layer, str]]:
+        """Layers and parts that any rank observed."""
+        return list(dict.fromkeys((d.layer, d.part) for c in self.compiles.values() for d in c.layers))
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
         """Ranks by equal hash of a layer; those that did not observe it are left out."""

@@ -17,7 +17,7 @@ _WITHIN = frozenset({
 def rank_group(
     ranks: tuple[int, ...],
     item: Item | None,
-    compile_: CompileDigest | None,
+    compile_: CompileDigest,
     cause: Cause,
     *,
     line: UserLine | None = None,
@@ -27,12 +27,11 @@ def rank_group(
     Where the cause lies outside of the compiled code, a line inside of an installed package helps nobody: the line of
     the program that enters it is taken.
     """
-    entered_at = compile_.entered_at if compile_ else None
-    frame_line = line or (compile_.line if compile_ else None)
-    if cause in _WITHIN or entered_at is None:
+    frame_line = line or compile_.line
+    if cause in _WITHIN or compile_.entered_at is None:
         return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
-    if item is not None and item.line is not None and is_installed(item.line):
-        item = item.model_copy(update={"line": entered_at})
+    if item and item.line and is_installed(item.line):
+        item = item.model_copy(update={"line": compile_.entered_at})
     if frame_line is None or is_installed(frame_line):
-        frame_line = entered_at
+        frame_line = compile_.entered_at
     return RankGroup(ranks=ranks, item=item, frame_line=frame_line)

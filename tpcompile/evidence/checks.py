@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, grouped, phrase
 from tpcompile.evidence.splits import region_check
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -58,12 +60,8 @@ def any_compiled(mode: str, digests: Sequence[RankDigest]) -> Check:
     expected = "at least 1 graph on every rank"
     # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
     if len(none) < len(digests):
-        found = make_check(mode, "every rank compiled", none, expected, observed)
-        cause = Cause.COMPILE_DISABLED
-    else:
-        found = make_check(mode, "", none, expected, observed, id=CheckId.COMPILED)
-        cause = Cause.NOTHING_COMPILED
-    return found.model_copy(update={"cause": cause}) if none else found
+        return make_check(mode, "every rank compiled", none, expected, observed, cause=Cause.COMPILE_DISABLED)
+    return make_check(mode, "", none, expected, observed, cause=Cause.NOTHING_COMPILED, id=CheckId.COMPILED)
 
 
 def no_breaks(
@@ -73,25 +71,28 @@ def no_breaks(
     by_rank = {digest.rank: _break_evidence(digest, phase, frames=frames) for digest in digests}
     evidence = {rank: text for rank, text in by_rank.items() if text}
     breaks = dict.fromkeys(found for digest in digests for found in digest.breaks_in(phase))
-    lines = known(found.line for found in breaks)
-    observed = next(iter(evidence.values()), "0")
-    details = [f"{found.line}: {found.reason}" for found in breaks]
-    line = lines[0] if lines else None
-    check = make_check(mode, name, evidence, "0 breaks on every rank", observed, details=details, line=line, id=id)
-    return check.model_copy(update={"cause": Cause.GRAPH_BREAK}) if evidence else check
+    return make_check(
+        mode,
+        name,
+        evidence,
+        "0 breaks on every rank",
+        first(evidence.values()) or "0",
+        cause=Cause.GRAPH_BREAK,
+        details=[f"{found.line}: {found.reason}" for found in breaks],
+        line=first(known(found.line for found in breaks)),
+        id=id,
+    )
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
     counters = digest.counters_of(phase)
     num_events = len(digest.breaks_in(phase))
-    said = []
-    if counters.breaks:
-        said.append(f"break counter {counters.breaks}")
-    if num_events:
-        said.append(f"break events {num_events}")
-    if frames and counters.frames > max(1, counters.graphs):
-        said.append(f"frames {counters.frames} for graphs {counters.graphs}")
-    return ", ".join(said)
+    has_more_frames = frames and counters.frames > max(1, counters.graphs)
+    return phrase(
+        f"break counter {counters.breaks}" if counters.breaks else "",
+        f"break events {num_events}" if num_events else "",
+        f"frames {counters.frames} for graphs {counters.graphs}" if has_more_frames else "",
+    )
 
 
 def agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
@@ -102,43 +103,28 @@ def agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[Di
 
 
 def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, is_observed: bool) -> Check:
-    here = [divergence for divergence in divergences if divergence.layer == layer]
-    red = [divergence for divergence in here if divergence.is_red]
-    listed = [divergence for divergence in here if not divergence.is_red]
-    if red:
-        return _layer_failed(mode, layer, red[0], red[0].title, [*red[1:], *listed])
+    by_color = grouped((d for d in divergences if d.layer == layer), lambda divergence: divergence.is_red)
+    red, listed = by_color.get(True, []), by_color.get(False, [])
     noted = f" ({'; '.join(dict.fromkeys(found.cls for found in listed))})" if listed else ""
-    causes = [found for found in divergences if found.is_red and layer in found.consequences]
-    if causes:
-        says = f"differs, a consequence of the {causes[0].layer}{noted}"
-        check = _layer_failed(mode, layer, causes[0], says, listed)
-        return check.model_copy(update={"is_consequence": True, "line": None})
-    return Check(
+    status, observed = (Status.PASS, "equal") if is_observed else (Status.SKIPPED, "not observed")
+    check = Check(
         id=CheckId.LAYER,
         layer=layer,
         name=f"{layer} {AGREE}",
         mode=mode,
-        status=Status.PASS if is_observed else Status.SKIPPED,
+        status=status,
         expected="equal",
-        observed=("equal" if is_observed else "not observed") + noted,
-        details=tuple(found.title for found in listed),
+        observed=f"{observed}{noted}",
+        details=tuple(found.title for found in (*red[1:], *listed)),
     )
-
-
-def _layer_failed(mode: str, layer: Layer, found: Divergence, observed: str, others: Sequence[Divergence]) -> Check:
-    return Check(
-        id=CheckId.LAYER,
-        layer=layer,
-        name=f"{layer} {AGREE}",
-        mode=mode,
-        status=Status.FAIL,
-        expected="equal",
-        observed=observed,
-        details=tuple(other.title for other in others),
-        line=found.line,
-        ranks=found.groups[-1].ranks,
-        cause=found.cause,
-    )
+    cause = first(red) or first(found for found in divergences if found.is_red and layer in found.consequences)
+    if cause is None:
+        return check
+    failed = {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause}
+    if red:
+        return check.model_copy(update={**failed, "observed": cause.title, "line": cause.line})
+    says = f"differs, a consequence of the {cause.layer}{noted}"
+    return check.model_copy(update={**failed, "observed": says, "is_consequence": True})
 
 
 def _of_mode(divergence: Divergence, mode: str) -> bool:
@@ -147,44 +133,42 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 
 def tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
     """No op whose behaviour on a shard nobody vouched for."""
-    found = _by_subject(item for digest in digests for item in digest.undeclared_ops)
+    found = _by_subject(digest.undeclared_ops for digest in digests)
     return make_check(
         mode,
         "undeclared custom ops and Triton kernels",
         [digest.rank for digest in digests if digest.undeclared_ops],
         "only ops declared TP-aware",
         ", ".join(found) or "none",
-        details=["declare it with gate.tp_aware_ops once its maths is right on a shard"] if found else [],
+        advice=["declare it with gate.tp_aware_ops once its maths is right on a shard"],
         line=_first_line(found),
     )
 
 
 def kept(mode: str, digests: Sequence[RankDigest]) -> Check:
     """No reduce in place whose operand is read afterwards."""
-    found = _by_subject(item for digest in digests for item in digest.overwritten)
+    found = _by_subject(digest.overwritten for digest in digests)
     is_observed = any(Layer.KERNELS in digest.observed for digest in digests)
-    observed = "none does" if is_observed else "not observed"
-    if found:
-        observed = f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards"
+    none = "none does" if is_observed else "not observed"
     return make_check(
         mode,
         "reduces that overwrite what is read later",
         [digest.rank for digest in digests if digest.overwritten],
         "reduced buffers share no memory with live tensors",
-        observed,
+        f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards" if found else none,
         status=None if is_observed else Status.SKIPPED,
-        details=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"] if found else [],
+        advice=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"],
         line=_first_line(found),
     )
 
 
-def _by_subject(items: Iterable[Item]) -> dict[str, Item]:
-    return {item.about: item for item in items}
+def _by_subject(found: Iterable[Sequence[Item]]) -> dict[str, Item]:
+    return {item.about: item for item in itertools.chain.from_iterable(found)}
 
 
-def _first_line(items: Mapping[str, Item]) -> UserLine | None:
-    first = next(iter(items.values()), None)
-    return first.line if first else None
+def _first_line(found: Mapping[str, Item]) -> UserLine | None:
+    item = first(found.values())
+    return item.line if item else None
 
 
 def _phases(digest: RankDigest, mode: str) -> list[str]:
@@ -201,9 +185,7 @@ def num_graphs(digest: RankDigest, phase: str) -> int:
 
 def values_text(values: Mapping[int, object], unit: str = "") -> str:
     """`{0: 1, 1: 1, 2: 3}` -> `1 (ranks 0-1), 3 (rank 2)`; one value for all ranks is just the value."""
-    groups: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        groups.setdefault(_value_text(value, unit), []).append(rank)
+    groups = grouped(values, lambda rank: _value_text(values[rank], unit))
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{value} (rank {ranks_text(ranks)})" for value, ranks in groups.items())
@@ -224,21 +206,25 @@ def make_check(
     observed: str,
     *,
     status: Status | None = None,
+    cause: Cause = Cause.UNKNOWN,
     details: Sequence[str] = (),
+    advice: Sequence[str] = (),
     line: UserLine | None = None,
     id: CheckId = CheckId.OTHER,
 ) -> Check:
-    """A check that fails where any rank is bad."""
+    """A check that fails where any rank is bad, for that cause and with that advice."""
     ranks = tuple(sorted(set(bad)))
-    passed = Status.FAIL if ranks else Status.PASS
-    return Check(
+    passed = Check(
         id=id,
         name=name,
         mode=mode,
-        status=status or passed,
+        status=status or Status.PASS,
         expected=expected,
         observed=observed,
         details=tuple(details),
         line=line,
-        ranks=ranks,
     )
+    if not ranks:
+        return passed
+    failed = {"status": status or Status.FAIL, "ranks": ranks, "cause": cause, "details": (*details, *advice)}
+    return passed.model_copy(update=failed)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.lines import is_library, is_library_file
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
@@ -15,7 +16,7 @@ _TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\
 _INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
 _REFERENCE = re.compile(r"^%(\d+)$")
 _ANY_REFERENCE = re.compile(r"%\d+")
-_VALUE = re.compile(r"^(?:DTensor\()?(?P<dtype>[a-z]+\d*\w*)(?P<shape>\[[^\]]*\])")
+_VALUE = re.compile(r"^(?:DTensor\()?([a-z]+\d*\w*)(\[[^\]]*\])")
 _GROUP = "group:"
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
@@ -30,11 +31,8 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
 
 
 def _in_graph(graph: Graph) -> list[Collective]:
-    by_scope: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        by_scope.setdefault(node.scope, []).append(node)
     phase = "backward" if graph.kind == "backward" else "forward"
-    return [collective for nodes in by_scope.values() for collective in _Scope(nodes, phase).collectives()]
+    return [collective for nodes in graph.scopes for collective in _Scope(nodes, phase).collectives()]
 
 
 class _Scope:
@@ -46,7 +44,7 @@ class _Scope:
         """Reference to a result -> that to its wait."""
         self.read: set[str] = set()
         for index, node in enumerate(nodes):
-            self.read.update(*map(_ANY_REFERENCE.findall, _arguments(node)))
+            self.read.update(*map(_ANY_REFERENCE.findall, node.arguments))
             if ".wait_tensor" in node.target:
                 self.waits |= dict.fromkeys(node.args, f"%{index}")
 
@@ -58,19 +56,19 @@ class _Scope:
 
     def collective(self, index: int, op: str) -> Collective:
         node = self.nodes[index]
-        texts = [text.strip("'\"") for text in _arguments(node)]
-        reduce_ops = [text for text in texts if text in _REDUCE_OPS]
-        groups = [text.removeprefix(_GROUP) for text in texts if text.startswith(_GROUP)]
-        value = _VALUE.match(self.operand(node).value)
+        texts = [text.strip("'\"") for text in node.arguments]
+        reduce_op = first(text for text in texts if text in _REDUCE_OPS)
+        group = first(text.removeprefix(_GROUP) for text in texts if text.startswith(_GROUP))
+        dtype, shape = first(_VALUE.findall(self.operand(node).value)) or ("", "")
         is_in_place = _INPLACE.match(node.target) is not None
         wait = self.waits.get(f"%{index}")
         return Collective(
             phase=self.phase,
             op=op,
-            reduce_op=reduce_ops[0] if reduce_ops else "",
-            dtype=value["dtype"] if value else "",
-            shape=value["shape"] if value else "",
-            group=groups[0] if groups else "",
+            reduce_op=reduce_op or "",
+            dtype=dtype,
+            shape=shape,
+            group=group or "",
             waited=is_in_place or wait is not None,
             used=is_in_place or wait is None or wait in self.read,
             line=blamed_line(self.nodes, index),
@@ -80,10 +78,6 @@ class _Scope:
         """The node that is reduced or gathered, or the collective itself where none is named."""
         found = _REFERENCE.match(node.args[0]) if node.args else None
         return self.nodes[int(found[1])] if found else node
-
-
-def _arguments(node: Node) -> list[str]:
-    return [*node.args, *(value for _, value in node.kwargs)]
 
 
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:

@@ -11,6 +11,8 @@ from typing import Any
 from tpcompile.evidence.collectives import collectives_of
 from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.breaks import parse_break
 from tpcompile.evidence.text.code import parse_kernels
@@ -39,10 +41,7 @@ def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
 
 def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
     """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
-    own = innermost_own(stack)
-    if own is None and stack:
-        return stack[-1]
-    return own
+    return innermost_own(stack) or last(stack)
 
 
 @dataclass
@@ -56,12 +55,16 @@ class LoggedEvents:
 
     def last(self, name: str) -> TraceEvent | None:
         """The last event of that name."""
-        found = self.all(name)
-        return found[-1] if found else None
+        return last(self.all(name))
 
     def all(self, name: str) -> list[TraceEvent]:
         """Events of that name, in order."""
         return [event for event in self.events if event.name == name]
+
+    def payload(self, name: str) -> str:
+        """What the last event of that name carries; empty for none."""
+        found = self.last(name)
+        return found.payload if found else ""
 
     @property
     def start(self) -> TraceEvent | None:
@@ -72,9 +75,7 @@ class LoggedEvents:
         """Read everything; `table` holds the file names torch sent, `is_ended` says that no event will follow."""
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
-        guards_event = self.last("dynamo_cpp_guards_str")
-        files = _files(stack, graphs)
-        guards = parse_guards(guards_event.payload, roles=roles, files=files) if guards_event else ()
+        guards = parse_guards(self.payload("dynamo_cpp_guards_str"), roles=roles, files=_files(stack, graphs))
         graphs = with_user_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
@@ -103,37 +104,32 @@ class LoggedEvents:
     def graph_events(self) -> list[TraceEvent]:
         """Graphs from the last attempt's Dynamo graph on: a restart after tracing throws the earlier ones away."""
         found = [event for event in self.events if event.name in GRAPH_KINDS]
-        last = max((event.attempt for event in self.all("dynamo_output_graph")), default=0)
-        for index, event in enumerate(found):
-            if event.name == "dynamo_output_graph" and event.attempt == last:
-                return found[index:]
-        return found
+        traced = [event for event in found if event.name == "dynamo_output_graph"]
+        start = first(found.index(event) for event in traced if event.attempt == _last_attempt(traced))
+        return found[start:]
 
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt: an earlier attempt saw the same frame and was thrown away."""
-        sources = self.all("describe_source")
-        last = max((event.attempt for event in sources), default=0)
-        described = [
-            event.metadata["describe_tensor"] for event in self.all("describe_tensor") if event.attempt == last
-        ]
-        tensors = {(body.get("describer_id"), body.get("id")): body for body in described}
-        inputs: dict[str, InputTensor] = {}
+        attempt = _last_attempt(self.all("describe_source"))
+        tensors = {_described(body): body for body in self._of_attempt("describe_tensor", attempt)}
         constants: dict[str, str] = {}
-        for found in sources:
-            body = found.metadata["describe_source"]
-            tensor = tensors.get((body.get("describer_id"), body.get("id")))
-            if found.attempt == last and tensor is not None:
+        inputs: dict[str, InputTensor] = {}
+        for body in self._of_attempt("describe_source", attempt):
+            tensor = tensors.get(_described(body))
+            if tensor is not None:
                 source = normalise.constant(normalise.generic(str(body["source"])), constants)
                 inputs[source] = _input(source, tensor)
-        return tuple(inputs[source] for source in sorted(inputs))
+        return tuple(dict(sorted(inputs.items())).values())
+
+    def _of_attempt(self, name: str, attempt: int) -> list[Mapping[str, Any]]:
+        """What the events of one attempt say."""
+        return [event.metadata[name] for event in self.all(name) if event.attempt == attempt]
 
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
         """Of the generated code, forward before backward."""
-        by_phase: dict[str, tuple[Kernel, ...]] = {"forward": (), "backward": ()}
-        for found in self.all("inductor_output_code"):
-            phase, kernels = parse_kernels(found.payload, roles=roles)
-            by_phase[phase] += kernels
-        return by_phase["forward"] + by_phase["backward"]
+        parsed = [parse_kernels(found.payload, roles=roles) for found in self.all("inductor_output_code")]
+        parsed.sort(key=lambda part: part[0] == "backward")
+        return tuple(kernel for _, kernels in parsed for kernel in kernels)
 
     def breaks(self) -> tuple[GraphBreak, ...]:
         """Each once, by line."""
@@ -142,9 +138,7 @@ class LoggedEvents:
 
     def recompile_reasons(self) -> tuple[str, ...]:
         """One per cache entry, as torch words them."""
-        reasons: list[str] = []
-        for found in self.all("recompile_reasons"):
-            reasons += _texts(found.payload)
+        reasons = [text for found in self.all("recompile_reasons") for text in _texts(found.payload)]
         return tuple(map(normalise.generic, reasons))
 
     def rank_reads(self) -> tuple[RankRead, ...] | None:
@@ -177,14 +171,23 @@ class LoggedEvents:
     def limit_reached(self) -> bool:
         """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
         metrics = self.metrics()
-        is_said = str(metrics.get("fail_reason") or "").startswith(LIMIT)
+        is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
         return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
+
+
+def _last_attempt(events: Sequence[TraceEvent]) -> int:
+    return max((event.attempt for event in events), default=0)
+
+
+def _described(body: Mapping[str, Any]) -> tuple[object, object]:
+    """Identity of a tensor in the events that describe it."""
+    return body.get("describer_id"), body.get("id")
 
 
 def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
     """Whole paths that are known from the same compile."""
     nodes = [node.line for graph in graphs for node in graph.nodes]
-    return {line.file for line in (*stack, *nodes) if line is not None}
+    return {line.file for line in known([*stack, *nodes])}
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:

@@ -7,6 +7,7 @@ nothing can be hashed that cannot be explained.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence.layers import SPECS
@@ -24,6 +25,7 @@ from tpcompile.evidence.records import (
     UserLine,
     value_item,
 )
+from tpcompile.evidence.several import phrase
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
@@ -34,25 +36,26 @@ from tpcompile.evidence.text.reasons import nearest_reason
 
 def digest_rank(record: RankRecord) -> RankDigest:
     """Hash everything one rank knows: what travels between ranks."""
-    recompiled = [compile_ for compile_ in record.compiles if compile_.recompile_reasons]
+    compiles = record.compiles
+    recompiled = [compile_ for compile_ in compiles if compile_.recompile_reasons]
     return RankDigest(
         rank=record.rank,
         domain=record.domain,
         coordinate=record.coordinate,
         environment=_sha(rank_items(record)),
-        compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(record.compiles)),
+        compiles=tuple(map(digest_compile, compiles, itertools.count())),
         counters=record.counters,
-        is_cut=record.is_cut or any(c.is_cut for c in record.compiles),
+        is_cut=record.is_cut or any(c.is_cut for c in compiles),
         splits=splits_of(record),
         regions_counted=sum(count.calls for count in record.regions),
-        breaks=tuple((compile_.phase, found) for compile_ in record.compiles for found in compile_.breaks),
+        breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
         recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
         places=record.places,
         suspects=_suspects(record),
-        is_code_seen=any(c.rank_reads is not None for c in record.compiles),
+        is_code_seen=any(c.rank_reads is not None for c in compiles),
         undeclared_ops=record.undeclared_ops,
-        overwritten=tuple(item for compile_ in record.compiles for item in overwritten_items(compile_)),
+        overwritten=tuple(itertools.chain.from_iterable(map(overwritten_items, compiles))),
         facts=record.facts,
     )
 
@@ -66,8 +69,7 @@ def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
 
 
 def _where(compile_: CompileRecord) -> str:
-    frame = frame_name(compile_)
-    return f"{compile_.phase}, {frame}" if compile_.phase else frame
+    return phrase(compile_.phase, frame_name(compile_))
 
 
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
@@ -78,10 +80,10 @@ def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
 
 def _overwritten_in(wrapper: Kernel, compile_: CompileRecord) -> Iterator[Item]:
     issued = [c.line for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
+    line_of = dict(enumerate(issued))
     for number in overwritten_reads(wrapper.code):
         about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
-        line = issued[number] if number < len(issued) else None
-        yield value_item(about, "destroys what is read later", line=line)
+        yield value_item(about, "destroys what is read later", line=line_of.get(number))
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
@@ -126,9 +128,7 @@ def _callers(compile_: CompileRecord) -> tuple[UserLine, ...]:
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
-    for spec in SPECS.values():
-        for part in spec.parts(compile_):
-            yield spec.layer, part
+    return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
 
 
 def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.records import Item, Layer, RankDigest, RankGroup
+from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
+from tpcompile.evidence.several import grouped
 
 Allowed = Sequence[tuple[str, str, str]]
 """(layer, text the item contains, reason) of every intended difference."""
@@ -32,9 +33,18 @@ class Domain:
             self._known[key] = tuple(self.fetch(*key))
         return self._known[key]
 
+    def observed(self, rank: int, compile_: CompileDigest, layer: Layer) -> tuple[Item, ...]:
+        """The same of a compile, only where the rank observed the layer."""
+        return () if compile_.sha(layer) is None else self.items(rank, compile_.index, layer)
+
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""
         return reason_for(layer, row.present, self.allowed)
+
+    @property
+    def is_cut(self) -> bool:
+        """True when the log of any rank ends early."""
+        return any(digest.is_cut for digest in self.ranks)
 
     def of_rank(self, rank: int) -> RankDigest:
         """The digest of a rank."""
@@ -52,17 +62,13 @@ def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
 
 def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
     """Domain -> digests of its ranks, both in order."""
-    found: dict[str, list[RankDigest]] = {}
-    for digest in sorted(digests, key=lambda digest: (digest.domain, digest.rank)):
-        found.setdefault(digest.domain, []).append(digest)
-    return found
+    in_order = sorted(digests, key=lambda digest: (digest.domain, digest.rank))
+    return grouped(in_order, lambda digest: digest.domain)
 
 
 def group_by(values: Mapping[int, Hashable]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
-    groups: dict[Hashable, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
+    groups = grouped(sorted(values), values.__getitem__)
     return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tpcompile.evidence.domain import Domain
 from tpcompile.evidence.records import CompileDigest, Item, Layer
+from tpcompile.evidence.several import last
 from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 
 
@@ -39,14 +40,11 @@ def _distance(domain: Domain, rank: int, compile_: CompileDigest, reason: str) -
 
 
 def _entry(compiles: Sequence[CompileDigest], compile_id: str) -> CompileDigest | None:
-    named = [compile_ for compile_ in compiles if compile_.compile_id == compile_id]
-    return named[-1] if named else None
+    return last([compile_ for compile_ in compiles if compile_.compile_id == compile_id])
 
 
 def _inputs(domain: Domain, rank: int, compile_: CompileDigest) -> dict[str, Item]:
-    if compile_.sha(Layer.INPUTS) is None:
-        return {}
-    return {item.about: item for item in domain.items(rank, compile_.index, Layer.INPUTS)}
+    return {item.about: item for item in domain.observed(rank, compile_, Layer.INPUTS)}
 
 
 def _num_differing(theirs: Item, ours: Item) -> int:

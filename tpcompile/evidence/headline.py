@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tpcompile.evidence.layerspec import Groups, Row
 from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.several import differ
 from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
@@ -15,6 +17,7 @@ _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")
 _EXPLANATION = "Explanation: "
 """Before what torch explains about a graph break, behind what it was doing."""
+_WORD_END = re.compile(r"[ ,}]")
 _WORDS = {"dynamic": "dynamic marks"}
 
 
@@ -36,40 +39,27 @@ def spoken(source: str) -> str:
 
 def _alone(item: Item) -> str:
     """An item that has no counterpart."""
-    match item.kind:
-        case ItemKind.BREAK:
-            return f"graph break: {_cut(item.says.rpartition(_EXPLANATION)[2])}"
-        case ItemKind.FAILURE:
-            return f"compile failed: {_cut(item.says)}"
-        case ItemKind.NODE:
-            return _cut(_call(item))
-        case ItemKind.INPUT:
-            return f"{spoken(item.about)} is read"
-        case ItemKind.GUARD:
-            return _cut(spoken(item.fields["expression"]))
-        case ItemKind.COLLECTIVE:
-            return _cut(f"{item.about} {item.says}")
+    return _ALONE.get(item.kind, _said)(item)
+
+
+def _said(item: Item) -> str:
     return _cut(f"{item.about}: {item.says}")
 
 
 def _between(items: Sequence[Item]) -> str:
     """Items that say different things about the same."""
-    match items[0].kind:
-        case ItemKind.NODE:
-            return _nodes(items)
-        case ItemKind.GUARD:
-            return _guards(items)
-        case ItemKind.INPUT | ItemKind.COLLECTIVE:
-            return _fields(items)
-    says = [item.says for item in items]
-    return f"{items[0].about}: {_versus(says)}"
+    return _BETWEEN.get(items[0].kind, _values)(items)
+
+
+def _values(items: Sequence[Item]) -> str:
+    return f"{items[0].about}: {_versus([item.says for item in items])}"
 
 
 def _nodes(items: Sequence[Item]) -> str:
-    calls = [_call(item) for item in items]
-    if len(set(calls)) > 1:
+    calls = list(map(_call, items))
+    if differ(calls):
         return _versus(calls)
-    return f"{_cut(calls[0])}: {_versus([item.fields['value'] for item in items])}"
+    return f"{_cut(calls[0])}: {_versus_in(items, 'value')}"
 
 
 def _call(item: Item) -> str:
@@ -85,18 +75,28 @@ def _guards(items: Sequence[Item]) -> str:
     if all(values):
         subject = items[0].notes.get("subject", items[0].about)
         return f"{spoken(subject)} == {_versus(values)}"
-    return f"guard on {spoken(items[0].about)}: {_versus([spoken(item.fields['expression']) for item in items])}"
+    about = f"guard on {spoken(items[0].about)}"
+    properties = items[0].notes if "keys" in items[0].notes else {}
+    for name in properties:
+        found = [item.notes.get(name, "") for item in items]
+        if len(set(found)) > 1:
+            return f"{about}: {name} {_versus(found)}"
+    return f"{about}: {_versus([spoken(item.fields['expression']) for item in items])}"
 
 
 def _fields(items: Sequence[Item]) -> str:
     """The fields in which they differ, the first two."""
     first = items[0]
-    differing = [name for name in first.fields if len({item.fields[name] for item in items}) > 1]
+    differing = [name for name in first.fields if Row(items).differs_in(name)]
     if "op" in differing:
-        return f"{first.about}: {_versus([item.fields['op'] for item in items])}"
+        return f"{first.about}: {_versus_in(items, 'op')}"
     about = spoken(first.about) if first.kind == ItemKind.INPUT else f"{first.about} {first.fields['op']}"
-    shown = [f"{_WORDS.get(name, name)} {_versus([item.fields[name] for item in items])}" for name in differing[:2]]
+    shown = [f"{_WORDS.get(name, name)} {_versus_in(items, name)}" for name in differing[:2]]
     return f"{about}: {', '.join(shown)}"
+
+
+def _versus_in(items: Sequence[Item], field: str) -> str:
+    return _versus([item.fields[field] for item in items])
 
 
 def _versus(texts: Sequence[str]) -> str:
@@ -106,7 +106,7 @@ def _versus(texts: Sequence[str]) -> str:
 def differing_part(texts: Sequence[str]) -> list[str]:
     """What tells texts apart: of texts that fit on a line the whole, of longer ones the part around the difference."""
     is_short = max(map(len, texts)) <= _BRIEF
-    if is_short or len(set(texts)) == 1:
+    if is_short or not differ(texts):
         return [_cut(text) for text in texts]
     before = _common_start(texts)
     behind = _common_start([text[before:][::-1] for text in texts])
@@ -119,8 +119,8 @@ def differing_part(texts: Sequence[str]) -> list[str]:
 
 def _common_start(texts: Sequence[str]) -> int:
     """Number of characters with which all of the texts begin."""
-    columns = enumerate(zip(*texts, strict=False))
-    return next((at for at, column in columns if len(set(column)) > 1), min(map(len, texts)))
+    same = itertools.takewhile(lambda column: not differ(column), zip(*texts, strict=False))
+    return len(list(same))
 
 
 def _word_start(text: str, at: int) -> int:
@@ -128,9 +128,27 @@ def _word_start(text: str, at: int) -> int:
 
 
 def _word_end(text: str, at: int) -> int:
-    found = [text.find(mark, at) for mark in " ,}"]
-    return min((place for place in found if place >= 0), default=len(text))
+    end = _WORD_END.search(text, at)
+    return end.start() if end else len(text)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
+
+
+_ALONE: Mapping[ItemKind, Callable[[Item], str]] = {
+    ItemKind.BREAK: lambda item: f"graph break: {_cut(item.says.rpartition(_EXPLANATION)[2])}",
+    ItemKind.FAILURE: lambda item: f"compile failed: {_cut(item.says)}",
+    ItemKind.NODE: lambda item: _cut(_call(item)),
+    ItemKind.INPUT: lambda item: f"{spoken(item.about)} is read",
+    ItemKind.GUARD: lambda item: _cut(spoken(item.fields["expression"])),
+    ItemKind.COLLECTIVE: lambda item: _cut(f"{item.about} {item.says}"),
+}
+"""How an item is told that has no counterpart."""
+_BETWEEN: Mapping[ItemKind, Callable[[Sequence[Item]], str]] = {
+    ItemKind.NODE: _nodes,
+    ItemKind.GUARD: _guards,
+    ItemKind.INPUT: _fields,
+    ItemKind.COLLECTIVE: _fields,
+}
+"""How items are told that say different things about the same."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
+from tpcompile.evidence.several import differ, grouped
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -30,15 +31,11 @@ _LAYERS = {
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
-    texts: dict[Layer, list[str]] = {}
-    for name, payload in payloads:
-        if name in _LAYERS:
-            texts.setdefault(_LAYERS[name], []).append(payload)
-    removed = [
-        _removed(kind, layer, pattern.findall("\n".join(parts)))
-        for layer, parts in texts.items()
-        for kind, pattern in _KINDS.items()
-    ]
+    texts = [(_LAYERS[name], payload) for name, payload in payloads if name in _LAYERS]
+    removed: list[Normalised] = []
+    for layer, parts in grouped(texts, lambda text: text[0]).items():
+        text = "\n".join(payload for _, payload in parts)
+        removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
     return tuple(found for found in removed if found.num_items)
 
 
@@ -77,12 +74,7 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed: dict[tuple[str, Layer], list[Normalised]] = {}
-    for compile_ in slot.compiles.values():
-        for found in compile_.normalised:
-            removed.setdefault((found.kind, found.layer), []).append(found)
-    counts: Counter[tuple[str, Layer]] = Counter()
-    for key, seen in removed.items():
-        if len({found.sha256 for found in seen}) > 1:
-            counts[key] = max(found.num_items for found in seen)
-    return counts
+    removed = [found for compile_ in slot.compiles.values() for found in compile_.normalised]
+    by_kind = grouped(removed, lambda found: (found.kind, found.layer))
+    differing = {key: seen for key, seen in by_kind.items() if differ(found.sha256 for found in seen)}
+    return Counter({key: max(found.num_items for found in seen) for key, seen in differing.items()})

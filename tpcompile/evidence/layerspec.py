@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import itemgetter
 from typing import Protocol
 
 from tpcompile.evidence.causes import Cause
@@ -50,9 +51,10 @@ class Row(tuple[Item | None, ...]):
         """What the items have there, each once."""
         return frozenset(map(of, self.present))
 
-    def differs_in(self, field: str) -> bool:
-        """True when the items there are have different values in a field."""
-        return len(self.distinct(lambda item: item.fields[field])) > 1
+    def differs_in(self, *fields: str) -> bool:
+        """True when the items there are have different values in one of the fields."""
+        values = itemgetter(*fields)
+        return len(self.distinct(lambda item: values(item.fields))) > 1
 
     def notes(self, name: str) -> list[str]:
         """The note of every group; empty for a group without one."""
@@ -128,6 +130,20 @@ class Difference:
     """What differs and nobody declared."""
     compile: Compile
 
+    def rows_with(self, note: str) -> list[Row]:
+        """Rows in which every group has that note."""
+        return [row for row in self.rows if all(row.notes(note))]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What follows the rank's coordinate in a layer: healthy, and listed."""
+
+    left: Sequence[Row]
+    """What does not."""
+    rows: Sequence[Row] = ()
+    says: str = ""
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -157,6 +173,8 @@ class LayerSpec:
     """Parts of the layer that were observed; the rest is *not observed*, never different."""
     of_rank: Callable[[RankRecord], Iterable[Item]] = field(default=lambda _record: ())
     """Items that belong to the rank, not to a compile."""
+    follow: Callable[[Difference], Followed] = lambda difference: Followed(difference.rows)
+    """Rows that follow the rank's coordinate, told from the rest."""
     is_strict: bool = True
     """The user's program: equal on every rank of a domain, or red."""
     is_ordered: bool = True

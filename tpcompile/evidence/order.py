@@ -9,6 +9,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.layerspec import Groups, Row
 from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup, value_item
+from tpcompile.evidence.several import differ
 
 
 def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Divergence | None:
@@ -25,8 +26,7 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
 
 def _first_swap(groups: Groups, orders: Sequence[Sequence[Slot]], domain: str) -> Divergence:
     columns = list(zip(*orders, strict=True))
-    is_swapped = [len(set(map(_issues, column))) > 1 for column in columns]
-    place = is_swapped.index(True)
+    place = [differ(map(_issues, column)) for column in columns].index(True)
     entered = [slot.compiles[ranks[0]] for slot, ranks in zip(columns[place], groups, strict=True)]
     items = [value_item("with collectives", f"{c.frame} as number {place + 1}") for c in entered]
     sides = zip(groups, items, entered, strict=True)

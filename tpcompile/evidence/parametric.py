@@ -1,4 +1,4 @@
-"""Lowered items of several ranks -> the constants that follow the rank's coordinate, or None.
+"""Lowered items, or guards, of several ranks -> what follows the rank's coordinate.
 
 A healthy DTensor model differs here: vocabulary-shard bounds, the index of a split. Such a constant *addresses*
 data (a bound, an offset, an index). One that *scales* data, a float or a factor of a float tensor, changes the
@@ -11,8 +11,10 @@ import math
 import re
 from collections.abc import Sequence
 
-from tpcompile.evidence.layerspec import Groups, Items, Row
-from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
+from tpcompile.evidence.records import Item, Layer
+from tpcompile.evidence.rows import differing_places
+from tpcompile.evidence.several import differ, grouped
 
 _INTEGER = re.compile(r"(?<![\w.%#])-?\d+(?![\w.])")
 _ADDRESSING = re.compile(
@@ -23,24 +25,41 @@ _INTEGER_VALUE = re.compile(r"^(?:DTensor\()?[iub]\d+\[")
 _LOCAL_TENSOR = "._local_tensor"
 
 
-def constants(items: Items, coordinates: Groups) -> list[Row] | None:
-    """Rows of items that differ between ranks only in rank-parametric constants; None when anything else differs.
+def lowered_constants(difference: Difference) -> Followed:
+    """Constants of lowered graphs, under equal collectives."""
+    nothing = Followed(difference.rows)
+    if difference.compile.differs(Layer.COLLECTIVES):
+        return nothing
+    rows = constants(difference.items, difference.compile.coordinates())
+    says = f"{len(rows)} lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
+    return Followed((), rows, says) if rows else nothing
+
+
+def uneven_shards(difference: Difference) -> Followed:
+    """Guards on shards of different sizes."""
+    places = difference.compile.coordinates()
+    by_kind = grouped(difference.rows, lambda row: is_uneven_shard(row, places))
+    rows = by_kind.get(True, [])
+    says = f"{len(rows)} guard(s) on shards of different sizes: the ranks do not divide the dimension"
+    return Followed(by_kind.get(False, []), rows, says)
+
+
+def constants(items: Items, coordinates: Groups) -> list[Row]:
+    """Rows of items that differ between ranks only in rank-parametric constants; none when anything else differs.
 
     `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
-    is_equally_long = len(set(map(len, items))) == 1
     is_alone = set(map(len, coordinates)) == {1}
-    if not is_equally_long or not is_alone:
-        return None
+    if differ(map(len, items)) or not is_alone:
+        return []
     places = [at for (at,) in coordinates]
-    rows = [row for row in map(Row, zip(*items, strict=True)) if row.differs]
-    is_parametric = all(_is_parametric(row, places) for row in rows)
-    return rows if rows and is_parametric else None
+    rows = differing_places(items)
+    return rows if all(_is_parametric(row, places) for row in rows) else []
 
 
 def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
     first = row.first
-    if row.distinct(lambda item: item.kind) != {ItemKind.NODE} or len(row.distinct(_call)) > 1:
+    if differ(map(_call, row.present)):
         return False
     is_bound = _ADDRESSING.match(first.fields["target"]) is not None
     is_index = _INTEGER_VALUE.search(first.fields["value"]) is not None
@@ -70,10 +89,10 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
         return False
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
-    if len(set(map(len, sizes))) > 1:
+    if differ(map(len, sizes)):
         return False
-    uneven = [column for column in zip(*sizes, strict=True) if len(set(column)) > 1]
-    has_one_layout = len(set(map(tuple, strides))) == 1 or strides == list(map(_contiguous, sizes))
+    uneven = list(filter(differ, zip(*sizes, strict=True)))
+    has_one_layout = not differ(map(tuple, strides)) or strides == list(map(_contiguous, sizes))
     return len(uneven) == 1 and has_one_layout and _is_chunked(uneven[0], coordinates)
 
 
@@ -96,8 +115,8 @@ def _is_chunked(values: Sequence[int], coordinates: Groups) -> bool:
     """`4, 4, 3` or `4, 4, 1, 0` in the order of the coordinates: whole chunks, then the rest, then nothing."""
     value_at = {at: value for value, places in zip(values, coordinates, strict=True) for at in places}
     in_order = [value_at[at] for at in sorted(value_at)]
-    whole = [value for value in in_order if value][:-1]
-    return in_order == sorted(in_order, reverse=True) and len(set(whole)) <= 1
+    whole = list(filter(None, in_order))[:-1]
+    return in_order == sorted(in_order, reverse=True) and not differ(whole)
 
 
 def _is_affine(values: Sequence[int], coordinates: Sequence[int]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
 
 from tpcompile.evidence.layerspec import Items, Row
 from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.several import differ, grouped
 
 _WINDOW = 300
 """Items compared behind the first difference: what differs first is the finding, and aligning is quadratic."""
@@ -24,32 +25,37 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
 
 def common_keys(items: Items) -> set[tuple[str, ...]]:
     """Keys of the items that every group has."""
-    return set.intersection(*({item.key for item in group} for group in items))
+    return set.intersection(*map(set, map(keys, items)))
+
+
+def keys(group: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
+    """Keys of the items of one group, in order."""
+    return tuple(item.key for item in group)
 
 
 def first_difference(items: Items) -> int:
     """The first place at which the groups do not say the same; one may end there."""
-    for index, column in enumerate(zip(*items, strict=False)):
-        if Row(column).differs:
-            return index
-    return min(map(len, items))
+    columns = map(Row, zip(*items, strict=False))
+    return len(list(itertools.takewhile(lambda row: not row.differs, columns)))
 
 
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     """Items about the same thing in one row; a value that differs comes before a thing that only one side has."""
     common = common_keys(items)
-    about: dict[str, list[list[Item]]] = {}
-    for position, group in enumerate(items):
-        for item in group:
-            if item.key not in common:
-                columns = about.setdefault(item.about, [[] for _ in items])
-                columns[position].append(item)
-    rows = [row for columns in about.values() for row in _side_by_side(columns)]
+    own = [[item for item in group if item.key not in common] for group in items]
+    columns = [grouped(group, lambda item: item.about) for group in own]
+    subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
+    rows = [row for about in subjects for row in _side_by_side([column.get(about, []) for column in columns])]
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
+def differing_places(items: Items) -> list[Row]:
+    """Rows of groups with equally many items, by position, where they differ."""
+    return [row for row in _side_by_side(items) if row.differs]
+
+
 def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
-    return map(Row, zip_longest(*columns))
+    return map(Row, itertools.zip_longest(*columns))
 
 
 def _by_position(items: Items) -> tuple[Row, ...]:
@@ -57,13 +63,13 @@ def _by_position(items: Items) -> tuple[Row, ...]:
     inserted = _inserted(items)
     if inserted is not None:
         return (inserted,)
-    return tuple(row for row in _side_by_side(items) if row.differs)
+    return tuple(differing_places(items))
 
 
 def _inserted(items: Items) -> Row | None:
     """The first item, where every longer group has one more before what the shorter ones begin with."""
     shortest = min(items, key=len)
-    if not shortest or len({len(group) for group in items}) == 1:
+    if not shortest or not differ(map(len, items)):
         return None
     begin = _skeleton(shortest[0])
     row: list[Item | None] = []

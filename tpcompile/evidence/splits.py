@@ -8,6 +8,7 @@ trace the frames of user code between the compiled callable and the compiled fra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.records import (
@@ -22,10 +23,13 @@ from tpcompile.evidence.records import (
     Status,
     UserLine,
 )
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, grouped, last
 from tpcompile.evidence.text.lines import is_library
 from tpcompile.evidence.text.ranks import ranks_text
 
 _WRAPPER, _WRAPPER_FILE = "compile_wrapper", "_dynamo/eval_frame.py"
+_EXPECTED = "1 compiled region entered per call, on every rank"
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips a code object for the life of the process, whichever instance broke "
     "its graph. Fix the line that broke it, or call torch.compiler.reset() after the call that did"
@@ -46,104 +50,97 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
 
 def runs_at(compile_: CompileRecord) -> UserLine | None:
     """The user's line below the compiled callable from which this frame was entered; None for the callable itself."""
-    wrappers = [i for i, line in enumerate(compile_.stack) if _is_wrapper(line)]
-    if not wrappers:
-        return None
-    between = compile_.stack[wrappers[-1] + 1 : -1]
-    return next((line for line in between if not is_library(line)), None)
+    below = list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack)))
+    if len(below) == len(compile_.stack):
+        return None  # nobody knows where it was entered from
+    return last([line for line in below[1:] if not is_library(line)])
 
 
 def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame | None:
     """The failed compile of the code object that a line runs in, if it is known."""
-    same = [f for f in failed if (f.line.file, f.line.function) == (at.file, at.function) and f.line.line <= at.line]
+    same = [f for f in failed if _function(f.line) == _function(at) and f.line.line <= at.line]
     return max(same, key=lambda frame: frame.line.line, default=None)
 
 
 def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str]) -> Check:
     """Red where a call of a compiled callable enters more than one region."""
     wanted = set(phases)
-    by_rank = {d.rank: [s for s in d.splits if s.phase in wanted] for d in digests}
-    bad = [rank for rank, splits in by_rank.items() if splits]
-    splits = [split for rank in bad for split in by_rank[rank]]
+    splits = [(d.rank, split) for d in digests for split in d.splits if split.phase in wanted]
     is_counted = any(d.regions_counted for d in digests)
-    worst = max(splits, key=lambda split: split.regions_per_call, default=None)
-    passed = Status.PASS if is_counted else Status.SKIPPED
+    if splits:
+        worst = max((split for _, split in splits), key=lambda split: split.regions_per_call)
+        return _check(mode, Status.FAIL, splits, worst)
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
-        status=Status.FAIL if bad else passed,
-        expected="1 compiled region entered per call, on every rank",
-        observed=_observed(worst, bad) if worst else "1" if is_counted else "not counted",
-        details=_details(splits),
-        ranks=tuple(bad),
-        line=_line(worst) if worst else None,
+        status=Status.PASS if is_counted else Status.SKIPPED,
+        expected=_EXPECTED,
+        observed="1" if is_counted else "not counted",
     )
 
 
 def split_note(digests: Sequence[RankDigest]) -> list[Check]:
     """The same of a job's trace files, as information: a program may be meant to run in several regions."""
-    by_rank = {d.rank: d.splits for d in digests if d.splits}
-    if not by_rank:
-        return []
-    splits = [split for found in by_rank.values() for split in found]
-    return [
-        Check(
-            id=CheckId.ONE_REGION,
-            mode="",
-            status=Status.INFO,
-            expected="1 compiled region entered per call, on every rank",
-            observed=_observed(splits[0], list(by_rank)),
-            details=_details(splits),
-            ranks=tuple(by_rank),
-            line=_line(splits[0]),
-        )
-    ]
+    splits = [(d.rank, split) for d in digests for split in d.splits]
+    return [_check("", Status.INFO, splits, splits[0][1])] if splits else []
 
 
-def _is_wrapper(line: UserLine) -> bool:
-    return line.function == _WRAPPER and line.file.endswith(_WRAPPER_FILE)
+def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], shown: SplitCall) -> Check:
+    """A check over the callables that ranks run in several regions, in the words of one of them."""
+    ranks = tuple(dict(splits))
+    return Check(
+        id=CheckId.ONE_REGION,
+        mode=mode,
+        status=status,
+        expected=_EXPECTED,
+        observed=_observed(shown, ranks),
+        details=_details([split for _, split in splits]),
+        ranks=ranks,
+        line=_line(shown),
+    )
+
+
+def _is_no_wrapper(line: UserLine) -> bool:
+    return line.function != _WRAPPER or not line.file.endswith(_WRAPPER_FILE)
 
 
 def _failed(compiles: Sequence[CompileRecord]) -> list[SkippedFrame]:
     """Frames of which a compile failed, by their records."""
-    failed = [c for c in compiles if c.failure and c.line is not None and not c.graphs]
-    found = []
-    for compile_ in failed:
-        assert compile_.line is not None, "picked above"
-        broke_at = next((b.line for b in compile_.breaks if b.line), compile_.failure_line)
-        found.append(SkippedFrame(line=compile_.line, reason=compile_.failure, broke_at=broke_at))
-    return found
+    failed = [c for c in compiles if c.failure and not c.graphs]
+    return [
+        SkippedFrame(line=c.line, reason=c.failure, broke_at=first(known(b.line for b in c.breaks)) or c.failure_line)
+        for c in failed
+        if c.line is not None
+    ]
 
 
 def _counted(count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> SplitCall:
     assert count.runs_at is not None, "picked by splits_of"
-    inside = [c for c in compiles if c.line and (at := runs_at(c)) and _same_function(at, count.runs_at)]
+    pieces = [c for c in compiles if _is_run_by(c, count.runs_at)]
     is_target = _is_inside(count.runs_at, count.target)
     return SplitCall(
         phase=count.phase,
         runs_at=count.runs_at,
         name=count.target.function if is_target else count.runs_at.function,
         regions_per_call=count.most,
-        pieces=_lines(inside),
+        pieces=_lines(pieces),
         skipped=skipped_frame(count.runs_at, skipped),
     )
 
 
+def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
+    """True when a frame was entered from the function that a line is in."""
+    at = runs_at(compile_)
+    return at is not None and _function(at) == _function(function)
+
+
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
-    found: dict[tuple[str, str, str], list[CompileRecord]] = {}
-    first: dict[tuple[str, str, str], UserLine] = {}
-    for compile_ in compiles:
-        at = runs_at(compile_)
-        if at is None or not compile_.graphs:
-            continue
-        key = (compile_.phase, at.file, at.function)
-        found.setdefault(key, []).append(compile_)
-        first.setdefault(key, at)
-    for key, pieces in found.items():
-        at = first[key]
-        yield SplitCall(
-            phase=key[0], runs_at=at, name=at.function, pieces=_lines(pieces), skipped=skipped_frame(at, skipped)
-        )
+    entered = [(at, c) for c in compiles if c.graphs and (at := runs_at(c))]
+    by_function = grouped(entered, lambda pair: (pair[1].phase, *_function(pair[0])))
+    for (phase, *_), pairs in by_function.items():
+        at = pairs[0][0]
+        pieces = _lines(c for _, c in pairs)
+        yield SplitCall(phase=phase, runs_at=at, name=at.function, pieces=pieces, skipped=skipped_frame(at, skipped))
 
 
 def _is_inside(at: UserLine, target: UserLine) -> bool:
@@ -151,12 +148,12 @@ def _is_inside(at: UserLine, target: UserLine) -> bool:
     return at.file == target.file and target.function.rpartition(".")[2] == at.function
 
 
-def _same_function(a: UserLine, b: UserLine) -> bool:
-    return (a.file, a.function) == (b.file, b.function)
+def _function(line: UserLine) -> tuple[str, str]:
+    return line.file, line.function
 
 
 def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
-    return tuple(dict.fromkeys(c.line for c in compiles if c.line is not None))
+    return tuple(dict.fromkeys(known(c.line for c in compiles)))
 
 
 def _line(split: SplitCall) -> UserLine:
@@ -179,8 +176,6 @@ def _why(split: SplitCall) -> str:
 
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
-    if not splits:
-        return ()
     texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
     pieces = [f"compiled on its own: {line}" for split in splits for line in split.pieces]
     return tuple(dict.fromkeys([*texts, *pieces, _ADVICE]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.guards import parts_of
 
 VALUE_GUARDS = frozenset({
@@ -44,26 +45,20 @@ def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
     """What the last name in a guard's source promises, for a guard on a Python value."""
-    if guard.type not in VALUE_GUARDS:
+    names = ["".join(parts) for parts in _SEGMENT.findall(guard.source)]
+    # Variables of the environment are told apart by their values.
+    if guard.type not in VALUE_GUARDS or "environ" in guard.source:
         return None
-    names = [a or b or c for a, b, c in _SEGMENT.findall(guard.source)]
-    if not names or "environ" in guard.source:
-        return None  # variables of the environment are told apart by their values
     if names[-2:] == ["device", "index"]:
         return TaintKind.DEVICE_INDEX
-    return next((kind for pattern, kind in _NAMES if pattern.search(names[-1])), None)
+    return first(kind for pattern, kind in _NAMES for name in names[-1:] if pattern.search(name))
 
 
 def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:
     """A guard or node from the same line shows that the line was traced; a guard shows what the receiver is."""
-    is_known = not read.receiver or _is_group(read, compile_)
-    return read.model_copy(
-        update={
-            "where": where,
-            "is_sure": read.is_sure or _is_traced(read, compile_),
-            "receiver": "" if is_known else read.receiver,
-        }
-    )
+    receiver = "" if _is_group(read, compile_) else read.receiver
+    is_sure = read.is_sure or _is_traced(read, compile_)
+    return read.model_copy(update={"where": where, "is_sure": is_sure, "receiver": receiver})
 
 
 def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
@@ -83,5 +78,6 @@ def _is_split(read: RankRead) -> bool:
 def _is_group(read: RankRead, compile_: CompileRecord) -> bool:
     """True when a guard shows the receiver (`self.group` is `L['self'].group`) to be a process group or mesh."""
     names = read.receiver.split(".")
-    sources = {"".join([f"{scope}['{names[0]}']", *(f".{name}" for name in names[1:])]) for scope in ("L", "G")}
+    local = ".".join([f"L['{names[0]}']", *names[1:]])
+    sources = local, local.replace("L", "G", 1)
     return any(g.source in sources and _GROUP_OBJECT.search(g.expression) for g in compile_.guards)

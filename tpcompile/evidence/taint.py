@@ -6,6 +6,7 @@ the rank.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -25,6 +26,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.several import differ, first, grouped, phrase
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -67,10 +69,8 @@ def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed
 
 def _once(taints: Sequence[Taint]) -> list[Taint]:
     """Each taint of a line once, the first compile's: a recompile bakes the same constant into another node."""
-    found: dict[tuple[str, ...], Taint] = {}
-    for taint in taints:
-        found.setdefault((taint.what, taint.kind, str(taint.line), _subject(taint)), taint)
-    return list(found.values())
+    by_subject = grouped(taints, lambda taint: (taint.what, taint.kind, str(taint.line), _subject(taint)))
+    return [same[0] for same in by_subject.values()]
 
 
 def _subject(taint: Taint) -> str:
@@ -82,10 +82,8 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
     layers = {"taint", _LAYERS[taint.what]}
     code = taint.line.code if taint.line else ""
     text = f"{taint.text} at {taint.line} {code}"
-    for layer, contains, reason in allowed:
-        if layer in layers and contains in text:
-            return reason
-    return ""
+    reasons = (reason for layer, contains, reason in allowed if layer in layers and contains in text)
+    return first(reasons) or ""
 
 
 class _Tainted:
@@ -106,26 +104,29 @@ class _Tainted:
         """Constants with the read that made them, guards with the read that asked for them, then what is left."""
         slots = align(self.ranks)
         reads = list(self.reads())
-        constants = [_explained(taint, reads) for slot in slots for taint in self.constants(slot)]
-        guards = [_explained(taint, reads) for slot in slots for taint in self.guards(slot)]
-        told = {(taint.kind, str(taint.line)) for taint in (*constants, *guards)}
+        differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
+        observed = [_explained(taint, reads) for taint in differing]
+        told = {(taint.kind, str(taint.line)) for taint in observed}
         left = [read for read in reads if (read.kind, str(read.line)) not in told]
-        seen = {(guard.text, guard.line) for guard in guards}
+        seen = {(taint.text, taint.line) for taint in observed}
         named = [taint for taint in self.named() if (taint.text, taint.line) not in seen]
-        return [*constants, *guards, *left, *named]
+        return [*observed, *left, *named]
 
     def guards(self, slot: Slot) -> Iterator[Taint]:
         """Guards about one value that say different things."""
         groups = slot.groups(Layer.GUARDS)
-        is_same_program = len(slot.groups(Layer.GRAPH)) == 1
-        for row in self.rows(slot, Layer.GUARDS, groups):
-            if not _is_of_python(row.first):
-                continue  # tensors and the state of the process have findings of their own
+        # Tensors and the state of the process have findings of their own.
+        rows = [row for row in self.rows(slot, Layer.GUARDS, groups) if _is_of_python(row.first)]
+        if len(slot.groups(Layer.GRAPH)) != 1:
             # Another program has other guards: a consequence, not a cause.
-            if row.is_full or is_same_program:
-                is_variable = bool(row.first.notes.get("variable"))
-                kind = TaintKind.ENVIRONMENT if is_variable else self.kind_of(_by_rank(groups, row.notes("value")))
-                yield _observed("guard", kind, row.first.about, row, groups, slot)
+            rows = [row for row in rows if row.is_full]
+        for row in rows:
+            yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
+
+    def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
+        """What the values are that a guard compares with."""
+        is_variable = "variable" in row.first.notes
+        return TaintKind.ENVIRONMENT if is_variable else self.kind_of(_by_rank(groups, row.notes("value")))
 
     def constants(self, slot: Slot) -> Iterator[Taint]:
         """Nodes that are equal but for numbers, or texts, in their arguments."""
@@ -148,38 +149,41 @@ class _Tainted:
         """What the first number is that follows the ranks."""
         columns = zip(*map(_NUMBER.findall, calls), strict=False)
         kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
-        known = [kind for kind in kinds if kind != TaintKind.DIFFERS]
-        return known[0] if known else TaintKind.DIFFERS
+        return first(kind for kind in kinds if kind != TaintKind.DIFFERS) or TaintKind.DIFFERS
 
     def kind_of(self, values: dict[int, str]) -> TaintKind:
         """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
-        if len(set(values.values())) < 2:
+        if not differ(values.values()):
             return TaintKind.DIFFERS
-        for kind, numbers in self.numbers.items():
-            if values.items() <= numbers.items():
-                return kind
-        return TaintKind.DIFFERS
+        kinds = (kind for kind, numbers in self.numbers.items() if values.items() <= numbers.items())
+        return first(kinds) or TaintKind.DIFFERS
 
     def reads(self) -> Iterator[Taint]:
         """Reads in traced code, by line and text over all ranks and compiles."""
-        for seen in self.suspects("read").values():
+        for seen in self.suspects("read"):
             reads = list(seen.values())
-            differs = len({read.value for read in reads}) > 1
-            is_setting = reads[0].kind == TaintKind.ENVIRONMENT and reads[0].variable not in RANK_VARIABLES
+            kind = reads[0].kind
+            differs = differ(read.value for read in reads)
+            is_setting = kind == TaintKind.ENVIRONMENT and reads[0].variable not in RANK_VARIABLES
             if is_setting and not differs:
                 continue  # equal everywhere: an ordinary setting
             # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-            matters = differs or reads[0].kind not in _MAY_BE_EQUAL
+            matters = differs or kind not in _MAY_BE_EQUAL
             is_sure = any(read.is_sure for read in reads) and not reads[0].receiver
-            values = {rank: self.value(rank, read) for rank, read in seen.items()}
+            # By the number of that kind, where the rank did not say what it read.
+            values = {rank: read.value or self.numbers_of(kind)[rank] for rank, read in seen.items()}
             yield _of_suspect(reads[0], Grade.CERTAIN if is_sure and matters else Grade.LIKELY, values)
+
+    def numbers_of(self, kind: TaintKind) -> dict[int, str]:
+        """The number of that kind of every rank; empty texts where it is not known."""
+        return dict.fromkeys((d.rank for d in self.ranks), "") | self.numbers.get(kind, {})
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that say the same on every rank."""
-        for seen in self.suspects("guard").values():
-            first = next(iter(seen.values()))
-            if len(seen) == len(self.ranks) and self.could_be_rank(first.value):
-                yield _of_suspect(first, Grade.POSSIBLE, dict.fromkeys(seen, ""))
+        for seen in self.suspects("guard"):
+            suspect = next(iter(seen.values()))
+            if len(seen) == len(self.ranks) and self.could_be_rank(suspect.value):
+                yield _of_suspect(suspect, Grade.POSSIBLE, dict.fromkeys(seen, ""))
 
     def could_be_rank(self, value: str) -> bool:
         """False for a number no rank has (a LoRA rank of 16); a value that is no number says nothing."""
@@ -187,19 +191,11 @@ class _Tainted:
             return True
         return 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
 
-    def suspects(self, what: str) -> dict[tuple[str, str], dict[int, RankRead]]:
-        """Suspects of one kind by text and line, each with the ranks that have it."""
-        found: dict[tuple[str, str], dict[int, RankRead]] = {}
-        for digest in self.ranks:
-            for suspect in digest.suspects:
-                if suspect.what == what:
-                    seen = found.setdefault((suspect.text, str(suspect.line)), {})
-                    seen[digest.rank] = _surer(seen.get(digest.rank), suspect)
-        return found
-
-    def value(self, rank: int, suspect: RankRead) -> str:
-        """What the read gives on a rank, by its kind where the rank did not say."""
-        return suspect.value or self.numbers.get(suspect.kind, {}).get(rank, "")
+    def suspects(self, what: str) -> list[dict[int, RankRead]]:
+        """Suspects of one kind, those of one text and line together, each with the rank that has it."""
+        pairs = [(d.rank, suspect) for d in self.ranks for suspect in d.suspects]
+        wanted = [(rank, suspect) for rank, suspect in pairs if suspect.what == what]
+        return list(map(dict, grouped(wanted, lambda pair: (pair[1].text, str(pair[1].line))).values()))
 
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
@@ -218,21 +214,21 @@ def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
     return taint
 
 
-def _of_suspect(first: RankRead, grade: Grade, values: dict[int, str]) -> Taint:
+def _of_suspect(suspect: RankRead, grade: Grade, values: dict[int, str]) -> Taint:
     """A suspect with what it gives on each rank, where that is known."""
     groups = group_by(values)
     shown = [values[ranks[0]] for ranks in groups]
-    row = [value_item("read", value, line=first.line) if value else None for value in shown]
+    row = [value_item("read", value, line=suspect.line) if value else None for value in shown]
     return Taint(
-        what=first.what,
-        kind=first.kind,
+        what=suspect.what,
+        kind=suspect.kind,
         grade=grade,
-        text=first.text,
-        variable=first.variable,
-        where=first.where,
-        line=first.line,
+        text=suspect.text,
+        variable=suspect.variable,
+        where=suspect.where,
+        line=suspect.line,
         groups=sides(groups, row),
-        suggestion=_SUGGESTIONS[first.kind],
+        suggestion=_SUGGESTIONS[suspect.kind],
     )
 
 
@@ -245,8 +241,8 @@ def _observed(
         kind=kind,
         grade=Grade.CERTAIN,
         text=text,
-        where=f"{slot.phase}, {slot.frame}" if slot.phase else slot.frame,
-        line=row.lines[0] if row.lines else None,
+        where=phrase(slot.phase, slot.frame),
+        line=first(row.lines),
         groups=sides(groups, row),
         suggestion=_SUGGESTIONS[kind],
     )
@@ -288,11 +284,6 @@ def _listed(calls: Sequence[str]) -> str:
     different = list(dict.fromkeys(calls))
     more = f" and {len(different) - 2} more" if len(different) > 2 else ""
     return " / ".join(different[:2]) + more
-
-
-def _surer(old: RankRead | None, new: RankRead) -> RankRead:
-    is_surer = new.is_sure and not new.receiver
-    return new if old is None or is_surer else old
 
 
 def value_text(item: Item) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, last
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
@@ -48,33 +49,29 @@ class _Lines:
         if not is_library(node.line):
             self.before, self.called = node.line, []
             return node
-        line = self.caller(node)
-        return node if line is None else node.model_copy(update={"line": line})
+        line = self.caller(node, node.line, self.before) if self.before else None
+        return node.model_copy(update={"line": line or node.line})
 
-    def caller(self, node: Node) -> UserLine | None:
+    def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
         """The user's call of the function that a library line stands in."""
-        if self.before is None or node.line is None:
-            return None
-        names = {node.line.function, _op(node)} - {""}
+        names = {line.function, _op(node)} - {""}
         if "wait_tensor" not in names:
-            found = self.next_call(self.candidates(names), self.called[-1] if self.called else self.before)
-            if found is not None:
-                self.called.append(found)
-        return self.called[-1] if self.called else None
+            found = self.next_call(_candidates(before, self.known, names), last(self.called) or before)
+            self.called += known([found])
+        return last(self.called)
 
-    def next_call(self, candidates: Sequence[UserLine], after: UserLine) -> UserLine | None:
+    def next_call(self, candidates: Mapping[int, UserLine], after: UserLine) -> UserLine | None:
         """The next call in the direction in which the graph goes through the source, or the only one."""
-        lines = {line.line: line for line in candidates}
-        if len(lines) == 1:
-            return next(iter(lines.values()))
+        if len(candidates) == 1:
+            return first(candidates.values())
         is_backward = self.graph.kind == "backward"
-        return _next(lines, after.line, is_backward=is_backward, with_start=not self.called)
+        return _next(candidates, after.line, is_backward=is_backward, with_start=not self.called)
 
-    def candidates(self, names: set[str]) -> list[UserLine]:
-        """Lines of the function at hand that call one of these."""
-        assert self.before is not None, "asked only behind a line of the user"
-        near = [line for line in self.known if _same_function(line, self.before)]
-        return [line for line in [*near, *_source_around(self.before)] if _calls(line, names)]
+
+def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) -> dict[int, UserLine]:
+    """Lines of the function of a line that call one of these, by number."""
+    near = [line for line in known if _same_function(line, before)]
+    return {line.line: line for line in [*near, *_source_around(before)] if _calls(line, names)}
 
 
 def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
@@ -106,18 +103,22 @@ def _source_around(line: UserLine) -> list[UserLine]:
     source = linecache.getlines(line.file)
     if not _is_there(line, source):
         return []
-    first, last = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
-    definitions = [number for number in range(first, last + 1) if _is_definition(source[number - 1])]
-    start = max([first, *(number for number in definitions if number <= line.line)])
-    end = min([last, *(number - 1 for number in definitions if number > line.line)])
+    start, end = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
+    for number in range(start, end + 1):
+        if not _is_definition(source[number - 1]):
+            continue
+        if number > line.line:
+            end = number - 1
+            break
+        start = number
     numbers = range(start, end + 1)
     return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
 
 
 def _is_there(line: UserLine, source: Sequence[str]) -> bool:
     """True when the file still has that code on that line."""
-    is_inside = 0 < line.line <= len(source)
-    return is_inside and bool(line.code) and line.code in source[line.line - 1]
+    here = source[max(0, line.line - 1) : line.line]
+    return bool(line.code) and any(line.code in text for text in here)
 
 
 def _is_definition(code: str) -> bool:

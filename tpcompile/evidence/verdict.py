@@ -24,6 +24,7 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
+from tpcompile.evidence.several import first, grouped
 from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.taintcheck import taint_check
 
@@ -86,23 +87,22 @@ def conclude(
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
     divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
-    taints = find_taints(digests, fetch, allowed=rules.allowed) if rules.taint != "off" else ()
-    missing = [_absent_check(rules, a) for a in absent]
-    tainted = [
-        taint_check(mode, digests, taints, fails=rules.taint == "fail")
-        for mode in (rules.taint_modes if rules.taint != "off" else ())
-    ]
-    found = [*missing, *problems, *(checks.ended_early(judged) if problems else judged), *tainted]
+    is_listed = rules.taint != "off"
+    taints = find_taints(digests, fetch, allowed=rules.allowed) if is_listed else ()
+    modes = rules.taint_modes if is_listed else ()
+    found = [*(_absent_check(rules, a) for a in absent), *problems]
+    found += checks.ended_early(judged) if problems else judged
+    found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    first = _lead(found, divergences)
+    told = _lead(found, divergences)
     return Verdict(
         status=Status.FAIL if _failed(found, divergences) else Status.PASS,
         exit_code=_exit_code(found, divergences),
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
-        summary=lead.summary(first) if first else _passed(rules, digests, found),
-        lead=first,
+        summary=lead.summary(told) if told else _passed(rules, digests, found),
+        lead=told,
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
@@ -150,14 +150,12 @@ def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> Exi
 
 def _lead(found: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
     """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
-    red = [d for d in divergences if d.is_red]
-    failed = [check for check in found if check.is_red]
-    causes = [check for check in failed if check.id in checks.CAUSES]
-    if causes:
-        return lead.of_check(causes[0])
-    if red:
-        return lead.of_divergence(red[0])
-    return lead.of_check(failed[0]) if failed else None
+    red = first(divergence for divergence in divergences if divergence.is_red)
+    failed = grouped((check for check in found if check.is_red), lambda check: check.id in checks.CAUSES)
+    if red and True not in failed:
+        return lead.of_divergence(red)
+    worst = first([*failed.get(True, []), *failed.get(False, [])])
+    return lead.of_check(worst) if worst else None
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -52,11 +53,26 @@ def entered_function(frame: FrameType | None) -> Any | None:
     while frame is not None:
         code = frame.f_code
         if code is COMPILE_WRAPPER:
-            return frame.f_locals["fn"]
+            return variable_of(frame, "fn")
         if code is not _CALL and code is not _WRAPPED_CALL:
             return None
         frame = frame.f_back
     return None
+
+
+def _reader() -> Callable[[FrameType, str], Any]:
+    """How to read one variable of a frame, for every call of compiled code.
+
+    Python 3.12 builds a dictionary of all of them for `f_locals`, and has a function for one; 3.13 looks up that one.
+    """
+    if sys.version_info[:2] != (3, 12):
+        return lambda frame, name: frame.f_locals[name]
+    get_variable = ctypes.pythonapi.PyFrame_GetVar
+    get_variable.argtypes, get_variable.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
+    return get_variable
+
+
+variable_of = _reader()
 
 
 def num_variants(code: CodeType) -> int:

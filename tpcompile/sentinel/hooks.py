@@ -88,7 +88,8 @@ class Hooks:
         current = progress.current
         if current is None or not current.is_inside:
             frame = frame or sys._getframe(1)
-            function = adapter.entered_function(frame)
+            is_direct = frame.f_code is adapter.COMPILE_WRAPPER
+            function = adapter.variable_of(frame, "fn") if is_direct else adapter.entered_function(frame)
             region = self._regions.get(id(function)) or self._region_of(function, frame)
             if region is not None:
                 if hit:

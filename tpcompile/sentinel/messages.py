@@ -126,6 +126,10 @@ class PointToPoint(Frozen):
         return f"{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer}{at}"
 
 
+FINISHED = "finished"
+"""Of a rank that has left at the end of what was watched."""
+
+
 class RankState(Frozen):
     """What a rank is doing, as it answers when asked."""
 
@@ -155,7 +159,7 @@ class RankState(Frozen):
     members: dict[str, tuple[int, ...]] = {}
     """The ranks of each."""
     ended: str = ""
-    """Why this rank takes no further part: finished, or an exception."""
+    """Why this rank takes no further part: FINISHED, or an exception."""
 
     @property
     def line(self) -> UserLine | None:

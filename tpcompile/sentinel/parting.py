@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.messages import FINISHED, Issued, RankState
 
 Place = tuple[tuple[str, int], ...]
 Key = tuple[str, Place]
@@ -72,7 +72,7 @@ def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: Ran
     """A rank waits for one that has made fewer calls, although nothing else differs."""
     regions = [region for region, calls in waiting.calls.items() if absent.calls.get(region, 0) < calls]
     if not regions:
-        return None
+        return _fewer_collectives(waiting, absent)
     stuck = next((issued for issued in reversed(waiting.issued) if not issued.is_done), None)
     region = stuck.region if stuck is not None and stuck.region in regions else regions[0]
     called = [issued.call_line for issued in waiting.issued if issued.region == region and issued.call_line]
@@ -81,6 +81,18 @@ def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: Ran
     left = f"; rank {absent.rank} has left: {absent.ended}" if absent.ended else ""
     observed = f"the ranks made different numbers of calls of {region}: {made}{left}"
     return Parting(Cause.CALL_COUNT, (absent.rank,), line, observed)
+
+
+def _fewer_collectives(waiting: RankState, absent: RankState) -> Parting | None:
+    """The same where nobody knows the calls: it ended well before the last collective of the rank that waits."""
+    newest = min(reversed(waiting.issued), key=lambda issued: issued.age_s, default=None)
+    if newest is None or newest.call_line is None or absent.ended != FINISHED:
+        return None
+    last = max(_of_group(absent, newest.group), default=0)
+    if not 0 < last < newest.seq:
+        return None
+    observed = f"rank {absent.rank} has left after {last} collectives of group {newest.group!r}, before {newest}"
+    return Parting(Cause.CALL_COUNT, (absent.rank,), newest.call_line, observed)
 
 
 def _of_group(state: RankState, group: str) -> dict[int, Issued]:

@@ -38,6 +38,7 @@ from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
+from tpcompile.sentinel.messages import FINISHED
 from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.raised import Losses
@@ -186,9 +187,9 @@ class Sentinel:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
             self._safely(self._compare_all_that_ran)
-        self.close(f"{type(error).__name__}: {error}" if failed else "finished")
+        self.close(f"{type(error).__name__}: {error}" if failed else FINISHED)
 
-    def close(self, why: str = "finished") -> None:
+    def close(self, why: str = FINISHED) -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
         was_active = self.is_active
         self._on(ev.Leaving())

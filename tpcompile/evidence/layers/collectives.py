@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
 from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
-from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.rows import differing_places, rows_of
+from tpcompile.evidence.several import differ, first
 
 _CAUSES = {
+    "op": Cause.EXTRA_COLLECTIVE,
     "group": Cause.GROUP,
     "reduce_op": Cause.REDUCE_OP,
     "dtype": Cause.COLLECTIVE_SIZES,
@@ -42,12 +43,11 @@ def _item(collective: Collective) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A rank that loaded its code from a cache has the Dynamo graph only, whose collectives are worded differently."""
-    if not compile_.graphs:
+    if not compile_.graphs or (compile_.is_cut and not compile_.guards):
         return ()
     has_lowered = any(graph.kind != "dynamo" for graph in compile_.graphs)
-    is_lost = compile_.is_cut or any(event.endswith("_hit") for event in compile_.cache)
-    is_early = compile_.is_cut and not compile_.guards
-    return ("",) if (has_lowered or not is_lost) and not is_early else ()
+    is_lost = compile_.is_cut or compile_.is_loaded
+    return ("",) if has_lowered or not is_lost else ()
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -56,21 +56,35 @@ def _explain(difference: Difference) -> Explanation:
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
-    is_shifted = any(not row.is_full for row in rows)
+    is_shifted = not all(row.is_full for row in rows)
     if is_shifted:
         rows = _in_place(items) or rows
+    pair = first(row for row in rows if row.is_full)
+    cause = _cause(items, rows[0], pair)
     row = rows[0]
-    pair = next((row for row in rows if row.is_full), None)
-    cause = _cause(items, row, pair)
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = next(row for row in map(Row, zip(*items, strict=True)) if row.differs)
-    if cause == Cause.EXTRA_COLLECTIVE:
-        row = next((extra for extra in rows if not extra.is_full), row)
+        row = differing_places(items)[0]
+    elif cause == Cause.EXTRA_COLLECTIVE:
+        extra = first(row for row in rows if not row.is_full)
+        row = _at_own_line(extra, items) if extra else row
     # Sizes and dtypes follow from what goes in; the rest is the program's own.
-    is_result = cause == Cause.COLLECTIVE_SIZES
-    directness = Directness.RESULT if is_result else Directness.COLLECTIVE
+    directness = Directness.RESULT if cause == Cause.COLLECTIVE_SIZES else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+
+
+def _at_own_line(extra: Row, items: Items) -> Row:
+    """The extra one; of several that are equal the one at a line from which nobody else issues.
+
+    Aligned by content, the last of them is taken for it.
+    """
+    lacking = [group for index, group in enumerate(items) if index not in extra.owners]
+    theirs = {item.line for group in lacking for item in group}
+    own = {}
+    for index in extra.owners:
+        equal = [item for item in items[index] if item.key == extra.first.key]
+        own[index] = next((item for item in equal if item.line not in theirs), extra[index])
+    return Row(own.get(index) for index in range(len(items)))
 
 
 def _in_place(items: Items) -> Sequence[Row]:
@@ -78,11 +92,11 @@ def _in_place(items: Items) -> Sequence[Row]:
 
     Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
     """
-    ops = [[item.fields["op"] for item in group] for group in items]
-    if any(group != ops[0] for group in ops):
-        return ()
-    columns = [Row(column) for column in zip(*items, strict=True)]
-    return [row for row in columns if row.differs]
+    return () if differ(map(_ops, items)) else differing_places(items)
+
+
+def _ops(group: Sequence[Item]) -> tuple[str, ...]:
+    return tuple(item.fields["op"] for item in group)
 
 
 def _unwaited(row: Row) -> frozenset[int]:
@@ -92,16 +106,13 @@ def _unwaited(row: Row) -> frozenset[int]:
 
 def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
     # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
-    orders = [[_unnumbered(item) for item in group] for group in items]
-    if all(order == orders[0] for order in orders):
+    orders = [tuple(map(_unnumbered, group)) for group in items]
+    if not differ(orders):
         return Cause.GROUP
-    counts = [Counter(order) for order in orders]
-    if all(count == counts[0] for count in counts):
+    if not differ(tuple(sorted(order)) for order in orders):
         return Cause.ORDER_BACKWARD if row.first.about == "backward" else Cause.ORDER_FORWARD
-    is_longer = len({len(group) for group in items}) > 1
-    if is_longer or pair is None:
-        return Cause.EXTRA_COLLECTIVE
-    return _field_cause(pair)
+    is_longer = differ(map(len, items))
+    return Cause.EXTRA_COLLECTIVE if is_longer or pair is None else _field_cause(pair)
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
@@ -114,10 +125,8 @@ def _unnumbered(item: Item) -> tuple[str, ...]:
 
 def _field_cause(row: Row) -> Cause:
     """Cause by the first field in which collectives of one op differ."""
-    if row.differs_in("op"):
-        return Cause.EXTRA_COLLECTIVE
     differing = filter(row.differs_in, _CAUSES)
-    return next((_CAUSES[name] for name in differing), Cause.EXTRA_COLLECTIVE)
+    return _CAUSES[next(differing, "op")]
 
 
 def issued(difference: Difference) -> Explanation | None:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
-from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.rows import common_keys, keys, rows_of
+from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.text.reasons import LIMIT
 
-ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
+_ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
 _REFERENCE = re.compile(r"%\d+")
 _STRING = re.compile(r"'[^']*'")
-_VALUE = re.compile(r"^(?P<dtype>[\w(]+)(?P<shape>\[[^\]]*\])(?P<stride>\[[^\]]*\])?")
+_VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
-_METADATA = {"dtype": Cause.DTYPE, "shape": Cause.SHAPE, "stride": Cause.STRIDE}
+_METADATA = (Cause.DTYPE, Cause.SHAPE, Cause.STRIDE)
+"""Cause of a difference in each part of that."""
+_SAYS_MORE = frozenset({*_METADATA, Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
+"""Causes of a program that explain why its collectives differ."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
@@ -39,10 +45,7 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
 
 def graph_items(graph: Graph) -> Iterator[Item]:
     """Items of one FX graph, a node each, in order."""
-    by_scope: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        by_scope.setdefault(node.scope, []).append(node)
-    for nodes in by_scope.values():
+    for nodes in graph.scopes:
         for index in range(len(nodes)):
             yield _node_item(nodes, index)
 
@@ -65,8 +68,7 @@ def _node_item(nodes: Sequence[Node], index: int) -> Item:
 
 
 def _group(node: Node) -> str:
-    args = [*node.args, *(value for _, value in node.kwargs)]
-    return " ".join(arg for arg in args if arg.startswith("group:"))
+    return " ".join(arg for arg in node.arguments if arg.startswith("group:"))
 
 
 def _break_item(found: GraphBreak) -> Item:
@@ -81,27 +83,37 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 
 
 def _explain(difference: Difference) -> Explanation:
-    ended = _ended(difference)
-    if ended is not None:
-        return ended
-    collectives = issued(difference)
-    program = _program(difference)
-    if collectives is None:
+    found = _ended(difference) or _with_collectives(difference)
+    return replace(found, guard=_guard_behind(difference))
+
+
+def _guard_behind(difference: Difference) -> Row:
+    """The first guard that all ranks have, each their own."""
+    if not difference.compile.differs(Layer.GUARDS):
+        return Row()
+    rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
+    return first(row for row in rows if all(row.notes("value"))) or Row()
+
+
+def _with_collectives(difference: Difference) -> Explanation:
+    """The program, unless the collectives that it issues say more."""
+    program, collectives = _program(difference), issued(difference)
+    if collectives is None or program.cause in _SAYS_MORE:
         return program
-    says_more = program.cause in (*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT)
     is_same = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
-    return program if says_more or is_same else collectives
+    return program if is_same else collectives
 
 
 def _ended(difference: Difference) -> Explanation | None:
     """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
-    ends = [tuple(item for item in group if item.kind in ENDS) for group in difference.items]
-    if len({tuple(item.key for item in group) for group in ends}) == 1:
-        return None
-    everywhere = set.intersection(*({item.key for item in group} for group in ends))
-    own = [[item for item in group if item.key not in everywhere] for group in ends]
-    row = Row(next(iter(group), None) for group in own)
-    return Explanation(_end_cause(row.first), Directness.ENDED, row, guilty=row.owners)
+    ends = tuple(tuple(filter(_is_end, group)) for group in difference.items)
+    everywhere = common_keys(ends)
+    own = Row(first(end for end in group if end.key not in everywhere) for group in ends)
+    return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners) if own.present else None
+
+
+def _is_end(item: Item) -> bool:
+    return item.kind in _ENDS
 
 
 def _end_cause(item: Item) -> Cause:
@@ -118,13 +130,12 @@ def _program(difference: Difference) -> Explanation:
         return _unused(difference, row)
     if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) and _set_behind(difference, row):
         columns = zip(*difference.items, strict=True)
-        first = next(column for column in columns if len({_op(item) for item in column}) > 1)
-        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(first))
-    if len(set(difference.compile.is_symbolic())) > 1:
+        reordered = next(column for column in columns if differ(map(_op, column)))
+        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(reordered))
+    if differ(difference.compile.is_symbolic()):
         return _symbolic(difference)
-    is_collective = any(row.notes("collective"))
-    hangs = is_collective and _DIRECTNESS.get(cause) == Directness.COLLECTIVE
-    return Explanation(cause, _DIRECTNESS.get(cause, Directness.PROGRAM), row, hangs=hangs)
+    directness = _DIRECTNESS.get(cause, Directness.PROGRAM)
+    return Explanation(cause, directness, row, hangs=directness == Directness.COLLECTIVE)
 
 
 def _symbolic(difference: Difference) -> Explanation:
@@ -141,7 +152,7 @@ _DIRECTNESS = {
     Cause.REDUCE_OP: Directness.COLLECTIVE,
     Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
-    **dict.fromkeys(_METADATA.values(), Directness.RESULT),
+    **dict.fromkeys(_METADATA, Directness.RESULT),
 }
 """How directly a node that differs names what happened; a node by default is just the program."""
 
@@ -158,7 +169,7 @@ def _is_call(item: Item) -> bool:
 
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    if not row.is_full or row.differs_in("op") or row.differs_in("target"):
+    if not row.is_full or row.differs_in("op", "target"):
         return Cause.RANK_BRANCH
     if not row.differs_in("args"):
         return _of_values(row)
@@ -176,15 +187,15 @@ def _of_collective(row: Row) -> Cause:
 def _of_values(row: Row) -> Cause:
     """The same call with another result: the metadata of what it reads differs."""
     values = [node.fields["value"] for node in row.present]
-    if len({"#" in value for value in values}) > 1:
+    if differ("#" in value for value in values):
         return Cause.AUTOMATIC_DYNAMIC
-    parts = [match for value in values if (match := _VALUE.match(value))]
+    parts = [found for value in values for found in _VALUE.findall(value)]
     if len(parts) < len(values):
         return Cause.UNKNOWN
-    differing = [name for name in _METADATA if len({part[name] for part in parts}) > 1]
-    if differing and any(row.notes("collective")):
-        return Cause.COLLECTIVE_SIZES
-    return _METADATA[differing[0]] if differing else Cause.UNKNOWN
+    causes = [cause for cause, *column in zip(_METADATA, *parts, strict=True) if differ(column)]
+    if not causes:
+        return Cause.UNKNOWN
+    return Cause.COLLECTIVE_SIZES if any(row.notes("collective")) else causes[0]
 
 
 def _is_dropped(difference: Difference) -> bool:
@@ -192,17 +203,19 @@ def _is_dropped(difference: Difference) -> bool:
 
     The backward may differ then: where it recomputes the forward, it recomputes what is read.
     """
-    collectives = difference.compile.items(Layer.COLLECTIVES)
-    forward = [[item for item in group if item.about == "forward"] for group in collectives]
-    if len({tuple(item.key for item in group) for group in forward}) > 1:
-        return False
-    return len({tuple(UNUSED in item.notes for item in group) for group in forward}) > 1
+    forward = [list(filter(_is_forward, group)) for group in difference.compile.items(Layer.COLLECTIVES)]
+    dropped = [tuple(UNUSED in item.notes for item in group) for group in forward]
+    return differ(dropped) and not differ(map(keys, forward))
+
+
+def _is_forward(collective: Item) -> bool:
+    return collective.about == "forward"
 
 
 def _unused(difference: Difference, row: Row) -> Explanation:
     """The collective whose result one group drops, where only some groups drop any."""
     collectives = difference.compile.items(Layer.COLLECTIVES)
-    dropped = Row(next((item for item in group if UNUSED in item.notes), None) for group in collectives)
+    dropped = Row(first(item for item in group if UNUSED in item.notes) for group in collectives)
     if dropped.is_full:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
@@ -210,13 +223,18 @@ def _unused(difference: Difference, row: Row) -> Explanation:
 
 def _set_behind(difference: Difference, row: Row) -> bool:
     """True when the ranks run the same ops in a different order, where a set is iterated and no rank is read."""
-    ops = [Counter(_op(item) for item in group if item.kind == ItemKind.NODE) for group in difference.items]
-    if len(ops[0]) < 2 or any(count != ops[0] for count in ops) or difference.compile.rank_reads():
+    ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
+    is_permuted = len(set(ops[0])) > 1 and not differ(map(tuple, ops))
+    if not is_permuted or difference.compile.rank_reads():
         return False
     functions = {(line.file, line.function) for line in row.lines}
-    guards = [guard for group in difference.compile.items(Layer.GUARDS) for guard in group]
-    sets = [guard.line for guard in guards if "set" in guard.notes and guard.line is not None]
-    return any(_is_in(line.file, line.function, functions) for line in sets)
+    guards = itertools.chain.from_iterable(difference.compile.items(Layer.GUARDS))
+    iterated = known(guard.line for guard in guards if "set" in guard.notes)
+    return any(_is_in(line.file, line.function, functions) for line in iterated)
+
+
+def _is_node(item: Item) -> bool:
+    return item.kind == ItemKind.NODE
 
 
 def _op(item: Item) -> tuple[str, str, str]:

@@ -8,14 +8,18 @@ from tpcompile.evidence import state
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
 from tpcompile.evidence.layers.graph import program_rows
-from tpcompile.evidence.layers.inputs import PARAMETERS
+from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
+from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import is_library
 
 _TYPES = frozenset({"TYPE_MATCH", "CLASS_MATCH"})
 _SUBCLASSES = ("AsyncCollectiveTensor", "DTensor")
+_DYNAMIC = "None"
+"""In the guard on a tensor, a size that may be any."""
 _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
 """How a source begins that is not the user's."""
 
@@ -54,21 +58,17 @@ def _explain(difference: Difference) -> Explanation:
 
 def _setting(difference: Difference) -> Explanation | None:
     """A setting of the process: the same cause as when a guard on it fails in mid-run."""
-    settings = {ItemKind.SETTING}
-    rows = [row for row in difference.rows if row.is_full and row.distinct(lambda item: item.kind) == settings]
+    rows = [row for row in difference.rows if row.is_full and row.first.kind == ItemKind.SETTING]
     if not rows:
         return None
-    causes = [state.cause_of(row.first.about) for row in rows]
-    named = [number for number, cause in enumerate(causes) if cause != Cause.PROCESS_STATE]
-    first = named[0] if named else 0
-    return Explanation(causes[first], Directness.STATE, rows[first])
+    # The first that has a cause of its own, or else the first.
+    row = min(rows, key=lambda row: state.cause_of(row.first.about) == Cause.PROCESS_STATE)
+    return Explanation(state.cause_of(row.first.about), Directness.STATE, row)
 
 
 def _arranged(difference: Difference) -> Explanation | None:
     """Tensors that are one object on some ranks, keys of a dict or elements of a set in a different order."""
-    for row in difference.rows:
-        if not all(row.notes("order")):
-            continue
+    for row in difference.rows_with("order"):
         cause = Cause.DICT_ORDER if row.first.notes["order"] == "dict" else Cause.SET_ORDER
         if cause == Cause.SET_ORDER or _is_permuted(difference, row.first.notes["container"]):
             return Explanation(cause, Directness.ARRANGED, row, guard=row)
@@ -77,43 +77,37 @@ def _arranged(difference: Difference) -> Explanation | None:
 
 def _is_permuted(difference: Difference, container: str) -> bool:
     """True when all ranks have the same keys: other keys are another dict, not another order."""
-    keys = {tuple(sorted(_keys(group, container))) for group in difference.compile.items(Layer.GUARDS)}
-    return len(keys) == 1
+    guards = difference.compile.items(Layer.GUARDS)
+    return not differ(tuple(_sorted_keys(group, container)) for group in guards)
 
 
-def _keys(guards: Sequence[Item], container: str) -> list[str]:
-    return [guard.notes.get("value", "") for guard in guards if guard.notes.get("container") == container]
+def _sorted_keys(guards: Sequence[Item], container: str) -> list[str]:
+    return sorted(guard.notes["value"] for guard in guards if guard.notes.get("container") == container)
 
 
 def _one_object(difference: Difference) -> Explanation | None:
     """`A is B` where others guard A and B as two tensors."""
     tensors = {item.about for group in difference.compile.items(Layer.INPUTS) for item in group}
     for row in difference.rows:
-        if row.is_full:
-            continue
-        for index, same in enumerate(row.notes("same")):
-            both = same.split(" is ")
-            if same and tensors.issuperset(both):
-                return _tied(row, both, index)
+        same = first(filter(None, row.notes("same"))) or ""
+        both = same.split(" is ")
+        if not row.is_full and tensors.issuperset(both):
+            return _tied(row, both)
     return None
 
 
-def _tied(row: Row, names: Sequence[str], index: int) -> Explanation:
+def _tied(row: Row, names: Sequence[str]) -> Explanation:
     """Which ranks should tie their weights nobody knows; who passes one tensor twice is known."""
-    if all(PARAMETERS in name for name in names):
-        return Explanation(Cause.TIED_WEIGHTS, Directness.ARRANGED, row, guard=row)
-    return Explanation(Cause.ALIAS, Directness.ARRANGED, row, guilty=frozenset({index}), guard=row)
+    cause = shared_cause(names)
+    guilty = row.owners if cause == Cause.ALIAS else frozenset[int]()
+    return Explanation(cause, Directness.ARRANGED, row, guilty=guilty, guard=row)
 
 
 def _tensor(difference: Difference) -> Explanation | None:
     """A tensor whose dispatch keys or requires_grad differ; its shape and dtype are the inputs'."""
-    for row in difference.rows:
-        if not row.is_full or "keys" not in row.first.notes:
-            continue
+    for row in difference.rows_with("keys"):
         if row.differs_in_note("requires_grad"):
-            is_parameter = PARAMETERS in row.first.about
-            cause = Cause.FROZEN_PARAMETER if is_parameter else Cause.REQUIRES_GRAD
-            return Explanation(cause, Directness.FED, row, guard=row)
+            return Explanation(requires_grad_cause(row.first.about), Directness.FED, row, guard=row)
         if row.differs_in_note("keys"):
             return Explanation(Cause.DISPATCH_KEY, Directness.FED, row, guard=row)
     return None
@@ -146,7 +140,7 @@ def _placed_at(item: Item | None, node: Item | None) -> Item | None:
 def _has_values(row: Row) -> bool:
     """True when every rank guards what it has there, each something different."""
     held = _held(row)
-    return row.is_full and all(held) and len(set(held)) > 1
+    return row.is_full and all(held) and differ(held)
 
 
 def _held(row: Row) -> list[str]:
@@ -156,11 +150,8 @@ def _held(row: Row) -> list[str]:
 
 def _nearest(rows: Sequence[Row], program: Sequence[Row]) -> Row:
     """The guard asked for on the line of the first node that differs, or else the first on a value of the user's."""
-    places = _places(program[0]) if program else set[tuple[str, int]]()
-    for row in rows:
-        if places & _places(row):
-            return row
-    return _of_user(rows)
+    places = {place for nodes in program[:1] for place in _places(nodes)}
+    return first(row for row in rows if places & _places(row)) or _of_user(rows)
 
 
 def _places(row: Row) -> set[tuple[str, int]]:
@@ -170,8 +161,7 @@ def _places(row: Row) -> set[tuple[str, int]]:
 
 def _of_user(rows: Sequence[Row]) -> Row:
     """The first row that is about something of the user's."""
-    own = [row for row in rows if not row.first.about.startswith(_INTERNAL)]
-    return own[0] if own else rows[0]
+    return min(rows, key=lambda row: row.first.about.startswith(_INTERNAL))
 
 
 def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Cause:
@@ -183,9 +173,8 @@ def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Ca
 
 def _is_same_call(nodes: Row) -> bool:
     """True for the same op on the same line on all ranks."""
-    targets = nodes.distinct(lambda item: item.fields.get("target"))
     lines = {(line.file, line.line) for line in nodes.lines}
-    return nodes.is_full and len(targets) == 1 and len(lines) <= 1
+    return nodes.is_full and len(lines) <= 1 and not differ(item.fields.get("target") for item in nodes.present)
 
 
 def _is_rank(row: Row, difference: Difference) -> bool:
@@ -201,12 +190,15 @@ def _are_equal(values: Sequence[str], numbers: Sequence[Sequence[int]]) -> bool:
 
 def _checked(row: Row) -> Cause:
     """Cause of a guard that differs under equal graphs."""
-    guards = [item for item in row.present if item.kind == ItemKind.GUARD]
-    types = {guard.fields["type"] for guard in guards}
-    says = " ".join(guard.fields["expression"] for guard in guards)
+    types = {item.fields.get("type") for item in row.present}
+    says = " ".join(item.says for item in row.present)
     if types & _TYPES and any(name in says for name in _SUBCLASSES):
         return Cause.TENSOR_SUBCLASS
+    if row.differs_in_note("size") and any(_DYNAMIC in size for size in row.notes("size")):
+        return Cause.AUTOMATIC_DYNAMIC
     return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
 
 
-SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, is_ordered=False)
+SPEC = LayerSpec(
+    layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=uneven_shards, is_ordered=False
+)

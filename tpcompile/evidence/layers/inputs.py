@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
 from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
+from tpcompile.evidence.several import differ
 
 _CAUSES = {
     "dtype": Cause.DTYPE,
@@ -17,7 +18,7 @@ _CAUSES = {
     "dynamic": Cause.AUTOMATIC_DYNAMIC,
 }
 """Field that differs -> cause, the one that says most first."""
-PARAMETERS = "._parameters["
+_PARAMETERS = "._parameters["
 """In the source of a tensor that is a parameter of a module."""
 
 
@@ -53,11 +54,21 @@ def _explain(difference: Difference) -> Explanation:
 
 def _cause(row: Row, difference: Difference) -> Cause:
     differing = list(filter(row.differs_in, _CAUSES))
-    if "shape" in differing and len(set(difference.compile.is_symbolic())) > 1:
+    if "shape" in differing and differ(difference.compile.is_symbolic()):
         return Cause.AUTOMATIC_DYNAMIC
-    if differing == ["requires_grad"] and PARAMETERS in row.first.about:
-        return Cause.FROZEN_PARAMETER
+    if differing == ["requires_grad"]:
+        return requires_grad_cause(row.first.about)
     return _CAUSES[differing[0]] if differing else Cause.UNKNOWN
+
+
+def requires_grad_cause(source: str) -> Cause:
+    """Cause of a tensor that wants gradients on some ranks only."""
+    return Cause.FROZEN_PARAMETER if _PARAMETERS in source else Cause.REQUIRES_GRAD
+
+
+def shared_cause(sources: Iterable[str]) -> Cause:
+    """Cause of tensors that are one object on some ranks only."""
+    return Cause.TIED_WEIGHTS if all(_PARAMETERS in source for source in sources) else Cause.ALIAS
 
 
 SPEC = LayerSpec(layer=Layer.INPUTS, explain=_explain, items=_items, parts=_parts, is_ordered=False)

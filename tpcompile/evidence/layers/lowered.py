@@ -8,6 +8,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layers.collectives import issued
 from tpcompile.evidence.layers.graph import graph_items
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.parametric import lowered_constants
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Layer
 
 _PARTS = {"forward": "forward", "inference": "forward", "backward": "backward"}
@@ -50,4 +51,6 @@ def _num_saved(items: Sequence[Item]) -> int:
     return sum(len(item.notes["reads"].split()) for item in outputs)
 
 
-SPEC = LayerSpec(layer=Layer.LOWERED, explain=_explain, items=_items, parts=_parts, is_strict=False)
+SPEC = LayerSpec(
+    layer=Layer.LOWERED, explain=_explain, items=_items, parts=_parts, follow=lowered_constants, is_strict=False
+)

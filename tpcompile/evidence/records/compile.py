@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.several import first, grouped
 
 
 class Node(Frozen):
@@ -24,12 +25,22 @@ class Node(Frozen):
     """The temporary's name; for the reader, not in the digest."""
     line: UserLine | None = None
 
+    @property
+    def arguments(self) -> list[str]:
+        """All arguments, without the names of those that have one."""
+        return [*self.args, *(value for _, value in self.kwargs)]
+
 
 class Graph(Frozen):
     """One FX graph: `dynamo`, `forward`, `inference` or `backward`."""
 
     kind: str
     nodes: tuple[Node, ...]
+
+    @property
+    def scopes(self) -> list[list[Node]]:
+        """The nodes of each subgraph, in order."""
+        return list(grouped(self.nodes, lambda node: node.scope).values())
 
 
 class Guard(Frozen):
@@ -179,6 +190,11 @@ class CompileRecord(Frozen):
     normalised: tuple[Normalised, ...] = ()
 
     @property
+    def is_loaded(self) -> bool:
+        """True when any of its artifacts came from a cache."""
+        return any(event.endswith("_hit") for event in self.cache)
+
+    @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
         return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]
@@ -190,7 +206,7 @@ class CompileRecord(Frozen):
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
-        return next((g for g in self.graphs if g.kind == kind), None)
+        return first(graph for graph in self.graphs if graph.kind == kind)
 
 
 class PhaseCounters(Frozen):

@@ -48,6 +48,11 @@ class CompileDigest(Frozen):
         """Hash of that layer, None when it was not observed."""
         return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
 
+    @property
+    def is_loaded(self) -> bool:
+        """True when any of its artifacts came from a cache."""
+        return any(event.endswith("_hit") for event in self.cache)
+
     def num_items(self, layer: Layer) -> int:
         """Items of that layer, both parts of it; 0 when it was not observed."""
         return sum(d.num_items for d in self.layers if d.layer == layer)
@@ -100,6 +105,11 @@ class RankDigest(Frozen):
     facts: dict[str, Any] = {}
 
     @property
+    def sure_reads(self) -> list[RankRead]:
+        """Reads of the rank on a path that every trace takes."""
+        return [suspect for suspect in self.suspects if suspect.what == "read" and suspect.is_sure]
+
+    @property
     def layers(self) -> list[LayerDigest]:
         """The layers of all compiles."""
         return [layer for compile_ in self.compiles for layer in compile_.layers]
@@ -108,6 +118,10 @@ class RankDigest(Frozen):
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
         return frozenset(layer.layer for layer in self.layers)
+
+    def of_frame(self, frame: str) -> list[CompileDigest]:
+        """Compiles of a frame, in order."""
+        return [compile_ for compile_ in self.compiles if compile_.frame == frame]
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""

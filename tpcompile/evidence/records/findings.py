@@ -6,8 +6,9 @@ from enum import StrEnum
 from typing import Literal
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine
+from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known
 from tpcompile.evidence.records.compile import TaintKind
+from tpcompile.evidence.several import first
 
 
 class DivergenceClass(StrEnum):
@@ -83,8 +84,8 @@ class Divergence(Frozen):
     def line(self) -> UserLine | None:
         """The user's line to blame: an item's before a frame's, the odd ranks' before the others'."""
         groups = self.groups[::-1]
-        items = (g.item.line for g in groups if g.item)
-        return next(filter(None, [*items, *(g.frame_line for g in groups)]), None)
+        items = [group.item.line for group in groups if group.item]
+        return first(known([*items, *(group.frame_line for group in groups)]))
 
     @property
     def is_red(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tpcompile.evidence.records import GraphBreak, UserLine
+from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library
@@ -35,5 +36,5 @@ def _blamed(text: str, stack: tuple[UserLine, ...]) -> UserLine | None:
         return innermost_own(stack)
     place = at["file"], int(at["line"])
     here = [line for line in stack if (line.file, line.line) == place]
-    innermost = here[-1] if here else UserLine(file=place[0], line=place[1])
+    innermost = last(here) or UserLine(file=place[0], line=place[1])
     return innermost_own(stack) if is_library(innermost) else innermost

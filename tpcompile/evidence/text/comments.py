@@ -7,23 +7,18 @@ from collections.abc import Sequence
 
 from tpcompile.evidence.records import UserLine
 
+_COMMENTED = re.compile(r"(?P<code>(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^'\"])*? )#(?P<comment>.*)", re.DOTALL)
+"""Code with whole quoted texts, and the first comment behind it."""
 _PLACE = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
 
 
 def split_comments(text: str) -> tuple[str, list[str]]:
     """Split `expr  # code  # file:line in f` at the first `  # ` outside quotes."""
-    quote, escaped = "", False
-    for index, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote and not escaped else quote
-            escaped = char == "\\" and not escaped
-        elif char in "'\"":
-            quote, escaped = char, False
-        elif char == "#" and text[index - 1 : index] == " ":
-            comment = text[index + 1 :]
-            return text[:index].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", comment)]
-    return text, []
+    match = _COMMENTED.match(text)
+    if match is None:
+        return text, []
+    return match["code"].rstrip(), [part.strip() for part in re.split(r"\s{2,}# ", match["comment"])]
 
 
 def comment_line(comments: Sequence[str]) -> UserLine | None:
@@ -38,8 +33,9 @@ def comment_line(comments: Sequence[str]) -> UserLine | None:
 
 def stack_lines(text: str) -> tuple[UserLine, ...]:
     """Frames of a stack in a text, outermost first."""
-    return tuple(map(_frame, _FRAME.finditer(text)))
+    return tuple(map(line_of, _FRAME.finditer(text)))
 
 
-def _frame(match: re.Match[str]) -> UserLine:
+def line_of(match: re.Match[str]) -> UserLine:
+    """The line that a match names: `file`, `line`, `function` and `code`."""
     return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from tpcompile.evidence.records import Graph, Node, UserLine
 from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.comments import line_of
 from tpcompile.evidence.text.normalise import GroupRoles
 
 _OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
@@ -89,7 +90,7 @@ def _unparsed(source: str) -> Iterator[Node]:
     line = None
     for text in source.splitlines():
         if match := _FILE_COMMENT.search(text):
-            line = _user_line(match)
+            line = line_of(match)
         elif text.strip() and not text.strip().startswith("#"):
             yield Node(scope="", op="call", target="unparsed", args=(normalise.generic(text.strip()),), line=line)
 
@@ -100,15 +101,11 @@ def _user_lines(source: str) -> list[UserLine | None]:
     lines: list[UserLine | None] = [None]
     for text in source.splitlines():
         if match := _FILE_COMMENT.search(text):
-            current = _user_line(match)
+            current = line_of(match)
         elif _NO_STACK.search(text) or text.lstrip().startswith(("def ", "class ")):
             current = None
         lines.append(current)
     return lines
-
-
-def _user_line(match: re.Match[str]) -> UserLine:
-    return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())
 
 
 def _class_nodes(cls: ast.ClassDef, scope: str, lines: list[UserLine | None], roles: GroupRoles) -> Iterator[Node]:
@@ -177,15 +174,11 @@ class _Reader:
     def expression(self, value: ast.expr, annotation: ast.expr | None, name: str) -> None:
         line = value.lineno
         match value:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method), args=args, keywords=kws) if (
-                owner in self.names
-            ):
-                self.call(f"method {method}", (value.func.value, *args), kws, annotation, name, line)  # type: ignore[attr-defined]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) as own, attr=method)) if owner in self.names:
+                self.call(f"method {method}", (own, *value.args), value.keywords, annotation, name, line)
             case ast.Call(func=func, args=args, keywords=kws):
                 self.call(normalise.generic(ast.unparse(func)), tuple(args), kws, annotation, name, line)
-            case ast.BinOp(left=left, op=op, right=right):
-                self.call(_OPERATORS[type(op)], (left, right), (), annotation, name, line)
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
                 self.call(_OPERATORS[type(op)], (left, right), (), annotation, name, line)
             case ast.UnaryOp(op=op, operand=operand):
                 self.call(_OPERATORS[type(op)], (operand,), (), annotation, name, line)

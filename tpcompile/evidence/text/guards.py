@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"(?:\.environ|\['environ'\])(?:\._data)?\[b?'(?P<name>[^
 """A variable of the environment, also where `environ` came with a star import."""
 _TENSOR_PARTS = re.compile(
     r"DispatchKeySet\((?P<keys>[^)]*)\).*?requires_grad=(?P<requires_grad>\w+)"
-    r"(?:, size=\[(?P<size>[\d, ]*)\](?:, stride=\[(?P<stride>[\d, ]*)\])?)?"
+    r"(?:, size=\[(?P<size>[\w, ]*)\](?:, stride=\[(?P<stride>[\w, ]*)\])?)?"
 )
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """A handle of a hook is a number that the process counts up, whichever module the hook is on."""
@@ -79,7 +79,7 @@ def parts_of(guard: Guard) -> dict[str, str]:
     """
     if guard.type == "TENSOR_MATCH":
         found = _TENSOR_PARTS.search(guard.expression)
-        return {key: value or "" for key, value in found.groupdict().items()} if found else {}
+        return found.groupdict(default="") if found else {}
     if match := _IS.match(guard.expression):
         return {"same": f"{match['left']} is {match['right']}"}
     match = _COMPARED.match(guard.expression)

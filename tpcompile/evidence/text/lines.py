@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import last
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_OWN = tuple(f"/{_PACKAGE.name}/{part}/" for part in ("dist", "sentinel", "capture"))
+_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:dist|sentinel|capture)/")
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
@@ -38,9 +39,7 @@ def _is_library(file: str, line: int, code: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
     """The same of a file with its whole path."""
-    if any(part in file for part in _OWN):
-        return True
-    return bool(_TORCH.search(file) or _STANDARD.search(file))
+    return any(place.search(file) for place in (_OWN, _TORCH, _STANDARD))
 
 
 def is_installed(line: UserLine) -> bool:
@@ -50,8 +49,7 @@ def is_installed(line: UserLine) -> bool:
 
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
-    own = [line for line in stack if not is_library(line)]
-    return own[-1] if own else None
+    return last([line for line in stack if not is_library(line)])
 
 
 def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
@@ -66,7 +64,7 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
-    return next((frame for frame in reversed(stack) if not is_library(frame) and not is_installed(frame)), own)
+    return last([frame for frame in stack if not is_library(frame) and not is_installed(frame)]) or own
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:

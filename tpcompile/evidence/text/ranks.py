@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
+from tpcompile.evidence.several import grouped
+
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`(0, 1, 2, 5)` -> `0-2,5`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+    # Ranks in a row are all as far from their place in the list.
+    runs = grouped(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]).values()
+    ends = [dict.fromkeys([run[0][1], run[-1][1]]) for run in runs]
+    return ",".join("-".join(map(str, pair)) for pair in ends)

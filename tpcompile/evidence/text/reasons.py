@@ -7,7 +7,7 @@ actual 9`, or a guard's expression with a comment and the user's stack behind it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from tpcompile.evidence.records import Frozen, UserLine
@@ -63,6 +63,11 @@ class Reason(Frozen):
     line: UserLine | None = None
     """The user's line that asked for the guard, where torch names it."""
 
+    @property
+    def what(self) -> str:
+        """`size[0]`: what changed, with the dimension where there is one."""
+        return self.kind if self.dim is None else f"{self.kind}[{self.dim}]"
+
 
 _ENTRY = re.compile(r"^\[?(?P<entry>\d+/\d+)\]?: ")
 _TENSOR = re.compile(
@@ -70,18 +75,21 @@ _TENSOR = re.compile(
     r"(?P<what>size|stride|dtype|requires_grad|rank|device index|dispatch key set) mismatch(?: at index (?P<dim>\d+))?"
     r"(?:\. [Ee]xpected (?:device index to be |requires_grad=)?(?P<expected>.*?)(?:, (?:actual|got) (?P<actual>.*))?)?$"
 )
-_EQUALS = re.compile(r"^(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
+_MARK = re.compile(r"^(?=.*(?:dynamo_dim_marking|_dynamo_))(?:.*?hasattr\((?P<source>[^,]+),)?")
+_SIZE_OF = re.compile(r"^(?=(?P<expected>.*)$).*?(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]")
+_STATE = re.compile(r"^GLOBAL_STATE changed:\s*(?P<expected>.*)$")
 _LENGTH = re.compile(r"^len\((?P<source>.+?)\) (?:==|!=|>=|<=) (?P<expected>\d+)$")
-_SIZE_OF = re.compile(r"(?P<source>[\w.\[\]']+)\.(?:size|stride)\(\)\[(?P<dim>\d+)\]")
-_STATE = re.compile(r"^GLOBAL_STATE changed: (?P<expected>.*)$")
-_CALLED = re.compile(r"___check_(?P<check>\w+)\((?P<source>[^,)]+)")
-_KEYS = re.compile(r"dict\.keys\((?P<source>[^)]+)\)|___dict_contains\(.*, (?P<holder>[^)]+)\)")
+_KEYS_OF = re.compile(r"dict\.keys\((?P<source>[^)]+)\)")
+_HOLDER = re.compile(r"___dict_contains\(.*, (?P<source>[^)]+)\)")
+_EQUALS = re.compile(r"^(?!___)(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
+_DUPLICATE = re.compile(r"^Duplicate tensors found: (?P<source>.*)$")
+_TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
+_CALLED = re.compile(r"^___check_(?P<what>\w+)\((?P<source>[^,)]+)")
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
 _OBJECT_ID = re.compile(r", \d{6,}\)")
-_TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
-_DUPLICATE = re.compile(r"^Duplicate tensors found: (?P<source>.*)$")
 _PLAIN = re.compile(r"^<class '(?:int|float|bool|complex|str|NoneType|list|tuple|dict)'>$")
 _INT = re.compile(r"^-?\d+$")
+_OF_MODULE = re.compile(r"(?:L\['self'\]|self)\b")
 _TENSOR_KINDS = {
     "size": ReasonKind.SIZE, "stride": ReasonKind.STRIDE, "dtype": ReasonKind.DTYPE, "rank": ReasonKind.NUM_DIMS,
     "requires_grad": ReasonKind.REQUIRES_GRAD, "device index": ReasonKind.DEVICE,
@@ -124,72 +132,56 @@ def parse_reason(text: str) -> Reason:
 
 
 def _of_guard(guard: str) -> Reason:
-    for read in (_tensor, _sized, _state, _value, _object):
-        reason = read(guard)
-        if reason is not None:
-            return reason
+    for form, kind_of in _FORMS:
+        match = form.search(guard)
+        if match is not None:
+            return _read(guard, match.groupdict(""), kind_of)
     return Reason(kind=ReasonKind.OTHER, guard=guard)
 
 
-def _tensor(guard: str) -> Reason | None:
-    if not (match := _TENSOR.match(guard)):
-        return None
+def _read(guard: str, parts: dict[str, str], kind_of: Callable[[dict[str, str]], ReasonKind]) -> Reason:
+    dim = parts.get("dim")
     return Reason(
-        kind=_TENSOR_KINDS[match["what"]],
+        kind=kind_of(parts),
         guard=guard,
-        source=match["source"],
-        dim=int(match["dim"]) if match["dim"] else None,
-        expected=(match["expected"] or ""),
-        actual=(match["actual"] or ""),
+        source=parts.get("source", "").strip(),
+        dim=int(dim) if dim else None,
+        expected=parts.get("expected", "").strip(),
+        actual=parts.get("actual", ""),
     )
 
 
-def _sized(guard: str) -> Reason | None:
-    """Relations of dynamic sizes, and the marks that made them dynamic."""
-    if "dynamo_dim_marking" in guard or "_dynamo_" in guard:
-        named = re.search(r"hasattr\(([^,]+),", guard)
-        return Reason(kind=ReasonKind.DYNAMIC_MARK, guard=guard, source=named[1] if named else "")
-    if match := _SIZE_OF.search(guard):
-        return Reason(
-            kind=ReasonKind.SIZE_BOUND, guard=guard, source=match["source"], dim=int(match["dim"]), expected=guard
-        )
-    return None
-
-
-def _state(guard: str) -> Reason | None:
-    match = _STATE.match(guard)
-    return Reason(kind=ReasonKind.GLOBAL_STATE, guard=guard, expected=match["expected"].strip()) if match else None
-
-
-def _value(guard: str) -> Reason | None:
-    if match := _LENGTH.match(guard):
-        return Reason(kind=ReasonKind.LENGTH, guard=guard, source=match["source"], expected=match["expected"])
-    if match := _KEYS.search(guard):
-        return Reason(kind=ReasonKind.KEYS, guard=guard, source=match["source"] or match["holder"])
-    if not (match := _EQUALS.match(guard)) or guard.startswith("___"):
-        return None
-    source, expected = match["source"].strip(), match["expected"]
-    return Reason(kind=_value_kind(source, expected), guard=guard, source=source, expected=expected)
-
-
-def _value_kind(source: str, expected: str) -> ReasonKind:
+def _value_kind(parts: dict[str, str]) -> ReasonKind:
+    source, expected = parts["source"], parts["expected"]
     if source.endswith(".training"):
         return ReasonKind.TRAINING
-    if _INT.match(expected) and re.match(r"(?:L\['self'\]|self)\b", source):
+    if _INT.match(expected) and _OF_MODULE.match(source):
         return ReasonKind.MODULE_INT
     return ReasonKind.NUMBER if _NUMBER.match(expected) else ReasonKind.VALUE
 
 
-def _object(guard: str) -> Reason | None:
-    if match := _DUPLICATE.match(guard):
-        return Reason(kind=ReasonKind.DUPLICATE, guard=guard, source=match["source"])
-    if match := _TENSOR_TYPE.search(guard):
-        kind = ReasonKind.TYPE if _PLAIN.match(match["actual"]) else ReasonKind.TENSOR_TYPE
-        return Reason(kind=kind, guard=guard, **match.groupdict())
-    if not (match := _CALLED.match(guard)):
-        return None
-    kind = ReasonKind.TYPE if match["check"].startswith("type") else ReasonKind.IDENTITY
-    return Reason(kind=kind, guard=guard, source=match["source"])
+def _type_kind(parts: dict[str, str]) -> ReasonKind:
+    return ReasonKind.TYPE if _PLAIN.match(parts["actual"]) else ReasonKind.TENSOR_TYPE
+
+
+def _checked_kind(parts: dict[str, str]) -> ReasonKind:
+    return ReasonKind.TYPE if parts["what"].startswith("type") else ReasonKind.IDENTITY
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ...] = (
+    (_TENSOR, lambda parts: _TENSOR_KINDS[parts["what"]]),
+    (_MARK, lambda _: ReasonKind.DYNAMIC_MARK),
+    (_SIZE_OF, lambda _: ReasonKind.SIZE_BOUND),
+    (_STATE, lambda _: ReasonKind.GLOBAL_STATE),
+    (_LENGTH, lambda _: ReasonKind.LENGTH),
+    (_HOLDER, lambda _: ReasonKind.KEYS),
+    (_KEYS_OF, lambda _: ReasonKind.KEYS),
+    (_EQUALS, _value_kind),
+    (_DUPLICATE, lambda _: ReasonKind.DUPLICATE),
+    (_TENSOR_TYPE, _type_kind),
+    (_CALLED, _checked_kind),
+)
+"""Forms of a guard in a reason -> what changed; the first that fits."""
 
 
 def _line(comments: list[str], stack: str) -> UserLine | None:
