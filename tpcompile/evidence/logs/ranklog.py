@@ -75,6 +75,8 @@ class LoggedCompile:
     """Place of its `dynamo_start`; None for a call that only exceeded the recompile limit."""
     function: str = ""
     line: UserLine | None = None
+    frame: tuple[str, str, int] = ("", "", 0)
+    """The compiled frame: function, end of the path, line."""
     size_bytes: int = 0
     """Text a full parse has to read."""
     names: frozenset[str] = frozenset()
@@ -108,12 +110,11 @@ class LoggedCompile:
         """Type of an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
         return self.fail_type if any(name in self.fail_type for name in _FATAL) else ""
 
-    @property
-    def frame(self) -> tuple[str, str, int]:
-        """The compiled frame: function, end of the path, line."""
-        if self.line is None:
-            return self.function, "", 0
-        return self.function, normalise.short_path(self.line.file), self.line.line
+    def starts_in(self, function: str, line: UserLine | None) -> None:
+        """Note the compiled frame."""
+        self.function, self.line, self.frame = function, line, (function, "", 0)
+        if line is not None:
+            self.frame = function, normalise.short_path(line.file), line.line
 
 
 @dataclass
@@ -203,14 +204,12 @@ class _Reader:
         before = self.number_of.before[number]
         compile_ = LoggedCompile(str(found.compile_id), before)
         if before is not None:  # until its own start says so
-            compile_.function = self.log.compiles[before].function
-            compile_.line = self.log.compiles[before].line
+            compile_.starts_in(self.log.compiles[before].function, self.log.compiles[before].line)
         return compile_
 
     def name(self, compile_: LoggedCompile, start: TraceEvent) -> None:
         stack = start_stack(start, self.log.strings)
-        compile_.function = stack[-1].function if stack else ""
-        compile_.line = frame_line(stack)
+        compile_.starts_in(stack[-1].function if stack else "", frame_line(stack))
 
 
 # What is no compile's.
