@@ -510,3 +510,11 @@ def test_two_ranks_have_no_majority_and_three_have() -> None:
     assert only(scaled(5), scaled(6)).culprits == ()
     assert only(scaled(5), scaled(6), scaled(5)).culprits == (1,)
     assert only(compiled(), compiled(breaks=(broken(),))).culprits == (1,)
+
+
+def test_behind_a_branch_the_first_of_the_lines_is_nearest_to_what_was_asked() -> None:
+    def asks(value: int, *calls: Node) -> CompileRecord:
+        return compiled(*calls, reduce("%1"), guards=(guard(says=f"== {value}").model_copy(update={"line": None}),))
+
+    found = only(asks(0, call("mul", "%0", "2", at=34)), asks(1, call("torch.relu", "%0", at=35)))
+    assert {group.line for group in found.groups} == {line(34)}

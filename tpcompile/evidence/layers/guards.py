@@ -11,7 +11,7 @@ from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
 from tpcompile.evidence.parametric import uneven_shards
-from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
+from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
 from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import is_library
@@ -127,14 +127,21 @@ def _value(difference: Difference) -> Explanation | None:
 
 
 def _placed(row: Row, nodes: Row) -> Row:
-    """The row at the lines of the first nodes that differ, where torch does not say who asked for the guard."""
-    return Row(map(_placed_at, row, nodes))
+    """The row at the first nodes that differ, where torch does not say who asked for the guard.
+
+    Behind a branch a rank is further down in the function: of its lines the first is nearest to what it asked.
+    """
+    places = {(line.file, line.function) for line in nodes.lines}
+    nearest = min(nodes.lines, key=lambda line: line.line) if len(places) == 1 else None
+    return Row(
+        _placed_at(item, nearest or (node.line if node else None)) for item, node in zip(row, nodes, strict=True)
+    )
 
 
-def _placed_at(item: Item | None, node: Item | None) -> Item | None:
-    if item is None or node is None or item.line is not None:
+def _placed_at(item: Item | None, line: UserLine | None) -> Item | None:
+    if item is None or line is None or item.line is not None:
         return item
-    return item.model_copy(update={"line": node.line})
+    return item.model_copy(update={"line": line})
 
 
 def _has_values(row: Row) -> bool:
