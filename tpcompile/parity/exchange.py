@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
@@ -22,6 +23,10 @@ from tpcompile.evidence.text.ranks import ranks_text
 _ROOT = "tpcompile/parity"
 _num_exchanges: Counter[str] = Counter()
 _T = TypeVar("_T")
+
+
+_ASKED = 2
+"""Ranks of one hash that are asked at most: each that is silent costs the timeout."""
 
 
 class Details(Generic[_T]):
@@ -46,7 +51,7 @@ class Details(Generic[_T]):
         return self._known[sha]
 
     def _first_answer(self, ranks: Iterable[int]) -> _T | None:
-        for rank in ranks:
+        for rank in islice(ranks, _ASKED):
             answer = self._fetch(rank, self._question)
             if answer is not None:
                 return self._parse(answer)
