@@ -87,6 +87,27 @@ def test_other_collectives_under_one_number_are_named_with_both_lines() -> None:
     assert "train.py:10" in found.observed and "train.py:30" in found.observed
 
 
+def test_other_collectives_of_a_group_across_domains_are_named_by_both_domains() -> None:
+    dp = "6 mesh_dp"
+    usual = state(1, issued(1, group=dp), issued(2, group=dp, done=False), groups=(GROUP, dp))
+    ahead = state(3, issued(1, group=dp), issued(2, group=dp, done=False, op="all_gather", at=30), groups=(GROUP, dp))
+    for here, beside in ((usual, ahead), (ahead, usual)):
+        found = judge(by_rank(here), [], before=by_rank(here), beside=by_rank(beside))
+        assert found is not None
+        assert "all_gather" in found.observed and "all_reduce" in found.observed
+    assert judge(by_rank(usual), [], before=by_rank(usual)) is None
+    assert judge(by_rank(usual), [], before={}, beside=by_rank(ahead)) is None
+
+
+def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None:
+    dp = "6 mesh_dp"
+    compiled = state(0, waits_at=AT, activity=WAITING, groups=(GROUP, dp))
+    compiling = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
+    beside = state(2, issued(1, group=dp, done=False), groups=(GROUP, dp))
+    states = by_rank(compiled, compiling)
+    assert judge(states, [], before=states, beside=by_rank(beside)) is None
+
+
 def test_where_the_ranks_parted_explains_a_wait_for_one_that_has_left() -> None:
     states = by_rank(
         state(0, issued(1), issued(2), issued(3), ended="finished"),

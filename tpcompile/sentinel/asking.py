@@ -84,7 +84,7 @@ class Asking:
         if lost:
             self._next_at_s = answers.now_s + _FIRST_S  # it is given up after a time, not after a number of rounds
         before, self._before = self._before, states
-        return hang.judge(states, lost, before=before) or self._late(states, answers.now_s)
+        return hang.judge(states, lost, before=before, beside=answers.beside) or self._late(states, answers.now_s)
 
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
         """A line that says for whom this rank waits, from time to time; else empty."""

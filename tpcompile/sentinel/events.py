@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
 from tpcompile.sentinel.hang import Finding
@@ -121,6 +121,8 @@ class Answers:
     now_s: float
     states: Mapping[int, RankState]
     absent: Mapping[int, Absence]
+    beside: Mapping[int, RankState] = field(default_factory=dict)
+    """What ranks of other domains told that wait, too, perhaps a while ago: what they issued stays true."""
 
 
 @dataclass(frozen=True)

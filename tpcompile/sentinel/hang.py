@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
@@ -62,13 +63,25 @@ class Lost:
     """It died, or has been stopped or silent for too long."""
 
 
-def judge(states: Mapping[int, RankState], lost: Sequence[Lost], *, before: Mapping[int, RankState]) -> Finding | None:
-    """The reason nothing moves. `before` are the states of the round before: a rank is stuck when it did not move."""
+def judge(
+    states: Mapping[int, RankState],
+    lost: Sequence[Lost],
+    *,
+    before: Mapping[int, RankState],
+    beside: Mapping[int, RankState] = MappingProxyType({}),
+) -> Finding | None:
+    """The reason nothing moves. `before` are the states of the round before: a rank is stuck when it did not move.
+
+    `beside` are ranks of other domains: of those counts only what they issued in a group that these are stuck in.
+    """
     details = tuple(describe(state) for _, state in sorted(states.items()))
     dead = [gone for gone in lost if gone.is_final]
     if dead:
         return _lost(dead, states, details)
-    for find in (_mismatch, _left, _other_group, _cycle, _crossed):
+    mismatch = _mismatch(states, before, beside)
+    if mismatch is not None:
+        return replace(mismatch, details=details)
+    for find in (_left, _other_group, _cycle, _crossed):
         found = find(states, before)
         if found is not None:
             return replace(found, details=details)
@@ -218,14 +231,17 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     return Finding(Cause.STUCK_COLLECTIVE, who + what, tuple(state.rank for state in gone), line)
 
 
-def _mismatch(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
+def _mismatch(
+    states: Mapping[int, RankState], before: Mapping[int, RankState], beside: Mapping[int, RankState]
+) -> Finding | None:
     """Ranks issued different collectives under one number of one group, and some rank is stuck at or behind it."""
     stuck = {found.group for state in states.values() if (found := stuck_since(state, before)) is not None}
+    everybody = {**beside, **states}
     for group in sorted(stuck):
-        for have in _numbers(states, group):
+        for have in _numbers(everybody, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
             if len(alike) > 1:
-                return parted(_only(states, group)) or _differ(alike, have)
+                return parted(_only(everybody, group)) or _differ(alike, have)
     return None
 
 

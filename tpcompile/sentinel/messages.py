@@ -162,6 +162,11 @@ class RankState(Frozen):
     """Why this rank takes no further part: FINISHED, or an exception."""
 
     @property
+    def in_flight(self) -> tuple[Issued, ...]:
+        """Collectives that this rank has issued and that have not ended."""
+        return tuple(issued for issued in self.issued if not issued.is_done)
+
+    @property
     def line(self) -> UserLine | None:
         """Innermost line of the user's that the rank is at."""
         return self.stack[-1] if self.stack else None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.blackbox import absence_of
-from tpcompile.sentinel.findings import failure_check, finding_check
+from tpcompile.sentinel.checks import failure_check, finding_check
 from tpcompile.sentinel.hang import Finding
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.snapshot import Snapshot

@@ -33,7 +33,7 @@ from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absence_of
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import members_of
-from tpcompile.sentinel.findings import finding_check, one_rank_check
+from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
@@ -97,10 +97,10 @@ class Sentinel:
         members = members_of(mesh, axis)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
-        prefix = f"tpcompile/sentinel/{self.domain}/{next(_NUMBERS.setdefault(self.domain, itertools.count()))}"
+        number = next(_NUMBERS.setdefault(self.domain, itertools.count()))
         make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
-        self.log = StoreLog(lambda: make(prefix), members)
+        self.log = StoreLog(lambda: make("tpcompile/sentinel"), members, domain=self.domain, number=number)
         self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
@@ -304,7 +304,7 @@ class Sentinel:
         states = self.log.answers(str(number), expected, timeout_s=_ANSWER_S)
         silent = [rank for rank in action.expected if rank not in states]
         absent = {rank: absence_of(self.log.process_of(rank)) for rank in silent}
-        self._on(ev.Answers(time.monotonic(), states, absent))
+        self._on(ev.Answers(time.monotonic(), states, absent, self.log.beside(states)))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

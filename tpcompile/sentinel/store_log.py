@@ -13,6 +13,7 @@
     raised                  the first rank that an exception ends
     closed/<rank>           set when a rank that raised has nothing more to say
     run_dir                 where reports go
+    waiting/<n>/<rank>      beside the logs of all domains: what a rank does that waits for ranks of another one
 
 No key is written while nothing compiles. A position is (region, call, index), see `progress`.
 """
@@ -39,8 +40,8 @@ _FOREVER_S = 365 * 86400.0
 class StoreLog:
     """This rank's end. Each thread that talks gets its own client: a blocking wait stops everything else on it."""
 
-    def __init__(self, connect: Connect, members: Sequence[int]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect, members: Sequence[int], *, domain: str, number: int) -> None:
+        self._connect, self._log, self._board = connect, f"{domain}/{number}", f"waiting/{number}"
         self.members = tuple(members)
         self._clients = threading.local()
         self._lock = threading.Lock()
@@ -51,7 +52,8 @@ class StoreLog:
     def _client(self) -> RankStore:
         client = getattr(self._clients, "store", None)
         if client is None:
-            client = self._clients.store = self._connect()
+            self._clients.all = self._connect()
+            client = self._clients.store = self._clients.all.under(self._log)
         return client
 
     def _count(self, operations: int) -> RankStore:
@@ -61,7 +63,7 @@ class StoreLog:
 
     def close_client(self) -> None:
         """Drop the calling thread's connection."""
-        self._clients.store = None
+        self._clients.store = self._clients.all = None
 
     def say_here(self, *, black_box: str) -> None:
         """Tell which process this rank is, and where it would leave its last stack."""
@@ -164,6 +166,19 @@ class StoreLog:
     def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
         found, _ = self._count(1).gather({r: f"state/{ask}/{r}" for r in ranks}, timeout_s=timeout_s)
+        return {rank: RankState.model_validate(value) for rank, value in found.items()}
+
+    def beside(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
+        """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
+        groups = [state.members.get(issued.group, ()) for state in states.values() for issued in state.in_flight]
+        others = set[int]().union(*groups) - set(self.members)
+        if not others:
+            return {}
+        self._count(len(states) + 1)
+        board: RankStore = self._clients.all.under(self._board)
+        for rank, state in states.items():
+            board.put(str(rank), state.model_dump(mode="json"))
+        found, _ = board.gather({rank: str(rank) for rank in others}, timeout_s=0.0)
         return {rank: RankState.model_validate(value) for rank, value in found.items()}
 
     def store(self, prefix: str) -> RankStore:

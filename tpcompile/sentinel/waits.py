@@ -61,7 +61,7 @@ def _at(line: UserLine | None) -> str:
 
 def stuck_in(state: RankState) -> Issued | None:
     """The oldest collective this rank is blocked in."""
-    return max((i for i in state.issued if not i.is_done), key=lambda i: i.age_s, default=None)
+    return max(state.in_flight, key=lambda issued: issued.age_s, default=None)
 
 
 def stuck_since(state: RankState, before: Mapping[int, RankState]) -> Issued | None:
