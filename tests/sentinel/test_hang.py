@@ -6,7 +6,9 @@ import pytest
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
-from tpcompile.sentinel.hang import Finding, Lost, departed, describe, judge
+from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.hang import departed, describe, judge
+from tpcompile.sentinel.lost import Lost
 from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
 from tpcompile.sentinel.progress import COMPILING, RUNNING, WAITING
 

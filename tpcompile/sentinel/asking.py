@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.events import Absence, Answers
-from tpcompile.sentinel.hang import Finding, Lost
+from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.lost import Lost
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.progress import WAITING, Progress
 from tpcompile.sentinel.waits import waits

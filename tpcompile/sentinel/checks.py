@@ -9,7 +9,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
 from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
-from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Position, RankState
 
 

@@ -16,7 +16,7 @@ from itertools import groupby, pairwise
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
 _STRIDES = (1, 2, 3, 4, 6, 8, 12)

@@ -8,59 +8,28 @@ same number, or it waits itself for one that waits for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.lost import Lost, lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group
-from tpcompile.sentinel.parting import fewer_calls, key_of, parting, usual
+from tpcompile.sentinel.parting import fewer_calls, parting
 from tpcompile.sentinel.progress import COMPILES, COMPILING
-from tpcompile.sentinel.waits import called_at, compiles, line_in, runs, stuck_in, stuck_line, stuck_since, waits_for
-
-_RECENT = 12
-"""Collectives before an abort in which a rank may have left the common order."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong, in the terms of a check."""
-
-    cause: Cause
-    observed: str
-    ranks: tuple[int, ...]
-    """Ranks to blame."""
-    line: UserLine | None = None
-    details: tuple[str, ...] = ()
-    gone: tuple[int, ...] = ()
-    """Ranks that cannot take part any more."""
-    is_by_number: bool = False
-    """Numbers of collectives differ; which collective it is, the ranks' own records say."""
-
-    @property
-    def is_loss(self) -> bool:
-        """A process is gone or does not answer."""
-        return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A rank that did not answer."""
-
-    rank: int
-    how: str
-    """`died`, `stopped` (SIGSTOP) or `silent`."""
-    seen: str = ""
-    line: UserLine | None = None
-    """Where its main thread was, when it left a black box."""
-    stack: tuple[UserLine, ...] = ()
-    """The user's frames there, outermost first."""
-    aborted: bool = False
-    """It ended itself (SIGABRT), as collectives that do not fit make a process do; a crash elsewhere does not."""
-    is_final: bool = False
-    """It died, or has been stopped or silent for too long."""
+from tpcompile.sentinel.waits import (
+    called_at,
+    compiles,
+    last_issued,
+    line_in,
+    runs,
+    stuck_in,
+    stuck_line,
+    stuck_since,
+    waits_for,
+)
 
 
 def judge(
@@ -77,26 +46,20 @@ def judge(
     details = tuple(describe(state) for _, state in sorted(states.items()))
     dead = [gone for gone in lost if gone.is_final]
     if dead:
-        return _lost(dead, states, details)
+        return replace(lost_ranks(dead, states), details=details)
     mismatch = _mismatch(states, before, beside)
     if mismatch is not None:
         return replace(mismatch, details=details)
-    for find in (_left, _other_group, _cycle, _crossed):
+    for find in (_left, other_group, _cycle, _crossed):
         found = find(states, before)
         if found is not None:
             return replace(found, details=details)
     return None
 
 
-def parted(states: Mapping[int, RankState]) -> Finding | None:
-    """Where ranks that are out of step came apart."""
-    found = parting(states)
-    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
-
-
 def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
     """The call that one of two ranks made or left out before one of them compiled alone."""
-    found = parted({here.rank: here, theirs.rank: theirs})
+    found = parting({here.rank: here, theirs.rank: theirs})
     return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
@@ -120,101 +83,6 @@ def describe(state: RankState) -> str:
     return f"rank {state.rank} is {state.activity}{where}"
 
 
-def _lost(dead: Sequence[Lost], states: Mapping[int, RankState], details: tuple[str, ...]) -> Finding:
-    how = "; ".join(f"rank {g.rank} {_HOW[g.how]}{_where(g)}" for g in dead)
-    waiting = [s for s in states.values() if stuck_in(s) is not None or s.waits_at is not None]
-    tail = f"; rank {ranks_text([s.rank for s in waiting])} waits" if waiting else ""
-    gone = tuple(one.rank for one in dead)
-    aborted = next((one for one in dead if one.line and one.aborted), None)
-    line = next((one.line for one in dead if one.line), None) or next((s.line for s in waiting if s.line), None)
-    if dead[0].how != "died":
-        return Finding(Cause.STOPPED_RESPONDING, how + tail, gone, line, details, gone=gone)
-    if aborted is None:
-        return Finding(Cause.KILLED, how + tail, gone, line, details, gone=gone)
-    return replace(_aborted(aborted, states, how + tail), details=details, gone=gone)
-
-
-def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
-    """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
-    newest = {rank: issued for rank, s in sorted(states.items()) if (issued := stuck_in(s) or _last(s)) is not None}
-    if not newest:
-        return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
-    here = [rank for rank, issued in newest.items() if _met(gone, issued)]
-    elsewhere = {rank: issued for rank, issued in newest.items() if rank not in here}
-    if not elsewhere:
-        text = f"{how}; the others issued {newest[here[0]].op} there, too: shapes, dtypes or split sizes differ"
-        return Finding(Cause.COLLECTIVE_SIZES, text, (gone.rank,), gone.line)
-    strangers = elsewhere if here else _strangers(states, newest)
-    if strangers:  # the dead rank did what everybody does, and a rank met it with another collective
-        odd, issued = tuple(strangers), next(iter(strangers.values()))
-        text = f"{how}; rank {ranks_text(odd)} was in {issued}"
-        return Finding(Cause.STUCK_COLLECTIVE, text, odd, issued.call_line or issued.line)
-    met = next(iter(newest.values()))
-    text = f"{how}; the others were in {met}"
-    if met.call_line is not None and _was_there(gone, states):
-        text += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
-        return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
-    return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
-
-
-def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
-    """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
-    return any(_met(gone, one) and _same(gone.line, one.line) for state in states.values() for one in state.issued)
-
-
-def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
-    """Ranks that left their own habit a moment ago, and in what."""
-    found = {}
-    for rank, last in newest.items():
-        of_group = [one for one in states[rank].issued if one.group == last.group]
-        strangeness = _strangeness(of_group)
-        strangest = max(range(len(of_group)), key=lambda at: (strangeness[at], at))
-        if strangeness[strangest]:
-            found[rank] = of_group[strangest]
-    return found
-
-
-def _where(gone: Lost) -> str:
-    return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
-
-
-def _met(gone: Lost, issued: Issued) -> bool:
-    """True when the dead rank stood where this collective was issued."""
-    stack = tuple((frame.file, frame.line) for frame in gone.stack)
-    place = issued.place
-    if not stack or not place:
-        return _same(gone.line, issued.line)
-    common = min(len(stack), len(place))
-    return stack[:common] == place[:common]
-
-
-def _strangeness(issued: Sequence[Issued]) -> list[int]:
-    """How many collectives before each of the last ones are followed by another one elsewhere; 0 for a usual one.
-
-    Elsewhere is before and after: what ends the first step ends the next ones, too.
-    """
-    keys = [key_of(one) for one in issued]
-    found = [0] * len(keys)
-    for at in range(max(1, len(keys) - _RECENT), len(keys)):
-        context, expected = usual(keys, at, [end for end in range(1, len(keys)) if end != at])
-        if expected and keys[at] not in expected:
-            found[at] = context
-    if not issued[-1].is_done and keys[-1] not in keys[:-1] and len(keys) > 2:
-        found[-1] = max(found[-1], 1)
-    return found
-
-
-def _same(a: UserLine | None, b: UserLine | None) -> bool:
-    return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
-
-
-def _last(state: RankState) -> Issued | None:
-    return min(reversed(state.issued), key=lambda issued: issued.age_s, default=None)  # they are sorted by group
-
-
-_HOW = {"died": "is gone: its process died", "stopped": "is stopped (SIGSTOP)", "silent": "does not answer"}
-
-
 def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None:
     """Communication failed on this rank: because others have left the job?"""
     gone = [state for _, state in sorted(states.items()) if state.ended and state.rank != here.rank]
@@ -225,7 +93,7 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     if explained is not None:
         return explained
     who = "; ".join(f"rank {state.rank} has left: {state.ended}" for state in gone)
-    last = stuck_in(here) or _last(here)
+    last = stuck_in(here) or last_issued(here)
     what = f", and rank {here.rank} is in {last}" if last else ""
     line = last.line if last else here.line
     return Finding(Cause.STUCK_COLLECTIVE, who + what, tuple(state.rank for state in gone), line)
@@ -241,7 +109,7 @@ def _mismatch(
         for have in _numbers(everybody, group):
             alike = _alike({rank: issued.what for rank, issued in have.items()})
             if len(alike) > 1:
-                return parted(_only(everybody, group)) or _differ(alike, have)
+                return parting(_only(everybody, group)) or _differ(alike, have)
     return None
 
 
@@ -290,17 +158,10 @@ def _left(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> F
 
 def _explained(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
-    came_apart = parted(states)
+    came_apart = parting(states)
     if came_apart is not None:
         return came_apart
-    found = fewer_calls(states, waiting, absent)
-    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
-
-
-def _other_group(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
-    """Ranks wait at one line in different groups of the same ranks."""
-    found = other_group(states, before)
-    return Finding(found.cause, found.observed, found.odd, found.line) if found is not None else None
+    return fewer_calls(states, waiting, absent)
 
 
 def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
@@ -321,7 +182,7 @@ def _cycle(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> 
             p2p = states[alone].p2p
             assert p2p is not None
             return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
-        return parted(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
+        return parting(states) or Finding(Cause.STUCK_COLLECTIVE, says, (a, b), states[a].line)
     return None
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
-from tpcompile.sentinel.parting import Parting
 from tpcompile.sentinel.waits import calling_since, stuck_since
 
 _Place = tuple[tuple[str, int], ...]
@@ -28,7 +28,7 @@ class _Wait(NamedTuple):
     line: UserLine | None
 
 
-def other_group(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Parting | None:
+def other_group(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
     """Two ranks wait at one line in different groups whose ranks are the same."""
     waits = {rank: wait for rank, state in sorted(states.items()) if (wait := _wait(state, before)) is not None}
     for first, second in combinations(waits, 2):
@@ -54,14 +54,14 @@ def _members(state: RankState, group: str) -> tuple[int, ...] | str:
     return state.members.get(group, group)
 
 
-def _describe(states: Mapping[int, RankState], waits: Mapping[int, _Wait], *, place: _Place) -> Parting:
+def _describe(states: Mapping[int, RankState], waits: Mapping[int, _Wait], *, place: _Place) -> Finding:
     here = {rank: wait for rank, wait in waits.items() if wait.place == place}
     odd = _left_their_habit(states, here) or _minority(here) or tuple(here)
     line = here[odd[0]].line
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(_ranks(states, here[odd[0]].group))
     at = f" at {line}" if line else ""
-    return Parting(Cause.GROUP, odd, line, f"the ranks use different groups of the same ranks {members}{at}: {says}")
+    return Finding(Cause.GROUP, f"the ranks use different groups of the same ranks {members}{at}: {says}", odd, line)
 
 
 def _ranks(states: Mapping[int, RankState], group: str) -> tuple[int, ...]:

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import FINISHED, Issued, RankState
+from tpcompile.sentinel.waits import last_issued
 
 Place = tuple[tuple[str, int], ...]
 Key = tuple[str, Place]
 _KEPT = 1 << 20
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first number at which ranks issued different collectives."""
-
-    cause: Cause
-    odd: tuple[int, ...]
-    """Ranks that left the common order."""
-    line: UserLine | None
-    observed: str
 
 
 def key_of(issued: Issued) -> Key:
@@ -37,7 +27,7 @@ def key_of(issued: Issued) -> Key:
     return issued.what, tuple((frame.file, frame.line) for frame in reversed(_frames(issued)))
 
 
-def parting(states: Mapping[int, RankState]) -> Parting | None:
+def parting(states: Mapping[int, RankState]) -> Finding | None:
     """Where the ranks parted, None when what they issued under common numbers is alike."""
     for group in sorted({issued.group for state in states.values() for issued in state.issued}):
         by_rank = {rank: _of_group(state, group) for rank, state in sorted(states.items())}
@@ -68,7 +58,7 @@ def _common_before(keys: Sequence[Key], at: int, end: int) -> int:
     return length
 
 
-def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Parting | None:
+def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """A rank waits for one that has made fewer calls, although nothing else differs."""
     regions = [region for region, calls in waiting.calls.items() if absent.calls.get(region, 0) < calls]
     if not regions:
@@ -80,26 +70,26 @@ def fewer_calls(states: Mapping[int, RankState], waiting: RankState, absent: Ran
     made = _calls_made(states, region)
     left = f"; rank {absent.rank} has left: {absent.ended}" if absent.ended else ""
     observed = f"the ranks made different numbers of calls of {region}: {made}{left}"
-    return Parting(Cause.CALL_COUNT, (absent.rank,), line, observed)
+    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), line)
 
 
-def _fewer_collectives(waiting: RankState, absent: RankState) -> Parting | None:
+def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
     """The same where nobody knows the calls: it ended well before the last collective of the rank that waits."""
-    newest = min(reversed(waiting.issued), key=lambda issued: issued.age_s, default=None)
+    newest = last_issued(waiting)
     if newest is None or newest.call_line is None or absent.ended != FINISHED:
         return None
     last = max(_of_group(absent, newest.group), default=0)
     if not 0 < last < newest.seq:
         return None
     observed = f"rank {absent.rank} has left after {last} collectives of group {newest.group!r}, before {newest}"
-    return Parting(Cause.CALL_COUNT, (absent.rank,), newest.call_line, observed)
+    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), newest.call_line)
 
 
 def _of_group(state: RankState, group: str) -> dict[int, Issued]:
     return {issued.seq: issued for issued in state.issued if issued.group == group}
 
 
-def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Parting | None:
+def _parting_of_group(by_rank: Mapping[int, Mapping[int, Issued]]) -> Finding | None:
     differing = list(_differing(by_rank))
     if differing and differing[0] == _oldest_common(by_rank) > 1:
         return None  # they parted before: what comes under one number since then is shifted
@@ -202,7 +192,7 @@ def _minority(by_rank: Mapping[int, Mapping[int, Issued]], number: int) -> tuple
     return tuple(sorted(rank for ranks in groups.values() if ranks is not largest for rank in ranks))
 
 
-def _describe(by_rank: Mapping[int, Mapping[int, Issued]], number: int, odd: tuple[int, ...]) -> Parting:
+def _describe(by_rank: Mapping[int, Mapping[int, Issued]], number: int, odd: tuple[int, ...]) -> Finding:
     having = {rank: issued for rank, issued in by_rank.items() if number in issued}
     others = [rank for rank in having if rank not in odd]
     theirs, usual = having[odd[0]][number], having[others[0]][number]
@@ -210,12 +200,12 @@ def _describe(by_rank: Mapping[int, Mapping[int, Issued]], number: int, odd: tup
     if own:
         says = f"rank {ranks_text(odd)} issued {theirs}, which no other rank does; rank {ranks_text(others)} {usual}"
         cause = Cause.CALL_COUNT if _is_a_call(theirs, own[0]) else Cause.STUCK_COLLECTIVE
-        return Parting(cause, odd, own[0], says)
+        return Finding(cause, says, odd, own[0])
     says = (
         f"rank {ranks_text(odd)} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
     )
     cause = Cause.CALL_COUNT if usual.call_line else Cause.STUCK_COLLECTIVE
-    return Parting(cause, odd, usual.call_line or theirs.call_line or usual.line, says)
+    return Finding(cause, says, odd, usual.call_line or theirs.call_line or usual.line)
 
 
 def _is_a_call(issued: Issued, own: UserLine) -> bool:

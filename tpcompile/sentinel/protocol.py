@@ -52,8 +52,9 @@ from tpcompile.sentinel.events import (
     Wait,
     WentPast,
 )
-from tpcompile.sentinel.hang import Finding, parted
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
+from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import split_alone
 from tpcompile.sentinel.variants import wrong_variant
@@ -223,7 +224,7 @@ class Protocol:
 
     def _of_suspected(self, states: Mapping[int, RankState]) -> Finding | None:
         suspected, self._suspected = self._suspected, None
-        return suspected and (parted(states) or suspected)
+        return suspected and (parting(states) or suspected)
 
     def _asked(self, event: Asked) -> list[Action]:
         if event.rank != self.rank:

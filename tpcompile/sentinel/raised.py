@@ -12,7 +12,7 @@ from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.sentinel import adapter, flight, hang
 from tpcompile.sentinel.blackbox import absence_of
 from tpcompile.sentinel.checks import failure_check, finding_check
-from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog

@@ -31,9 +31,9 @@ from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absence_of
+from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import members_of
-from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener

@@ -50,7 +50,7 @@ class StoreLog:
         self.rank = self._client().rank
 
     def _client(self) -> RankStore:
-        client = getattr(self._clients, "store", None)
+        client: RankStore | None = getattr(self._clients, "store", None)
         if client is None:
             self._clients.all = self._connect()
             client = self._clients.store = self._clients.all.under(self._log)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.hang import Finding
+from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.progress import Progress
 
 

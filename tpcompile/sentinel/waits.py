@@ -64,6 +64,11 @@ def stuck_in(state: RankState) -> Issued | None:
     return max(state.in_flight, key=lambda issued: issued.age_s, default=None)
 
 
+def last_issued(state: RankState) -> Issued | None:
+    """The newest collective of this rank."""
+    return min(reversed(state.issued), key=lambda issued: issued.age_s, default=None)  # they are sorted by group
+
+
 def stuck_since(state: RankState, before: Mapping[int, RankState]) -> Issued | None:
     """The same, when neither it nor the program has moved since the round before.
 

@@ -1,0 +1,29 @@
+"""What is wrong with ranks that do not go on, as every part of the sentinel that looks for it says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import UserLine
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, in the terms of a check."""
+
+    cause: Cause
+    observed: str
+    ranks: tuple[int, ...]
+    """Ranks to blame."""
+    line: UserLine | None = None
+    details: tuple[str, ...] = ()
+    gone: tuple[int, ...] = ()
+    """Ranks that cannot take part any more."""
+    is_by_number: bool = False
+    """Numbers of collectives differ; which collective it is, the ranks' own records say."""
+
+    @property
+    def is_loss(self) -> bool:
+        """A process is gone or does not answer."""
+        return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
