@@ -357,6 +357,18 @@ def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_
     assert (hook.cause, hook.ranks, hook.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
 
 
+@pytest.mark.parametrize(("from_line", "cause"), [(8, Cause.CALL_COUNT), (7, Cause.STUCK_COLLECTIVE)])
+def test_a_call_from_a_line_of_its_own_that_killed_a_peer_is_a_call_more(from_line: int, cause: Cause) -> None:
+    def called(seq: int, call: int, at: int) -> Issued:
+        return issued(seq).model_copy(update={"call_line": line(at), "call": call, "region": "f"})
+
+    steps = [called(1, 1, 7), issued(2, at=30), called(3, 2, 7), issued(4, at=30), called(5, 3, 7)]
+    states = by_rank(state(0, *steps, called(6, 4, from_line)))
+    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (cause, (0,), line(from_line))
+
+
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
     found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})

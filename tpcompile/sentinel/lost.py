@@ -65,13 +65,21 @@ def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
     if strangers:  # the dead rank did what everybody does, and a rank met it with another collective
         odd, issued = tuple(strangers), next(iter(strangers.values()))
         text = f"{how}; rank {ranks_text(odd)} was in {issued}"
-        return Finding(Cause.STUCK_COLLECTIVE, text, odd, issued.call_line or issued.line)
+        cause = Cause.CALL_COUNT if _is_a_call_more(issued, states[odd[0]]) else Cause.STUCK_COLLECTIVE
+        return Finding(cause, text, odd, issued.call_line or issued.line)
     met = next(iter(newest.values()))
     text = f"{how}; the others were in {met}"
     if met.call_line is not None and _was_there(gone, states):
         text += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
         return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
     return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
+
+
+def _is_a_call_more(issued: Issued, state: RankState) -> bool:
+    """True where no other call of the region was made from that line."""
+    calls = [one for one in state.issued if one.call_line and one.region == issued.region]
+    here = {one.call for one in calls if one.call_line == issued.call_line}
+    return here == {issued.call} and len({one.call for one in calls}) > 1
 
 
 def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
