@@ -90,6 +90,16 @@ def test_a_module_is_told_as_the_module(lookups: Seen, way: str) -> None:
     assert lookups == [(True, module)]
 
 
+def test_a_module_with_a_hook_that_is_not_compiled_is_told_as_the_module(lookups: Seen) -> None:
+    module = Sine()
+    module.register_forward_pre_hook(torch.compiler.disable(lambda module, inputs: None))  # FSDP's are such hooks
+    module.compile(backend="eager")
+    module(torch.ones(3))
+    lookups.clear()
+    module(torch.ones(3))
+    assert lookups == [(True, module)]
+
+
 def test_a_compile_is_told_with_its_callable_before_and_after(compiles: list[tuple[str, str, Any]]) -> None:
     compiled = torch.compile(Sine(), backend="eager")
     compiled(torch.ones(3))

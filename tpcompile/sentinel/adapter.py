@@ -6,6 +6,7 @@
     distributed_c10d._world.pg_names              the groups of this rank
     ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
+    Module._call_impl (code objects)              the frames through which a module is called, with hooks and without
     Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
     _dynamo.exc.TorchDynamoException              base of every error the compiler raises, Inductor's included
 
@@ -36,6 +37,8 @@ from tpcompile.evidence.splits import skipped_frame
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER
 _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
+_HOOKED_CALL = next(const for const in _CALL.co_consts if isinstance(const, CodeType))
+"""The function in `_call_impl` that calls a module with hooks, as FSDP's are."""
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
 _WRAPPERS = "/tpcompile/dist/"
@@ -54,7 +57,7 @@ def entered_function(frame: FrameType | None) -> Any | None:
         code = frame.f_code
         if code is COMPILE_WRAPPER:
             return variable_of(frame, "fn")
-        if code is not _CALL and code is not _WRAPPED_CALL:
+        if not _is_module_call(code):
             return None
         frame = frame.f_back
     return None
@@ -148,7 +151,8 @@ def is_torch(filename: str) -> bool:
 
 
 def _is_module_call(code: CodeType) -> bool:
-    return code is _CALL or code is _WRAPPED_CALL  # by identity: the hash of a code object costs a microsecond
+    # By identity: the hash of a code object costs a microsecond.
+    return code is _CALL or code is _WRAPPED_CALL or code is _HOOKED_CALL
 
 
 def _is_machinery(code: CodeType) -> bool:
