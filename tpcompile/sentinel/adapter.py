@@ -37,7 +37,7 @@ from tpcompile.evidence.splits import skipped_frame
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER
 _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
-_HOOKED_CALL = next(const for const in _CALL.co_consts if isinstance(const, CodeType))
+_HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, CodeType)), None)
 """The function in `_call_impl` that calls a module with hooks, as FSDP's are."""
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
