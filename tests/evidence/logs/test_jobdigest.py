@@ -76,6 +76,13 @@ def test_two_ranks_that_each_use_a_group_of_their_own_are_compared() -> None:
     assert ranks(by_groups({0: ["5"], 1: ["6"]})) == [(0, 1)]
 
 
+def test_a_rank_whose_peer_left_no_log_is_compared_with_nobody() -> None:
+    groups = {0: ["5"], 1: ["5"], 3: ["6"]}
+    assert ranks(by_groups(groups, missing=[2])) == [(0, 1), (3,)]
+    assert ranks(by_groups(groups)) == [(0, 1, 3)]
+    assert ranks(by_groups({0: ["5"], 1: ["6"]}, missing=[2])) == [(0, 1)]  # one of them at least has no peer there
+
+
 def test_nothing_says_who_must_agree_where_no_code_names_a_group() -> None:
     assert by_groups({0: [], 1: []}).source == Source.NOTHING
 

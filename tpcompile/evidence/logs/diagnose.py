@@ -79,7 +79,7 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     lacking = [end for end in ends if end.lacks]
     job = Job(
         logs=logs,
-        domains=_domains(question, logs),
+        domains=_domains(question, logs, missing),
         world_size=world_size,
         incomplete=frozenset(end.rank for end in lacking),
     )
@@ -114,10 +114,10 @@ def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
     return size
 
 
-def _domains(question: Question, logs: dict[int, RankLog]) -> Domains:
+def _domains(question: Question, logs: dict[int, RankLog], missing: Sequence[int]) -> Domains:
     if question.mesh is not None:
         return question.mesh.domains()
-    return by_groups({rank: log.coupling for rank, log in logs.items()})
+    return by_groups({rank: log.coupling for rank, log in logs.items()}, missing=missing)
 
 
 class _Diagnosis:

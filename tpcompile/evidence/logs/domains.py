@@ -89,11 +89,19 @@ def parse_mesh(text: str, axis: str) -> Mesh:
     return Mesh(tuple(sizes), axis)
 
 
-def by_groups(groups: Mapping[int, Sequence[str]]) -> Domains:
-    """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not."""
+def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = ()) -> Domains:
+    """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not.
+
+    `missing` are ranks without a log: one that would be alone in its group may have a peer among them.
+    """
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
-    parts = sorted(_with_lonely(_connected(groups), groups))
+    parts = _connected(groups)
+    without_peers = [part for part in parts if len(part) == 1 and groups[part[0]]]
+    if len(without_peers) > len(missing):
+        without_peers = []
+    others = [part for part in parts if part not in without_peers]
+    parts = sorted([*_with_lonely(others, groups), *without_peers])
     if len(parts) == 1:
         return Domains(Source.GROUPS, (Domain("all", parts[0]),))
     return Domains(Source.GROUPS, tuple(Domain(f"ranks {ranks_text(part)}", part) for part in parts))
