@@ -10,6 +10,7 @@ from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import departed, describe, judge
 from tpcompile.sentinel.lost import Lost
 from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import COMPILING, RUNNING, WAITING
 
 GROUP = "0 default_pg"
@@ -135,6 +136,16 @@ def test_branches_that_call_one_collective_from_two_lines_do_not_explain_a_wait(
     found = judge(states, [], before=states)
     assert found is not None
     assert found.line == line(60)
+
+
+def test_an_extra_call_from_a_line_of_its_own_is_no_compiled_twin_of_the_usual_one() -> None:
+    def called(seq: int, at: int) -> Issued:
+        where = {"stack": (line(10), line(at)), "call_line": line(at), "region": "f /home/me/train.py:10", "call": seq}
+        return issued(seq).model_copy(update=where)
+
+    found = parting(by_rank(state(0, called(1, 7), called(2, 7)), state(1, called(1, 7), called(2, 8))))
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(8))
 
 
 def test_sizes_that_may_differ_are_no_mismatch() -> None:
@@ -352,9 +363,18 @@ def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_
     found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
-    hook = judge(states, [Lost(1, "died", aborted=True, line=line(31), is_final=True)], before={})
-    assert hook is not None
-    assert (hook.cause, hook.ranks, hook.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
+
+
+def test_a_rank_that_died_in_a_hook_below_a_usual_line_has_left_out_nothing() -> None:
+    def at(seq: int, number: int) -> Issued:
+        return issued(seq, at=number).model_copy(update={"stack": (line(number),)})
+
+    in_a_call = at(5, 10).model_copy(update={"call_line": line(7), "call": 3, "region": "f"})
+    states = by_rank(state(0, at(1, 10), at(2, 20), at(3, 10), at(4, 20), in_a_call))
+    hook = Lost(1, "died", aborted=True, line=line(31), stack=(line(20), line(31)), is_final=True)
+    found = judge(states, [hook], before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
 
 
 @pytest.mark.parametrize(("from_line", "cause"), [(8, Cause.CALL_COUNT), (7, Cause.STUCK_COLLECTIVE)])

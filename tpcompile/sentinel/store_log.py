@@ -15,7 +15,8 @@
     run_dir                 where reports go
     waiting/<n>/<rank>      beside the logs of all domains: what a rank does that waits for ranks of another one
 
-No key is written while nothing compiles. A position is (region, call, index), see `progress`.
+No key is written by a call of compiled code; `ran` and `counted` are by a timer. A position is (region, call, index),
+see `progress`.
 """
 
 from __future__ import annotations

@@ -85,9 +85,8 @@ OPERATORS = (
         what="a global that the region reads changes on rank R at a step",
         edits=(
             Insert("region", "$x = $x * SETTINGS.strength  # fault"),
-            Insert(
-                "file", "SETTINGS = types.SimpleNamespace(strength=0.5)"
-            ),  # torch 2.11 guards no attribute of a class
+            # Of an object: torch 2.11 guards no attribute of a class.
+            Insert("file", "SETTINGS = types.SimpleNamespace(strength=0.5)"),
             Insert("loop", "if job.rank == $rank and step == $step:\n    SETTINGS.strength = 0.25  # fault"),
         ),
         causes=causes("python_value"),
