@@ -93,6 +93,29 @@ def test_gather_ends_early_at_the_alarm_and_still_names_the_missing(three: list[
     assert (found, missing) == ({0: "a"}, (2,)) and time.monotonic() - started_s < 30
 
 
+def test_a_value_written_just_before_the_alarm_is_found(
+    three: list[RankStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = three[1].peek
+
+    def peek(key: str) -> object:
+        found = look(key)
+        three[0].put("digest/0", "a")
+        three[2].put("alarm", True)
+        return found
+
+    monkeypatch.setattr(three[1], "peek", peek)
+    assert three[1].gather({0: "digest/0"}, timeout_s=60, stop_at="alarm") == ({0: "a"}, ())
+
+
+def test_a_value_that_a_rank_left_behind_is_found(three: list[RankStore]) -> None:
+    def leaves(rank: int) -> bool:
+        three[rank].put(f"digest/{rank}", "a")
+        return True
+
+    assert three[0].gather({1: "digest/1"}, timeout_s=60, gone=leaves) == ({1: "a"}, ())
+
+
 def test_gather_does_not_wait_for_ranks_that_are_gone(three: list[RankStore]) -> None:
     started_s = time.monotonic()
     keys = {1: "digest/1", 2: "digest/2"}

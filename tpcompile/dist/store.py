@@ -89,16 +89,20 @@ class RankStore:
         """
         found: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
+        is_last_look = False
         while True:
             for rank in [r for r in keys if r not in found]:
                 value = self.peek(keys[rank])
                 if value is not None:
                     found[rank] = value
             late = tuple(r for r in sorted(keys) if r not in found)
-            stopped = stop_at and self._store.check([stop_at])
-            if not late or stopped or time.monotonic() > deadline or all(map(gone, late)):
+            if not late or is_last_look:
                 return found, late
-            time.sleep(_POLL_S)
+            # A rank can publish its value between the look at it and `stop_at` or its end: hence one look more.
+            stopped = bool(stop_at) and self._store.check([stop_at])
+            is_last_look = stopped or time.monotonic() > deadline or all(map(gone, late))
+            if not is_last_look:
+                time.sleep(_POLL_S)
 
     def wait_for_ranks(self, name: str, *, timeout_s: float, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
         """Say that this rank is at `name` and wait for the others; return the ranks that did not arrive."""
