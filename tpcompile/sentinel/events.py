@@ -121,8 +121,8 @@ class Answers:
     now_s: float
     states: Mapping[int, RankState]
     absent: Mapping[int, Absence]
-    beside: Mapping[int, RankState] = field(default_factory=dict)
-    """What ranks of other domains told that wait, too, perhaps a while ago: what they issued stays true."""
+    other_domains: Mapping[int, RankState] = field(default_factory=dict)
+    """Ranks of other domains that wait, too, as they told perhaps a while ago: what they issued stays true."""
 
 
 @dataclass(frozen=True)

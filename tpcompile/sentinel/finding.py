@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import first
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,8 @@ class Finding:
     def is_loss(self) -> bool:
         """A process is gone or does not answer."""
         return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
+
+
+def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:
+    """What is found in the first of several things in which anything is found."""
+    return first(filter(None, map(find, among)))

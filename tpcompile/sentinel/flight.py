@@ -94,7 +94,6 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
         dtypes=",".join(entry.get("input_dtypes", [])),
         is_done=_is_done(entry),
         age_s=max(0.0, (now_ns - created_ns) / 1e9),
-        line=stack[0] if stack else None,
         stack=stack,
         call_line=call_line,
         region=region,

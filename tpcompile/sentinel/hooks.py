@@ -19,8 +19,8 @@ from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
-from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of
-from tpcompile.sentinel.progress import RUNNING, TRIGGERS, Progress, Region
+from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, CompilePost, Position, post_of
+from tpcompile.sentinel.progress import Progress, Region
 
 
 class Hooks:

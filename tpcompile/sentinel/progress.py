@@ -18,17 +18,8 @@ from types import CodeType
 
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.sentinel.marks import Counted, Marks
-from tpcompile.sentinel.messages import Announcement, Position
+from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
-RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
-TRIGGERS = {
-    "dynamo": COMPILING,
-    "lazy_backward": "compiling the backward of",
-    "cudagraph_recording": "recording a CUDA graph of",
-    "triton_autotuning": "autotuning",
-}
-"""What torch says is going on -> what a rank is doing then."""
-COMPILES = frozenset(TRIGGERS.values())
 _END = 1 << 30
 """Index of a call that has ended: past every frame it could have entered."""
 _KEPT_CALLS = 1024

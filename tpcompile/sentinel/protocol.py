@@ -216,7 +216,7 @@ class Protocol:
         return [Ask(tuple(rank for rank in self.members if rank not in self.left))]
 
     def _answers(self, event: Answers) -> list[Action]:
-        finding = self.asking.judge(event) or self._of_suspected(event.states)
+        finding = self.asking.why_stuck(event) or self._of_suspected(event.states)
         if finding is not None:
             return [RaiseFinding(finding)]
         news = self.asking.news({**event.states, **self.left}, event.now_s)

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
-from tpcompile.sentinel import adapter, flight, hang
+from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.blackbox import absence_of
 from tpcompile.sentinel.checks import failure_check, finding_check
+from tpcompile.sentinel.departed import departed
 from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.protocol import Protocol
+from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
 
@@ -45,7 +49,7 @@ class Losses:
         deadline = time.monotonic() + _LOSS_S
         while True:
             here = self._snapshot.state().model_copy(update={"stack": (line,) if line else ()})
-            found = self._dead() or hang.departed(self._protocol.left, here)
+            found = self._dead() or departed(self._protocol.left, here)
             if found is not None or time.monotonic() > deadline:
                 return found
             time.sleep(_POLL_S)
@@ -66,7 +70,7 @@ class Losses:
         if not lost:
             return None
         here = self._snapshot.state()
-        return hang.judge({here.rank: here}, lost, before={})
+        return why_stuck(Situation(ByRank({here.rank: here}), before={}, lost=lost))
 
 
 def line_of(error: BaseException) -> UserLine | None:

@@ -38,8 +38,8 @@ from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
-from tpcompile.sentinel.messages import FINISHED
-from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
+from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
+from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.raised import Losses
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
@@ -304,7 +304,7 @@ class Sentinel:
         states = self.log.answers(str(number), expected, timeout_s=_ANSWER_S)
         silent = [rank for rank in action.expected if rank not in states]
         absent = {rank: absence_of(self.log.process_of(rank)) for rank in silent}
-        self._on(ev.Answers(time.monotonic(), states, absent, self.log.beside(states)))
+        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

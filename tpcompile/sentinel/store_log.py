@@ -169,7 +169,7 @@ class StoreLog:
         found, _ = self._count(1).gather({r: f"state/{ask}/{r}" for r in ranks}, timeout_s=timeout_s)
         return {rank: RankState.model_validate(value) for rank, value in found.items()}
 
-    def beside(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
+    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
         """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
         groups = [state.members.get(issued.group, ()) for state in states.values() for issued in state.in_flight]
         others = set[int]().union(*groups) - set(self.members)
