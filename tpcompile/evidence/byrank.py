@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from tpcompile.evidence.domain import group_by
@@ -76,3 +76,15 @@ class ByRank(Mapping[int, T], Generic[T]):
         """Ranks of which that holds; none where it holds of all, for then nobody differs."""
         odd = self.where(holds).ranks
         return odd if len(odd) < len(self) else ()
+
+
+def by_name(tables: Mapping[int, Mapping[str, T]], names: Iterable[str] = ()) -> list[ByRank[T]]:
+    """Tables of ranks -> each entry that more than one rank has; in the order of `names`, or of all names sorted."""
+    wanted = names or sorted(set[str]().union(*tables.values()))
+    entries = [entry(tables, name) for name in wanted]
+    return [one for one in entries if len(one) > 1]
+
+
+def entry(tables: Mapping[int, Mapping[str, T]], name: str) -> ByRank[T]:
+    """What the ranks have under one name."""
+    return ByRank(tables).found(lambda table: table.get(name))

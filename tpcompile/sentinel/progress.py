@@ -76,6 +76,11 @@ class Region:
     """A call of a watched region has begun and not ended."""
 
     @property
+    def is_compared(self) -> bool:
+        """False where its content may differ, or was found to."""
+        return not (self.reason_uneven or self.is_reported)
+
+    @property
     def position(self) -> Position:
         """Where this rank is in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
@@ -197,7 +202,7 @@ class Progress:
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
         known = [region for region in list(self.regions.values()) if region.programs or region.skipped]
-        return {region.name: _counted(region) for region in known if not (region.reason_uneven or region.is_reported)}
+        return {region.name: _counted(region) for region in known if region.is_compared}
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
