@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import last
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.parting import parting
@@ -35,10 +38,10 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     if explained is not None:
         return explained
     says = "; ".join(map(has_left, gone.values()))
-    last = here.blocked_in or here.newest
-    if last is None:
+    issued = here.blocked_in or here.newest
+    if issued is None:
         return Finding(Cause.STUCK_COLLECTIVE, says, gone.ranks, here.line)
-    return Finding(Cause.STUCK_COLLECTIVE, f"{says}, and rank {here.rank} is in {last}", gone.ranks, last.line)
+    return Finding(Cause.STUCK_COLLECTIVE, f"{says}, and rank {here.rank} is in {issued}", gone.ranks, issued.line)
 
 
 def has_left(state: RankState) -> str:
@@ -56,14 +59,16 @@ def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankStat
     regions = [region for region, calls in waiting.calls.items() if absent.calls.get(region, 0) < calls]
     if not regions:
         return None
-    newest_stuck = waiting.in_flight[-1:]
-    stuck_in = [issued.region for issued in newest_stuck if issued.region in regions]
-    region = (stuck_in or regions)[0]
-    called = [issued.call_line for issued in waiting.issued if issued.region == region and issued.call_line]
-    line = called[-1] if called else waiting.line
+    newest = last(waiting.in_flight)
+    region = newest.region if newest and newest.region in regions else regions[0]
     made = ", ".join(f"rank {rank} {state.calls.get(region, 0)}" for rank, state in states.items())
     observed = f"the ranks made different numbers of calls of {region}: {made}; {has_left(absent)}"
-    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), line)
+    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), _last_call_of(region, waiting) or waiting.line)
+
+
+def _last_call_of(region: str, state: RankState) -> UserLine | None:
+    """From where the rank called it, as far as its collectives tell."""
+    return last(known(issued.call_line for issued in state.issued if issued.region == region))
 
 
 def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
@@ -71,8 +76,8 @@ def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
     newest = waiting.newest
     if newest is None or newest.call_line is None or absent.ended != FINISHED:
         return None
-    last = absent.last_number(newest.group)
-    if not 0 < last < newest.seq:
+    number = absent.last_number(newest.group)
+    if not 0 < number < newest.seq:
         return None
-    observed = f"rank {absent.rank} has left after {last} collectives of group {newest.group!r}, before {newest}"
+    observed = f"rank {absent.rank} has left after {number} collectives of group {newest.group!r}, before {newest}"
     return Finding(Cause.CALL_COUNT, observed, (absent.rank,), newest.call_line)

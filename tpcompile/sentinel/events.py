@@ -34,6 +34,11 @@ class Absence:
     """The user's frames it died in, outermost first, when it left them."""
     aborted: bool = False
 
+    @property
+    def may_live(self) -> bool:
+        """True unless it is known that the process cannot answer."""
+        return self.how not in ("dead", "stopped")
+
 
 # Events of this rank.
 

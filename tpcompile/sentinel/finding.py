@@ -34,6 +34,11 @@ class Finding:
         return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
 
 
+def call_or_collective(is_call: object) -> Cause:
+    """Of ranks that are not in step: a call of compiled code is what one made more or less, or a collective."""
+    return Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
+
+
 def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:
     """What is found in the first of several things in which anything is found."""
     return first(filter(None, map(find, among)))

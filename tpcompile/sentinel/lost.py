@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import first, grouped
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.finding import Finding, call_or_collective
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.messages import Issued, RankState, place_of
 from tpcompile.sentinel.situation import Lost, Situation
@@ -26,23 +27,28 @@ def lost_ranks(situation: Situation) -> Finding | None:
     if not dead:
         return None
     waiting = situation.now.where(lambda state: state.waits_at or state.in_flight)
-    says = "; ".join(f"rank {gone.rank} {_HOW[gone.how]}{_where(gone)}" for gone in dead)
-    if waiting:
-        says += f"; rank {ranks_text(waiting.ranks)} waits"
+    says = _became_of(dead, waiting)
     ranks = tuple(gone.rank for gone in dead)
-    has_died = dead[0].how == "died"
-    aborted = first(gone for gone in dead if gone.line and gone.aborted)
-    if aborted is not None and has_died:
-        return replace(_aborted(aborted, situation.now, says), gone=ranks)
-    cause = Cause.KILLED if has_died else Cause.STOPPED_RESPONDING
-    lines = known([*(gone.line for gone in dead), *(state.line for state in waiting.values())])
-    return Finding(cause, says, ranks, first(lines), gone=ranks)
+    aborted = first(gone for gone in dead if gone.has_aborted_in_a_collective)
+    if dead[0].how != "died":
+        found = Finding(Cause.STOPPED_RESPONDING, says, ranks, _first_line(dead, waiting))
+    elif aborted is None:
+        found = Finding(Cause.KILLED, says, ranks, _first_line(dead, waiting))
+    else:
+        found = _aborted(aborted, situation.now, says)
+    return replace(found, gone=ranks)
 
 
-def _where(gone: Lost) -> str:
-    if gone.line:
-        return f" in {gone.line}"
-    return f" ({gone.seen})" if gone.seen else ""
+def _became_of(dead: Sequence[Lost], waiting: ByRank[RankState]) -> str:
+    says = [f"rank {gone.rank} {_HOW[gone.how]}{gone.where}" for gone in dead]
+    if waiting:
+        says.append(f"rank {ranks_text(waiting.ranks)} waits")
+    return "; ".join(says)
+
+
+def _first_line(dead: Sequence[Lost], waiting: ByRank[RankState]) -> UserLine | None:
+    states: list[Lost | RankState] = [*dead, *waiting.values()]
+    return first(known(state.line for state in states))
 
 
 def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
@@ -64,8 +70,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
 def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
     """The dead rank did what everybody does, and a rank met it with another collective."""
     issued = strange.first
-    is_call = _is_a_call_more(issued, states[strange.ranks[0]])
-    cause = Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
+    cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
     says += f"; rank {ranks_text(strange.ranks)} was in {issued}"
     return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
 
@@ -81,9 +86,10 @@ def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> 
 
 def _is_a_call_more(issued: Issued, state: RankState) -> bool:
     """True where no other call of the region was made from that line."""
-    made = {(one.call, one.call_line) for one in state.issued if one.call_line and one.region == issued.region}
-    here = {call for call, line in made if line == issued.call_line}
-    return here == {issued.call} and len(dict(made)) > 1
+    in_region = [one for one in state.issued if one.call_line and one.region == issued.region]
+    calls = grouped(in_region, lambda one: one.call)
+    from_here = {call for call, made in calls.items() if issued.call_line in [one.call_line for one in made]}
+    return from_here == {issued.call} and len(calls) > 1
 
 
 def _is_usual_place(gone: Lost, states: ByRank[RankState]) -> bool:

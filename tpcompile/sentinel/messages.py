@@ -8,6 +8,7 @@ from typing import Any
 
 from tpcompile.evidence.digest import digest_compile
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
+from tpcompile.evidence.several import first, last
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
@@ -125,7 +126,7 @@ class Issued(Frozen):
     @property
     def line(self) -> UserLine | None:
         """The user's line that issued it."""
-        return self.stack[0] if self.stack else None
+        return first(self.stack)
 
     @property
     def id(self) -> tuple[str, int]:
@@ -200,7 +201,7 @@ class RankState(Frozen):
     @property
     def line(self) -> UserLine | None:
         """Innermost line of the user's that the rank is at."""
-        return self.stack[-1] if self.stack else None
+        return last(self.stack)
 
     @property
     def compiles(self) -> bool:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import History, groups_used
 from tpcompile.sentinel.messages import Issued, Key, RankState, place_of
@@ -34,15 +33,22 @@ def parting_in(history: History) -> Finding | None:
     """The same in one group."""
     meetings = [_Meeting(history, number) for number in history.numbers]
     unlike = [meeting for meeting in meetings if meeting.is_unlike]
-    if not unlike:
+    if not unlike or _parted_before(unlike[0], meetings[0]):
         return None
-    if unlike[0] is meetings[0] and unlike[0].number > 1:
-        return None  # they parted before: what comes under one number since then is shifted
-    for meeting in unlike:
-        odd = meeting.left_their_habit() or meeting.alone(at_most=1)
-        if odd:
-            return _finding(meeting, odd)
-    meeting = _first_unlike(unlike)
+    return first_finding(_by_habit, unlike) or _by_number(_first_unlike(unlike))
+
+
+def _parted_before(unlike: _Meeting, oldest: _Meeting) -> bool:
+    """True where nobody knows of a number under which the ranks were alike: what comes since then is shifted."""
+    return unlike is oldest and oldest.number > 1
+
+
+def _by_habit(meeting: _Meeting) -> Finding | None:
+    odd = meeting.left_their_habit() or meeting.alone(at_most=1)
+    return _finding(meeting, odd) if odd else None
+
+
+def _by_number(meeting: _Meeting) -> Finding:
     return _finding(meeting, meeting.alone() or meeting.here.unlike_most(_key))
 
 
@@ -129,14 +135,9 @@ def _finding(meeting: _Meeting, odd: tuple[int, ...]) -> Finding:
     who = f"rank {ranks_text(odd)}"
     if own is not None:
         says = f"{who} issued {theirs}, which no other rank does; rank {ranks_text(others.ranks)} {usual}"
-        return Finding(_cause(_calls_from(theirs, own)), says, odd, own)
+        return Finding(call_or_collective(_calls_from(theirs, own)), says, odd, own)
     says = f"{who} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
-    return Finding(_cause(usual.call_line), says, odd, usual.call_line or theirs.call_line or usual.line)
-
-
-def _cause(call: object) -> Cause:
-    """A call of compiled code more or less, or a collective."""
-    return Cause.CALL_COUNT if call else Cause.STUCK_COLLECTIVE
+    return Finding(call_or_collective(usual.call_line), says, odd, usual.call_line or theirs.call_line or usual.line)
 
 
 def _calls_from(issued: Issued, own: UserLine) -> bool:

@@ -231,13 +231,13 @@ class Progress:
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
             here = (region.call, region.index)
-            done = [found for found in waiting if _place(found) in region.compiled or _place(found) < here]
-            left = [found for found in waiting if found not in done]
-            if left:
-                self.pending[region.name] = left
+            not_made = [found for found in waiting if _place(found) not in region.compiled]
+            ahead = [found for found in not_made if _place(found) >= here]
+            if ahead:
+                self.pending[region.name] = ahead
             else:
                 self.pending.pop(region.name, None)
-        return [found for found in done if _place(found) not in region.compiled]
+        return [found for found in not_made if found not in ahead]
 
 
 def _counted(region: Region) -> Counted:

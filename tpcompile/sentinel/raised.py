@@ -13,7 +13,7 @@ from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first
 from tpcompile.sentinel import adapter, flight
-from tpcompile.sentinel.blackbox import absence_of
+from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
 from tpcompile.sentinel.departed import departed
 from tpcompile.sentinel.finding import Finding
@@ -60,9 +60,8 @@ class Losses:
         return departed(self._protocol.left, here)
 
     def _dead(self) -> Finding | None:
-        others = [rank for rank in self._log.members if rank not in self._protocol.left]
-        absent = {rank: absence_of(self._log.process_of(rank)) for rank in others}
-        lost = self._protocol.asking.lost(absent)
+        others = set(self._log.members) - self._protocol.left.keys()
+        lost = self._protocol.asking.lost(absences(self._log, others))
         if not lost:
             return None
         here = self._snapshot.state()

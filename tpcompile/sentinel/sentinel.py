@@ -30,7 +30,7 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
-from tpcompile.sentinel.blackbox import BlackBox, absence_of
+from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import members_of
@@ -299,11 +299,9 @@ class Sentinel:
     def _ask(self, action: ev.Ask) -> None:
         number = self.log.number("asks")
         self.log.tell("ask", ask=number)
-        absent = {rank: absence_of(self.log.process_of(rank)) for rank in action.expected}
-        expected = [rank for rank, found in absent.items() if found.how not in ("dead", "stopped")]
-        states = self.log.answers(str(number), expected, timeout_s=_ANSWER_S)
-        silent = [rank for rank in action.expected if rank not in states]
-        absent = {rank: absence_of(self.log.process_of(rank)) for rank in silent}
+        may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
+        states = self.log.answers(str(number), may_live, timeout_s=_ANSWER_S)
+        absent = absences(self.log, set(action.expected) - states.keys())
         self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
 
     def _settle(self, action: ev.Settle) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import last
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Issued, RankState
 
@@ -36,7 +37,19 @@ class Lost:
     @property
     def line(self) -> UserLine | None:
         """Where its main thread was."""
-        return self.stack[-1] if self.stack else None
+        return last(self.stack)
+
+    @property
+    def where(self) -> str:
+        """The same, or what it did when it was seen last, behind a sentence."""
+        if self.line:
+            return f" in {self.line}"
+        return f" ({self.seen})" if self.seen else ""
+
+    @property
+    def has_aborted_in_a_collective(self) -> bool:
+        """True where its stack tells in which."""
+        return self.aborted and bool(self.stack)
 
 
 @dataclass(frozen=True)
@@ -71,19 +84,21 @@ class Situation:
         return self.before.get(state.rank, _SILENT)
 
     def _stuck_in(self, state: RankState) -> Issued | None:
-        """A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler."""
         then, issued = self._then(state), state.blocked_in
-        if issued is None or state.stack != then.stack:
+        if issued is None or (state.stack, issued.id) != (then.stack, _id(then.blocked_in)):
             return None
-        if state.compiles and issued.age_s > state.since_s:
-            return None
-        old = then.blocked_in
-        return issued if old is not None and old.id == issued.id else None
+        # A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
+        is_older = state.compiles and issued.age_s > state.since_s
+        return None if is_older else issued
 
     def _is_calling(self, state: RankState) -> bool:
         then = self._then(state)
-        is_in_one_call = (state.calling, state.stack) == (then.calling, then.stack)
-        return bool(state.calling) and is_in_one_call and len(state.issued) == len(then.issued)
+        here, before = (state.calling, state.stack), (then.calling, then.stack)
+        return bool(state.calling) and here == before and len(state.issued) == len(then.issued)
+
+
+def _id(issued: Issued | None) -> tuple[str, int] | None:
+    return issued.id if issued is not None else None
 
 
 Finder = Callable[[Situation], Finding | None]
