@@ -172,11 +172,18 @@ def _is_machinery(frame: FrameType) -> bool:
 
 def recorded_collectives() -> dict[str, Any]:
     """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
-    names = ["_dump_nccl_trace", "_dump_fr_trace"] if torch.cuda.is_available() else ["_dump_fr_trace"]
-    dumps = [getattr(torch._C._distributed_c10d, name, None) for name in names]
-    dump = first(filter(None, dumps))
-    found = pickle.loads(dump()) if dump else None  # from our own process, not from the network
+    dump = first(_recorders())
+    if dump is None:
+        return {}
+    found = pickle.loads(dump())  # from our own process, not from the network
     return found if isinstance(found, dict) else {}
+
+
+def _recorders() -> list[Callable[[], bytes]]:
+    """The functions of this torch that dump a flight recorder, the one to ask first."""
+    names = ["_dump_nccl_trace", "_dump_fr_trace"] if torch.cuda.is_available() else ["_dump_fr_trace"]
+    known = vars(torch._C._distributed_c10d)
+    return [known[name] for name in names if name in known]
 
 
 def group_members() -> dict[str, tuple[int, ...]]:
@@ -219,14 +226,20 @@ def _is_of_communication(frame: FrameType) -> bool:
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
     labels, names = _labels(), dist.distributed_c10d._world.pg_names
-    by_name = {names[group]: label for group, label in labels.items()}
-    given = values.get("args", ())
-    texts = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
-    named = first(by_name[text] for text in texts if isinstance(text, str) and text in by_name)
-    if named is not None or "group" not in values:
-        return named
-    group = dist.group.WORLD if values["group"] is None else values["group"]
+    by_name = {names.get(group, ""): label for group, label in labels.items()}
+    named = first(text for text in _texts_given(values) if text in by_name)
+    if named is not None:
+        return by_name[named]
+    group = values.get("group", "none is given")
+    if group is None:
+        group = dist.group.WORLD
     return labels.get(group, "") if isinstance(group, dist.ProcessGroup) else None
+
+
+def _texts_given(values: Mapping[str, Any]) -> list[str]:
+    given = values.get("args", ())
+    known = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
+    return [one for one in known if isinstance(one, str)]
 
 
 def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:

@@ -135,17 +135,20 @@ def _is_fault_without_collectives(change: _Change) -> bool:
 
 
 def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
-    odd = tuple(rank for rank, ahead in zip(pair, change.ahead, strict=True) if ahead)
-    blamed = pair[odd[0]] if len(odd) == 1 else pair.first
-    says = " and ".join(f"{value} on rank {rank}" for rank, value in zip(pair, change.after.values, strict=True))
-    then = " and ".join(str(value) for value in dict.fromkeys(change.before.values))
-    what = _what(change, clock) if len(odd) == 1 else "do not make the same calls"
+    ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
+    shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
+    odd = ahead.where(bool).ranks
+    is_one = len(odd) == 1
+    what = _what(change, clock) if is_one else "do not make the same calls"
+    says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
+    then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
         f"rank {ranks_text(odd or pair.ranks)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
+    line = pair[odd[0]].line if is_one else pair.first.line
     is_by_number = clock.startswith(COLLECTIVES)
-    return Finding(Cause.CALL_COUNT, observed, odd or pair.ranks, blamed.line, is_by_number=is_by_number)
+    return Finding(Cause.CALL_COUNT, observed, odd or pair.ranks, line, is_by_number=is_by_number)
 
 
 def _what(change: _Change, clock: str) -> str:

@@ -60,11 +60,12 @@ def point_to_point(frame: FrameType | None) -> PointToPoint | None:
     if not is_blocked(frame):
         return None  # one in flight holds nobody up whose program goes on
     entries = adapter.recorded_collectives().get("entries", ())
-    in_flight = (entry for entry in entries if entry.get("is_p2p") and not _is_done(entry))
-    return first(filter(None, map(_recorded_p2p, in_flight)))
+    return first(filter(None, map(_p2p_in_flight, entries)))
 
 
-def _recorded_p2p(entry: Mapping[str, Any]) -> PointToPoint | None:
+def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
+    if not entry.get("is_p2p") or _is_done(entry):
+        return None
     match = _PEER.search(str(entry.get("profiling_name", "")))
     if match is None:
         return None

@@ -110,11 +110,11 @@ class Hooks:
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
-        current = self._progress.current
-        if current is None or not current.is_inside:
-            region = self._region_of(adapter.entered_function(frame), frame)
-            if region is not None:
-                self._progress.enter(region)
+        if self._progress.is_inside:
+            return
+        region = self._region_of(adapter.entered_function(frame), frame)
+        if region is not None:
+            self._progress.enter(region)
 
     def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
         """The region that a call of `function` through this frame enters; it is named once per function."""

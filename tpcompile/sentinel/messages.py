@@ -234,6 +234,12 @@ class RankState(Frozen):
         issued = self.blocked_in if self.waits_at is None else None
         return (issued and issued.line) or self.line
 
+    @property
+    def waits_with(self) -> set[int]:
+        """All ranks of the groups that it has collectives in flight in."""
+        groups = [self.members.get(issued.group, ()) for issued in self.in_flight]
+        return set().union(*groups)
+
     def issued_in(self, group: str) -> tuple[Issued, ...]:
         """Its last collectives of a group, oldest first."""
         return tuple(issued for issued in self.issued if issued.group == group)

@@ -41,13 +41,19 @@ class _Wait(NamedTuple):
 
 def other_group(situation: Situation) -> Finding | None:
     """Two ranks wait at one line in different groups whose ranks are the same."""
-    issued = situation.stuck
-    waits = {rank: _Wait(situation.now[rank], one.group, one.place, one.line) for rank, one in issued.items()}
-    for rank, state in situation.calling.without(issued).items():
-        waits[rank] = _Wait(state, state.calling, place_of(state.stack), state.line)
-    pairs = combinations(ByRank(waits).values(), 2)
+    waits = situation.now.found(lambda state: _wait(state, situation))
+    pairs = combinations(waits.values(), 2)
     one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
-    return _describe(ByRank(waits), one.place) if one is not None else None
+    return _describe(waits, one.place) if one is not None else None
+
+
+def _wait(state: RankState, situation: Situation) -> _Wait | None:
+    issued = situation.stuck.get(state.rank)
+    if issued is not None:
+        return _Wait(state, issued.group, issued.place, issued.line)
+    if state.rank in situation.calling:
+        return _Wait(state, state.calling, place_of(state.stack), state.line)
+    return None
 
 
 def _is_other_group(ours: _Wait, theirs: _Wait) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import UserLine
@@ -31,16 +31,14 @@ def parting(states: Mapping[int, RankState]) -> Finding | None:
 
 def parting_in(history: History) -> Finding | None:
     """The same in one group."""
-    meetings = [_Meeting(history, number) for number in history.numbers]
+    meetings = map(partial(_Meeting, history), history.numbers)
     unlike = [meeting for meeting in meetings if meeting.is_unlike]
-    if not unlike or _parted_before(unlike[0], meetings[0]):
+    if not unlike:
         return None
+    oldest = history.numbers[0]
+    if unlike[0].number == oldest > 1:
+        return None  # they parted before: what comes under one number since then is shifted
     return first_finding(_by_habit, unlike) or _by_number(_first_unlike(unlike))
-
-
-def _parted_before(unlike: _Meeting, oldest: _Meeting) -> bool:
-    """True where nobody knows of a number under which the ranks were alike: what comes since then is shifted."""
-    return unlike is oldest and oldest.number > 1
 
 
 def _by_habit(meeting: _Meeting) -> Finding | None:

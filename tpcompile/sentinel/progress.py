@@ -111,6 +111,11 @@ class Progress:
         """Region -> compiles of other ranks that this rank has neither made nor passed."""
         self._lock = threading.Lock()
 
+    @property
+    def is_inside(self) -> bool:
+        """A call of a watched region has begun and not ended."""
+        return self.current is not None and self.current.is_inside
+
     def region(self, name: str) -> Region:
         """The region of that name."""
         found = self.regions.get(name)

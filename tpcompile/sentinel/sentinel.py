@@ -180,14 +180,14 @@ class Sentinel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if error is not None and failed and self.is_active:
-            self._raises(error)
+        failure = None if isinstance(error, SystemExit) and not error.code else error
+        if failure is not None and self.is_active:
+            self._raises(failure)
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
             self._safely(self._compare_all_that_ran)
-        self.close(f"{type(error).__name__}: {error}" if failed else FINISHED)
+        self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
 
     def close(self, why: str = FINISHED) -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""

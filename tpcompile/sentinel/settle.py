@@ -151,12 +151,14 @@ class Settlement:
 
     def _tell_mild(self, settled: _Settled) -> None:
         """Differences that end nothing."""
-        divergences = settled.to_tell.divergences if settled.to_tell else ()
-        for chosen in divergences:
-            if chosen.is_choice:
-                logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
-        if settled.is_judge and not divergences:
+        verdict = settled.to_tell
+        if verdict is None:
+            return
+        if not verdict.divergences:
             self._tell_not_compared(settled)
+        choices = [divergence for divergence in verdict.divergences if divergence.is_choice]
+        for chosen in choices:
+            logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
 
     def _tell_not_compared(self, settled: _Settled) -> None:
         """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
@@ -250,14 +252,14 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     Environments that differ do not while programs agree; the parity handshake is for them. Nor, with `kernels="warn"`,
     do kernels that each rank chose by its own timings: the same program, rounded otherwise.
     """
+    unexplained = {check.layer for check in verdict.checks if check.is_red}
+    unexplained.discard(Layer.ENVIRONMENT)
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    if not all(_is_mild(divergence, kernels) for divergence in red):
-        return True
-    layers = {check.layer for check in verdict.checks if check.is_red}
-    layers.discard(Layer.ENVIRONMENT)
     for divergence in red:
-        layers.difference_update([divergence.layer, *divergence.consequences])
-    return bool(layers)
+        if not _is_mild(divergence, kernels):
+            return True
+        unexplained.difference_update([divergence.layer, *divergence.consequences])
+    return bool(unexplained)
 
 
 def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:

@@ -85,7 +85,11 @@ class Situation:
 
     def _stuck_in(self, state: RankState) -> Issued | None:
         then, issued = self._then(state), state.blocked_in
-        if issued is None or (state.stack, issued.id) != (then.stack, _id(then.blocked_in)):
+        if issued is None:
+            return None
+        old = then.blocked_in
+        is_the_same = old is not None and old.id == issued.id
+        if not is_the_same or state.stack != then.stack:
             return None
         # A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
         is_older = state.compiles and issued.age_s > state.since_s
@@ -95,10 +99,6 @@ class Situation:
         then = self._then(state)
         here, before = (state.calling, state.stack), (then.calling, then.stack)
         return bool(state.calling) and here == before and len(state.issued) == len(then.issued)
-
-
-def _id(issued: Issued | None) -> tuple[str, int] | None:
-    return issued.id if issued is not None else None
 
 
 Finder = Callable[[Situation], Finding | None]

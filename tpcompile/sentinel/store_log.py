@@ -171,8 +171,7 @@ class StoreLog:
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
         """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
-        groups = [state.members.get(issued.group, ()) for state in states.values() for issued in state.in_flight]
-        others = set[int]().union(*groups) - set(self.members)
+        others = set[int]().union(*(state.waits_with for state in states.values())) - set(self.members)
         if not others:
             return {}
         self._count(len(states) + 1)
