@@ -102,11 +102,16 @@ def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:
     stretches = [list(stretch) for _, stretch in groupby(readings, key=lambda reading: reading.difference)]
     differences = [stretch[0].difference for stretch in stretches]
     for number, (old, new) in enumerate(pairwise(stretches), start=1):
-        rate = _rate(old[-_RATED:])
-        returns = differences[number - 1] in differences[number:]
-        if rate and rate == _rate(new[:_SEEN]) and not returns:
+        rate = _common_rate(old[-_RATED:], new[:_SEEN])
+        later = differences[number:]
+        if rate and differences[number - 1] not in later:
             return _change(old[-1], new[0], rate)
     return None
+
+
+def _common_rate(old: Sequence[_Reading], new: Sequence[_Reading]) -> Fraction | None:
+    rate = _rate(old)
+    return rate if rate == _rate(new) else None
 
 
 def _change(old: _Reading, new: _Reading, rate: Fraction) -> _Change:

@@ -56,12 +56,12 @@ def _explained(states: ByRank[RankState], waiting: RankState, absent: RankState)
 
 def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """The rank that has left made fewer calls, although nothing else differs."""
-    regions = [region for region, calls in waiting.calls.items() if absent.calls.get(region, 0) < calls]
+    regions = [region for region, calls in waiting.calls.items() if absent.calls_of(region) < calls]
     if not regions:
         return None
-    newest = last(waiting.in_flight)
-    region = newest.region if newest and newest.region in regions else regions[0]
-    made = ", ".join(f"rank {rank} {state.calls.get(region, 0)}" for rank, state in states.items())
+    in_flight = last([issued.region for issued in waiting.in_flight])
+    region = in_flight if in_flight in regions else regions[0]
+    made = ", ".join(f"rank {rank} {state.calls_of(region)}" for rank, state in states.items())
     observed = f"the ranks made different numbers of calls of {region}: {made}; {has_left(absent)}"
     return Finding(Cause.CALL_COUNT, observed, (absent.rank,), _last_call_of(region, waiting) or waiting.line)
 

@@ -244,6 +244,10 @@ class RankState(Frozen):
         """Its last collectives of a group, oldest first."""
         return tuple(issued for issued in self.issued if issued.group == group)
 
+    def calls_of(self, region: str) -> int:
+        """How often it has called that region."""
+        return self.calls.get(region, 0)
+
     def last_number(self, group: str) -> int:
         """Number of the last collective it issued in a group, 0 for none."""
         return max((issued.seq for issued in self.issued_in(group)), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
@@ -41,35 +42,50 @@ class Pair:
 
 def one_compiled(pair: Pair) -> Finding | None:
     """Why one rank alone compiled there; None where both did, or will be seen to: then comparing that says more."""
-    if _is_compared(pair.compiled, pair.other) or _is_compared(pair.other, pair.compiled):
+    theirs = pair.other.waits_at
+    if theirs is None:
+        return first_finding(lambda find: find(pair), _FINDERS)
+    return _both_compiled(pair.states, _Held(pair.compiled, pair.at), _Held(pair.other, theirs))
+
+
+class _Held(NamedTuple):
+    """A rank that waits with what it compiled."""
+
+    state: RankState
+    at: Position
+
+    def runs(self, other: _Held) -> bool:
+        """True when this rank is inside the function that the other one compiled."""
+        return runs(self.state, other.at.region)
+
+
+def _both_compiled(states: ByRank[RankState], mine: _Held, theirs: _Held) -> Finding | None:
+    """Both hold what they compiled, and it is not the same."""
+    if _is_compared(mine, theirs) or _is_compared(theirs, mine):
         return None
-    return first_finding(lambda find: find(pair), _FINDERS)
+    orders = [(theirs, mine), (mine, theirs)]
+    return first_finding(lambda order: _part_of(states, *order), orders) or _other_order(mine, theirs)
 
 
-def _is_compared(whole: RankState, part: RankState) -> bool:
+def _is_compared(whole: _Held, part: _Held) -> bool:
     """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
-    if whole.waits_at is None or part.waits_at is None:
-        return False
-    region, call = whole.waits_at.region, whole.waits_at.call
-    if part.waits_at.region == region:
+    region = whole.at.region
+    if part.at.region == region:
         return True  # one of them is ahead: it has compiled, or is seen to have gone past
-    return part.calls.get(region, 0) >= call and runs(part, region)
+    has_called = part.state.calls_of(region) >= whole.at.call
+    return has_called and part.runs(whole)
 
 
-def _whole_and_part(pair: Pair) -> Finding | None:
+def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | None:
     """One rank runs without compiling what the other compiled, and compiled a part of it."""
-    orders = [(pair.other, pair.compiled), (pair.compiled, pair.other)]
-    return first_finding(lambda order: _part_of(pair.states, *order), orders)
-
-
-def _part_of(states: ByRank[RankState], part: RankState, whole: RankState) -> Finding | None:
-    if part.waits_at is None or whole.waits_at is None or not runs(part, whole.waits_at.region):
+    if not part.runs(whole):
         return None
     says = (
-        f"rank {whole.rank} compiled {whole.waits_at}; rank {part.rank} runs that function without compiling it, "
-        f"and compiled {part.waits_at} inside of it"
+        f"rank {whole.state.rank} compiled {whole.at}; rank {part.state.rank} runs that function without compiling it, "
+        f"and compiled {part.at} inside of it"
     )
-    return Finding(Cause.REGIONAL_COMPILE, says, _fewer(states, part, whole), whole.line or part.line)
+    ranks = _fewer(states, part.state, whole.state)
+    return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.line or part.state.line)
 
 
 def _fewer(states: ByRank[RankState], a: RankState, b: RankState) -> tuple[int, ...]:
@@ -87,14 +103,10 @@ def _region_of(state: RankState) -> str:
     return state.position.region if state.position is not None else ""
 
 
-def _other_order(pair: Pair) -> Finding | None:
-    """Both hold what they compiled, and it is not the same."""
-    theirs = pair.other.waits_at
-    if theirs is None:
-        return None
-    says = f"{pair.opening} first, rank {pair.other.rank} {theirs}; both hold collectives"
-    ranks = pair.compiled.rank, pair.other.rank
-    return Finding(Cause.ORDER_FORWARD, says, ranks, pair.other.line or pair.compiled.line)
+def _other_order(mine: _Held, theirs: _Held) -> Finding:
+    first, second = mine.state, theirs.state
+    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both hold collectives"
+    return Finding(Cause.ORDER_FORWARD, says, (first.rank, second.rank), second.line or first.line)
 
 
 def _while_compiling(pair: Pair) -> Finding | None:
@@ -131,6 +143,6 @@ def _not_compiled(pair: Pair) -> Finding | None:
 
 
 _FINDERS: tuple[Callable[[Pair], Finding | None], ...] = (
-    _whole_and_part, _other_order, _while_compiling, _recompile_limit, _extra_compile, _not_compiled,
+    _while_compiling, _recompile_limit, _extra_compile, _not_compiled,
 )  # fmt: skip
 """From what says most to what is left."""
