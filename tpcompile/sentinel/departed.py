@@ -8,7 +8,7 @@ from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import last
+from tpcompile.evidence.several import first, last
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.parting import parting
@@ -56,14 +56,19 @@ def _explained(states: ByRank[RankState], waiting: RankState, absent: RankState)
 
 def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
     """The rank that has left made fewer calls, although nothing else differs."""
-    regions = [region for region, calls in waiting.calls.items() if absent.calls_of(region) < calls]
-    if not regions:
+    region = _region_left_out(waiting, absent)
+    if region is None:
         return None
-    in_flight = last([issued.region for issued in waiting.in_flight])
-    region = in_flight if in_flight in regions else regions[0]
     made = ", ".join(f"rank {rank} {state.calls_of(region)}" for rank, state in states.items())
     observed = f"the ranks made different numbers of calls of {region}: {made}; {has_left(absent)}"
     return Finding(Cause.CALL_COUNT, observed, (absent.rank,), _last_call_of(region, waiting) or waiting.line)
+
+
+def _region_left_out(waiting: RankState, absent: RankState) -> str | None:
+    """A region that the rank which has left called less often; that in which the other one waits, if it is one."""
+    fewer = [region for region, calls in waiting.calls.items() if absent.calls_of(region) < calls]
+    newest = last([issued.region for issued in waiting.in_flight])
+    return newest if newest in fewer else first(fewer)
 
 
 def _last_call_of(region: str, state: RankState) -> UserLine | None:

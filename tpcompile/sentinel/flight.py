@@ -175,10 +175,14 @@ def is_blocked(frame: FrameType | None) -> bool:
     """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
     for inner in islice(adapter.frames_from(frame), 4):
         file = inner.f_code.co_filename
-        if is_library_file(file) and "/tpcompile/" in file:
-            return True  # one of our own collectives
+        if _is_own_collective(file):
+            return True
         if not adapter.is_torch(file):
             return False
         if inner.f_code.co_name in _BLOCKING or file.endswith(_BLOCKING_FILES):
             return True
     return False
+
+
+def _is_own_collective(filename: str) -> bool:
+    return "/tpcompile/" in filename and is_library_file(filename)

@@ -178,12 +178,13 @@ class Hooks:
     def _keep_skipped(self, frame: FrameType | None) -> None:
         """What is compiled is a part of a compiled callable whose own code Dynamo skips: keep which code that is."""
         call = compat.compiled_call(frame)
-        around = call.around if call else None
-        target = adapter.entered_callable(around.f_back) if around else None
-        if around is None or target is None:
+        if call is None or call.around is None:
+            return
+        target = adapter.entered_callable(call.around.f_back)
+        if target is None:
             return
         region = self._progress.region(region_name(target))
-        skipped = adapter.skipped_code(around)
+        skipped = adapter.skipped_code(call.around)
         if skipped is not None and region.skipped is None:
             region.skipped, region.calls_as_one = skipped, region.call
 

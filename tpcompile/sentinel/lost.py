@@ -18,7 +18,12 @@ from tpcompile.sentinel.situation import Lost, Situation
 
 _RECENT = 12
 """Collectives before an abort in which a rank may have left the common order."""
-_HOW = {"died": "is gone: its process died", "stopped": "is stopped (SIGSTOP)", "silent": "does not answer"}
+_BECAME = {
+    "died": (Cause.KILLED, "is gone: its process died"),
+    "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
+    "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
+}
+"""How a rank was lost -> the cause, and what is said of the rank."""
 
 
 def lost_ranks(situation: Situation) -> Finding | None:
@@ -29,18 +34,15 @@ def lost_ranks(situation: Situation) -> Finding | None:
     waiting = situation.now.where(lambda state: state.waits_at or state.in_flight)
     says = _became_of(dead, waiting)
     ranks = tuple(gone.rank for gone in dead)
+    cause, _ = _BECAME[dead[0].how]
     aborted = first(gone for gone in dead if gone.has_aborted_in_a_collective)
-    if dead[0].how != "died":
-        found = Finding(Cause.STOPPED_RESPONDING, says, ranks, _first_line(dead, waiting))
-    elif aborted is None:
-        found = Finding(Cause.KILLED, says, ranks, _first_line(dead, waiting))
-    else:
-        found = _aborted(aborted, situation.now, says)
-    return replace(found, gone=ranks)
+    if aborted is not None and cause == Cause.KILLED:
+        return replace(_aborted(aborted, situation.now, says), gone=ranks)
+    return Finding(cause, says, ranks, _first_line(dead, waiting), gone=ranks)
 
 
 def _became_of(dead: Sequence[Lost], waiting: ByRank[RankState]) -> str:
-    says = [f"rank {gone.rank} {_HOW[gone.how]}{gone.where}" for gone in dead]
+    says = [f"rank {gone.rank} {_BECAME[gone.how][1]}{gone.where}" for gone in dead]
     if waiting:
         says.append(f"rank {ranks_text(waiting.ranks)} waits")
     return "; ".join(says)

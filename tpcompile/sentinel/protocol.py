@@ -107,6 +107,11 @@ class Protocol:
         """True while this rank is watched."""
         return self.progress.is_active
 
+    @property
+    def _takes_part(self) -> bool:
+        """True also for a rank that leaves the watched block, until it has left."""
+        return self.is_active or self.is_leaving
+
     def must_wait(self, position: Position) -> bool:
         """True while the code that was compiled there must not run."""
         is_over = self._region(position).is_reported or position in self._free
@@ -255,7 +260,7 @@ class Protocol:
 
     def _alarm_heard(self, event: AlarmHeard) -> list[Action]:
         alarm = event.alarm
-        if not (self.is_active or self.is_leaving):
+        if not self._takes_part:
             return []
         if alarm.position is not None and self._region(alarm.position).is_reported:
             return self._decided(Decided(alarm.position))

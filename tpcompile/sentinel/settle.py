@@ -252,14 +252,18 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     Environments that differ do not while programs agree; the parity handshake is for them. Nor, with `kernels="warn"`,
     do kernels that each rank chose by its own timings: the same program, rounded otherwise.
     """
-    unexplained = {check.layer for check in verdict.checks if check.is_red}
-    unexplained.discard(Layer.ENVIRONMENT)
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    for divergence in red:
-        if not _is_mild(divergence, kernels):
-            return True
-        unexplained.difference_update([divergence.layer, *divergence.consequences])
-    return bool(unexplained)
+    is_mild = all(_is_mild(divergence, kernels) for divergence in red)
+    return not is_mild or _has_more_red_checks(verdict, red)
+
+
+def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) -> bool:
+    """True where a check is red that neither the environment nor one of the divergences explains."""
+    layers = {check.layer for check in verdict.checks if check.is_red}
+    layers.discard(Layer.ENVIRONMENT)
+    for divergence in divergences:
+        layers.difference_update([divergence.layer, *divergence.consequences])
+    return bool(layers)
 
 
 def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:
