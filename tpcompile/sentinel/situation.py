@@ -77,28 +77,30 @@ class Situation:
     @cached_property
     def in_p2p(self) -> ByRank[RankState]:
         """Ranks that have been in one send or receive since the round before, of a rank that takes part."""
-        sending = self.now.where(lambda state: state.p2p and state.p2p == self._then(state).p2p)
-        return sending.where(lambda state: state.p2p and state.p2p.peer in self.now)
+        return self.now.where(self._is_in_p2p)
 
     def _then(self, state: RankState) -> RankState:
         return self.before.get(state.rank, _SILENT)
 
     def _stuck_in(self, state: RankState) -> Issued | None:
-        then, issued = self._then(state), state.blocked_in
-        if issued is None:
+        then = self._then(state)
+        issued, old = state.blocked_in, then.blocked_in
+        if issued is None or old is None:
             return None
-        old = then.blocked_in
-        is_the_same = old is not None and old.id == issued.id
-        if not is_the_same or state.stack != then.stack:
+        if (issued.id, state.stack) != (old.id, then.stack):
             return None
         # A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
         is_older = state.compiles and issued.age_s > state.since_s
         return None if is_older else issued
 
+    def _is_in_p2p(self, state: RankState) -> bool:
+        p2p = state.p2p
+        return p2p is not None and p2p.peer in self.now and p2p == self._then(state).p2p
+
     def _is_calling(self, state: RankState) -> bool:
         then = self._then(state)
-        here, before = (state.calling, state.stack), (then.calling, then.stack)
-        return bool(state.calling) and here == before and len(state.issued) == len(then.issued)
+        here = state.calling, state.stack, len(state.issued)
+        return bool(state.calling) and here == (then.calling, then.stack, len(then.issued))
 
 
 Finder = Callable[[Situation], Finding | None]
