@@ -23,7 +23,7 @@ from tpcompile.sentinel.situation import Lost, Situation
 
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
-_TELL_AFTER_S = 5.0
+_TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
 _HOWS = {"dead": "died", "stopped": "stopped"}
@@ -94,7 +94,8 @@ class Asking:
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
         """A line that says for whom this rank waits, from time to time; else empty."""
         waited_s, limit_s = now_s - self._moved_at_s, self._limits.skew_limit_s
-        if waited_s <= self._tell_after_s:
+        here = states.get(self._rank)
+        if waited_s <= self._tell_after_s or here is None or not waits(here):
             return ""
         self._tell_after_s = min(2 * self._tell_after_s, self._tell_after_s + _TELL_EVERY_S)
         text = _describe_all(ByRank(states).without([self._rank]))
