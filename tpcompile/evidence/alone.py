@@ -120,8 +120,10 @@ class _Alone:
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function of its own, as an evaluation on one rank: no collective, nothing in its place."""
-        has_counterpart = any(map(self._not_shared, self.others))
-        return cause == Cause.EXTRA_COMPILE and not self.hangs() and not has_counterpart
+        return cause == Cause.EXTRA_COMPILE and self._is_apart()
+
+    def _is_apart(self) -> bool:
+        return not self.hangs() and not any(map(self._not_shared, self.others))
 
     def _not_shared(self, other: RankDigest) -> list[CompileDigest]:
         """Compiles of functions that the first present rank did not compile."""
@@ -193,6 +195,10 @@ class _Recompiled(_Alone):
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
         self.held = _held(failure) if self.earlier else ""
+
+    def is_beside(self, cause: Cause) -> bool:
+        """True for such a function that only these ranks have, however often they compile it."""
+        return self.earlier is None and self._is_apart()
 
     def cause(self) -> Cause:
         """What the guard that failed is about."""
