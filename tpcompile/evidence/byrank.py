@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.layerspec import Groups
+from tpcompile.evidence.several import differ
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -60,7 +61,7 @@ class ByRank(Mapping[int, T], Generic[T]):
 
     def differ(self, by: Callable[[T], Hashable]) -> bool:
         """True unless all ranks have the same."""
-        return len(self.groups(by)) > 1
+        return differ(map(by, self._values.values()))
 
     def unlike_most(self, by: Callable[[T], Hashable]) -> tuple[int, ...]:
         """Ranks that do not have what the largest group has, as `groups` orders them."""
