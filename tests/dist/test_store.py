@@ -199,3 +199,18 @@ def test_a_restart_on_one_node_sees_nothing_of_the_attempt_before(
         store.put("alarm", attempt)
     # Nodes may count restarts apart, and would not meet under prefixes of their own.
     assert seen == [None, "0" if is_there else None]
+
+
+def test_rank_0_leaves_when_the_others_need_its_store_no_more(three: list[RankStore]) -> None:
+    for store in three[1:]:
+        store.leave_together(timeout_s=60)  # they wait for nobody
+    started_s = time.monotonic()
+    three[0].leave_together(timeout_s=60)
+    assert time.monotonic() - started_s < 30
+
+
+def test_rank_0_does_not_wait_for_ever(three: list[RankStore]) -> None:
+    three[1].leave_together(timeout_s=60)
+    started_s = time.monotonic()
+    three[0].leave_together(timeout_s=0.1)
+    assert 0.1 <= time.monotonic() - started_s < 30

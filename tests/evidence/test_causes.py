@@ -477,6 +477,21 @@ def test_a_function_of_its_own_without_collectives_is_information() -> None:
     assert (found.cause, found.cls, found.is_red) == (Cause.EXTRA_COMPILE, DivergenceClass.LABEL, False)
 
 
+def test_a_function_of_its_own_may_be_compiled_again() -> None:
+    reason = "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 7"
+    again = local("evaluate", at=90).model_copy(update={"compile_id": "1/1", "recompile_reasons": (reason,)})
+    found = between([compiled(), local("evaluate", at=90), again], compiled())
+    assert [(one.cause, one.is_red) for one in found] == [(Cause.EXTRA_COMPILE, False), (Cause.SHAPE, False)]
+
+
+def test_a_shared_function_that_one_rank_compiles_again_is_red() -> None:
+    reason = "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 7"
+    evaluation = local("evaluate", at=90)
+    again = evaluation.model_copy(update={"compile_id": "1/1", "recompile_reasons": (reason,)})
+    found = only([compiled(), evaluation, again], [compiled(), evaluation])
+    assert (found.cause, found.is_red) == (Cause.SHAPE, True)
+
+
 def test_a_function_that_runs_in_place_of_another_is_red() -> None:
     found = between([compiled(), local("gelu", at=90)], [compiled(), local("relu", at=95)])
     assert {d.cause for d in found if d.is_red} == {Cause.EXTRA_COMPILE}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileDigest, Item, RankGroup, UserLine
-from tpcompile.evidence.several import last
 from tpcompile.evidence.text.lines import is_installed
 
 _WITHIN = frozenset({
@@ -28,9 +27,9 @@ def rank_group(
     Where the cause lies outside of the compiled code, the line of the program that called it says more than its first
     line, and a line inside of an installed package helps nobody.
     """
-    if cause in _WITHIN or compile_.entered_at is None:
+    called_at = compile_.called_at or compile_.entered_at
+    if cause in _WITHIN or called_at is None:
         return RankGroup(ranks=ranks, item=item, frame_line=line or compile_.line)
-    called_at = last([caller for caller in compile_.callers if not is_installed(caller)]) or compile_.entered_at
     if item and item.line and is_installed(item.line):
         item = item.model_copy(update={"line": called_at})
     if line is None or is_installed(line):

@@ -30,7 +30,7 @@ from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
-from tpcompile.evidence.text.lines import entered_at, is_library, own_line
+from tpcompile.evidence.text.lines import called_at, entered_at, is_library, own_line
 from tpcompile.evidence.text.reasons import nearest_reason
 
 
@@ -96,6 +96,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         step=compile_.step,
         line=own_line(compile_.line, compile_.stack),
         entered_at=entered_at(compile_.line, compile_.stack),
+        called_at=called_at(compile_.stack),
         callers=_callers(compile_),
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,

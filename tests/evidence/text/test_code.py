@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpcompile.evidence.records import Kernel
-from tpcompile.evidence.text.code import overwritten_reads, parse_kernels
+from tpcompile.evidence.text.code import overwritten_reads, parse_kernels, without_unused_symbols
 from tpcompile.evidence.text.normalise import GroupRoles
 
 TRITON = """\
@@ -232,3 +232,32 @@ def test_reading_the_result_or_freeing_a_part_is_no_finding(read: str) -> None:
     assert overwritten_reads(REDUCED_IN_PLACE.format(read=read, after="buf9 = buf0; del buf0")) == ()
     freed_before = REDUCED_IN_PLACE.format(read="arg0_1", after="").replace("del buf1", "del buf1\n    del buf0")
     assert overwritten_reads(freed_before + "    kernel(buf0)") == (), "the name is another tensor's by then"
+
+
+SLICED = """
+def call(self, args):
+    {inputs} = args
+    args.clear()
+    s36 = {size}
+    {offset}assert_size_stride({x}, (s36, 6), (6, 1), 'input')
+    {used}return ({gradients}buf1, s36, {saved})
+"""
+WITHOUT = {"size": "primals_1", "x": "primals_2", "inputs": "primals_1, primals_2"}
+WITH = {"size": "primals_1", "x": "primals_3", "inputs": "primals_1, primals_2, primals_3"}
+SET = "s23 = primals_2\n    "
+
+
+def sliced(names: dict[str, str], *, gradients: str, offset: str = "", used: str = "", saved: str = "") -> str:
+    """A wrapper whose input begins somewhere in memory."""
+    return without_unused_symbols(SLICED.format(**names, offset=offset, used=used, gradients=gradients, saved=saved))
+
+
+def test_a_symbol_that_nothing_uses_is_left_out_of_a_wrapper() -> None:
+    plain = sliced(WITHOUT, gradients="None, ")
+    assert sliced(WITH, gradients="None, None, ", offset=SET, saved="s23, ") == plain
+    assert "s23" not in plain and "input_1" in plain
+
+
+def test_a_symbol_that_a_kernel_reads_stays() -> None:
+    read = sliced(WITH, gradients="None, None, ", offset=SET, used="kernel(buf1, s23)\n    ")
+    assert read != sliced(WITHOUT, gradients="None, ") and "kernel(buf1, s23)" in read

@@ -267,3 +267,31 @@ def test_text_that_is_not_python_keeps_the_users_line() -> None:
     comment = "        # File: /app/model.py:7 in forward, code: y = f(x)\n"
     nodes = parse(f"{HEADER}{comment}        a = f(<Foo at 0x7f0011223344>)\n").nodes
     assert str(nodes[-1].line) == "/app/model.py:7 in forward"
+
+
+SLICED = """
+    class GraphModule(torch.nn.Module):
+        def forward(self, s77: "Sym(s77)", {offset}L_x_: "f32[s77, 6]"):
+            y: "f32[s77, 6]" = torch.relu(L_x_)
+            {used}
+            return (y, {saved})
+"""
+
+
+def test_a_size_that_nothing_has_or_reads_is_no_input() -> None:
+    plain = parse(SLICED.format(offset="", used="pass", saved=""))
+    view = parse(SLICED.format(offset='s84: "Sym(s84)", ', used="pass", saved="s84"))
+    assert [says(node) for node in view.nodes] == [says(node) for node in plain.nodes]
+
+
+def test_a_size_that_an_op_reads_is_an_input() -> None:
+    view = parse(SLICED.format(offset='s84: "Sym(s84)", ', used="z = torch.arange(s84)", saved="z"))
+    assert [node.value for node in view.nodes if node.op == "placeholder"][:2] == ["Sym(s#0)", "Sym(s#1)"]
+
+
+def test_gradients_of_no_input_are_left_out_of_a_backward_graph_only() -> None:
+    text = dedent(SLICED.format(offset="", used="pass", saved="None"))
+    outputs = {
+        kind: parse_graph(text, kind=kind, roles=GroupRoles({})).nodes[-1].args for kind in ("backward", "dynamo")
+    }
+    assert outputs == {"backward": ("(%2,)",), "dynamo": ("(%2, None)",)}

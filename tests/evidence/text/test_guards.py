@@ -173,3 +173,11 @@ def test_the_number_of_a_hook_differs_by_nature() -> None:
 
     assert expression(1) == expression(23) == "not ___dict_contains(ID, L['m']._forward_hooks_always_called)"
     assert expression(1, "table") != expression(23, "table")
+
+
+def test_that_a_view_begins_behind_two_elements_is_no_guard_of_the_program() -> None:
+    bound = (
+        "+- LAMBDA_GUARD: 2 <= L['x'].storage_offset()  # return F.linear(input, self.weight)  # nn/modules/linear.py:1"
+    )
+    asked = "+- LAMBDA_GUARD: Eq(L['x'].storage_offset(), 0)  # if x.storage_offset() == 0:  # model.py:8 in forward"
+    assert [len(parse_guards(text, roles=GroupRoles({}))) for text in (bound, asked)] == [0, 1]

@@ -9,7 +9,7 @@ import pytest
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digest import digest_compile
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.lines import called_at, innermost_own, is_library
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,19 @@ def test_a_region_in_torch_is_placed_at_the_line_that_calls_it() -> None:
 def test_a_region_of_the_user_is_placed_at_its_own_line() -> None:
     own = line(3)
     assert digest_compile(compiled(line=own, stack=(line(50, "/app/train.py"), own)), 0).line == own
+
+
+TORCH = "/v/lib/python3.11/site-packages/torch"
+CALL = UserLine(file=f"{TORCH}/nn/modules/module.py", line=1789, function="_call_impl")
+
+
+def test_the_caller_of_a_compiled_module_is_the_nearest_line_of_the_program() -> None:
+    main, installed = line(50, "/app/train.py"), line(7, "/v/lib/python3.11/site-packages/trainer/loop.py")
+    assert called_at([main, installed, CALL, line(3)]) == main
+
+
+def test_of_a_compiled_function_torch_leaves_the_caller_out_so_that_none_is_named() -> None:
+    decorated = UserLine(file=f"{TORCH}/utils/_contextlib.py", line=124, function="decorate_context")
+    assert called_at([line(50, "/app/train.py"), line(3)]) is None
+    assert called_at([line(50, "/app/train.py"), decorated, line(3)]) is None
+    assert called_at([line(3)]) is None

@@ -32,6 +32,8 @@ class CompileDigest(Frozen):
     """First line of the compiled frame."""
     entered_at: UserLine | None = None
     """The same, or of a frame of an installed package the line of the program that enters it."""
+    called_at: UserLine | None = None
+    """The line of the program that called a compiled module; None for a compiled function, whose caller torch omits."""
     callers: tuple[UserLine, ...] = ()
     """The program's lines around the compiled frame, outermost first; those of torch are left out."""
     recompile_reasons: tuple[str, ...] = ()

@@ -22,6 +22,8 @@ _TORCH = re.compile(
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"
 )
 """Installed, or built in a checkout."""
+_CALLS_MODULE = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py")
+"""Where torch calls a compiled module."""
 _STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
 """Where the standard library is, on any machine: logs come from others."""
 
@@ -65,6 +67,18 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     if own is None or not is_installed(own):
         return own
     return last([frame for frame in stack if not is_library(frame) and not is_installed(frame)]) or own
+
+
+def called_at(stack: Sequence[UserLine]) -> UserLine | None:
+    """The line of the program that called the compiled frame, the last of `stack`; None where that is not known.
+
+    Torch (2.11 to 2.13) leaves out the two frames before the compiled one. Those of a module are torch's own, and the
+    frame before them is `Module.__call__` or the wrapper of `torch.compile`; those of a function include its caller.
+    """
+    before = last(stack[:-1])
+    if before is None or not before.file.endswith(_CALLS_MODULE):
+        return None
+    return last([line for line in stack[:-1] if not is_library(line) and not is_installed(line)])
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:
