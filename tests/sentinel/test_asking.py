@@ -1,0 +1,31 @@
+"""A rank that waits long says for whom, from time to time; one that compiles itself waits for nobody."""
+
+from __future__ import annotations
+
+from tests.sentinel.test_hang import state
+from tpcompile.sentinel.asking import Asking, Limits
+from tpcompile.sentinel.progress import COMPILING, Progress
+
+
+def asking() -> Asking:
+    """A rank of two that saw nothing move since the start."""
+    one = Asking(0, range(2), Limits(), Progress(lambda _: None))
+    one.notices(0.0)
+    return one
+
+
+def test_a_rank_that_waits_says_for_whom() -> None:
+    states = {0: state(0, blocked=True), 1: state(1, activity=COMPILING, compile_id="0/0")}
+    news = asking().news(states, 12.0)
+    assert news.startswith("rank 0 has waited 12 of 3600 s: rank 1 has been compiling 0/0")
+
+
+def test_a_rank_that_compiles_itself_does_not_say_that_it_waits() -> None:
+    states = {rank: state(rank, activity=COMPILING, compile_id="0/0") for rank in range(2)}
+    assert asking().news(states, 12.0) == ""
+
+
+def test_a_short_wait_is_no_news_and_a_long_one_is_not_told_all_the_time() -> None:
+    states = {0: state(0, blocked=True), 1: state(1, activity=COMPILING, compile_id="0/0")}
+    one = asking()
+    assert [bool(one.news(states, now_s)) for now_s in (5.0, 12.0, 13.0, 30.0)] == [False, True, False, True]
