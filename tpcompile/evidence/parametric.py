@@ -58,14 +58,20 @@ def constants(items: Items, coordinates: Groups) -> list[Row]:
 
 
 def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
-    first = row.first
-    if differ(map(_call, row.present)):
+    return addresses(row) and all(_is_affine(column, coordinates) for column in integer_columns(row))
+
+
+def addresses(row: Row) -> bool:
+    """True for nodes that differ in integers only, and use them to address data."""
+    if not row.is_full or differ(map(_call, row.present)):
         return False
-    is_bound = _ADDRESSING.match(first.fields["target"]) is not None
-    is_index = _INTEGER_VALUE.search(first.fields["value"]) is not None
-    numbers = [_integers(item.fields["args"]) for item in row.present]
-    has_all_affine = all(_is_affine(column, coordinates) for column in zip(*numbers, strict=True))
-    return has_all_affine and (is_bound or is_index)
+    is_bound = _ADDRESSING.match(row.first.fields["target"]) is not None
+    return is_bound or _INTEGER_VALUE.search(row.first.fields["value"]) is not None
+
+
+def integer_columns(row: Row) -> list[tuple[int, ...]]:
+    """The integers among the arguments of equal nodes, each with its value in every group."""
+    return list(zip(*(integers(item.fields["args"]) for item in row.present), strict=True))
 
 
 def _call(item: Item) -> tuple[str, ...]:
@@ -74,7 +80,8 @@ def _call(item: Item) -> tuple[str, ...]:
     return fields["op"], fields["target"], _INTEGER.sub("#", fields["args"]), fields["value"]
 
 
-def _integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
+    """Integers in the text of arguments; references to nodes are none."""
     return list(map(int, _INTEGER.findall(text)))
 
 
@@ -87,8 +94,8 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
     is_local = row.is_full and all(map(_is_local_tensor, row.present))
     if not is_local or len(row.distinct(_without_sizes)) > 1:
         return False
-    sizes = list(map(_integers, row.notes("size")))
-    strides = list(map(_integers, row.notes("stride")))
+    sizes = list(map(integers, row.notes("size")))
+    strides = list(map(integers, row.notes("stride")))
     if differ(map(len, sizes)):
         return False
     uneven = list(filter(differ, zip(*sizes, strict=True)))

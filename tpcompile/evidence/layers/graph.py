@@ -15,6 +15,7 @@ from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, I
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.rows import common_keys, keys, rows_of
 from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.shardbounds import bounds_in_program
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.ranks import ranks_text
@@ -246,7 +247,7 @@ def _is_in(file: str, function: str, functions: set[tuple[str, str]]) -> bool:
     return any(known == function and whole.endswith(file) for whole, known in functions)
 
 
-SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts)
+SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
 
 
 def program_rows(difference: Difference) -> tuple[Row, ...]:

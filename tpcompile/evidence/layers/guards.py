@@ -9,10 +9,11 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
 from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, Row
 from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
 from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.shardbounds import bounds_in_guards
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import is_library
 
@@ -206,6 +207,12 @@ def _checked(row: Row) -> Cause:
     return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
 
 
-SPEC = LayerSpec(
-    layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=uneven_shards, is_ordered=False
-)
+def _healthy(difference: Difference) -> Followed:
+    """Guards that follow the rank's coordinate, by what they are."""
+    kinds = [uneven_shards(difference), bounds_in_guards(difference)]
+    rows = [row for kind in kinds for row in kind.rows]
+    left = [row for row in difference.rows if row not in rows]
+    return Followed(left, rows, "; ".join(kind.says for kind in kinds if kind.rows))
+
+
+SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)

@@ -1,0 +1,71 @@
+"""Guards and Dynamo graphs of several ranks -> Python integers that are the bounds of each rank's shard: healthy.
+
+The vocabulary-parallel embeddings of Megatron and vLLM keep `start` and `end` of a rank's part as attributes, and torch
+guards both. They are no difference where two guarded integers of one object cut a range into parts, each beginning
+where that of the rank before ends, and where the program uses them to address data. Whatever else differs is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
+from tpcompile.evidence.parametric import addresses, integer_columns
+from tpcompile.evidence.records import Layer
+from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.several import differ, grouped
+
+_INTEGER = re.compile(r"^-?\d+$")
+_MIN_SIZE = 2
+"""A part of one element could be the rank itself."""
+
+Column = tuple[int, ...]
+"""One value for each group of ranks."""
+
+
+def bounds_in_guards(difference: Difference) -> Followed:
+    """Guards on the bounds of shards."""
+    rows = list(_bounds(difference.items, difference.compile.coordinates()))
+    left = [row for row in difference.rows if row not in rows]
+    return Followed(left, rows, f"{len(rows)} guards hold the bounds of each rank's shard")
+
+
+def bounds_in_program(difference: Difference) -> Followed:
+    """Nodes of Dynamo graphs that address data by the bounds of shards."""
+    if not difference.compile.differs(Layer.GUARDS):
+        return Followed(difference.rows)
+    guards = difference.compile.items(Layer.GUARDS)
+    known = {_column(row) for row in _bounds(guards, difference.compile.coordinates())}
+    rows = [row for row in difference.rows if addresses(row) and known.issuperset(_differing(row))]
+    left = [row for row in difference.rows if row not in rows]
+    return Followed(left, rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
+
+
+def _bounds(guards: Items, places: Groups) -> Iterator[Row]:
+    """Guards on the start and on the end of a part, of every object that has both."""
+    numbers = [row for row in rows_of(guards, is_ordered=False) if all(map(_INTEGER.match, row.notes("value")))]
+    for of_object in grouped(numbers, lambda row: row.first.about.rpartition(".")[0]).values():
+        for start, end in itertools.permutations(of_object, 2):
+            if _is_partition(_column(start), _column(end), places):
+                yield from (start, end)
+
+
+def _differing(row: Row) -> list[Column]:
+    return [column for column in integer_columns(row) if differ(column)]
+
+
+def _column(row: Row) -> Column:
+    return tuple(map(int, row.notes("value")))
+
+
+def _is_partition(starts: Column, ends: Column, places: Groups) -> bool:
+    """True where `[start, end)` of the ranks, by coordinate, are the parts of one range; the last may be smaller."""
+    in_order = sorted(zip(places, starts, ends, strict=True))
+    if [at for at, _, _ in in_order] != [(number,) for number in range(len(places))]:
+        return False
+    sizes = [end - start for _, start, end in in_order]
+    begins, ends_before = [start for _, start, _ in in_order], [0, *(end for _, _, end in in_order)]
+    is_even = max(sizes) - min(sizes[:-1]) <= 1
+    return begins == ends_before[:-1] and is_even and min(sizes) >= _MIN_SIZE
