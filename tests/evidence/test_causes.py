@@ -155,6 +155,35 @@ def test_a_set_that_is_iterated_in_a_different_order_is_told_from_a_branch() -> 
     assert only(runs("tanh", "relu"), runs("tanh", "cos")).cause == Cause.RANK_BRANCH
 
 
+def test_a_loop_over_a_set_is_named_where_it_calls_what_does_the_work() -> None:
+    loop = line(30).model_copy(update={"function": "combine"})
+    a_set = guard(source="L['losses']", says="== {'a', 'b'}").model_copy(update={"line": loop})
+
+    def runs(*names: str, iterated: Guard = a_set) -> CompileRecord:
+        ops = [call(f"torch.{name}", f"%{index}") for index, name in enumerate(names)]
+        return compiled(*ops, reduce("%2"), guards=(iterated,))
+
+    found = only(runs("tanh", "relu"), runs("relu", "tanh"))
+    assert (found.cause, found.line) == (Cause.SET_ORDER, loop)
+    elsewhere = a_set.model_copy(update={"line": line(30, "/app/other.py")})
+    away = only(runs("tanh", "relu", iterated=elsewhere), runs("relu", "tanh", iterated=elsewhere))
+    assert away.cause == Cause.RANK_BRANCH
+
+
+def test_a_value_that_makes_one_rank_run_the_forward_again_is_the_finding() -> None:
+    def recomputes(value: bool, *phases: str) -> CompileRecord:
+        ops = (call("checkpoint", "%0"),) if value else ()
+        asked = guard(source="L['self'].recompute", says=f"== {value}")
+        collectives = tuple(collective(phase=phase) for phase in phases)
+        return compiled(*ops, reduce(f"%{len(ops)}"), guards=(asked,), collectives=collectives)
+
+    found = only(recomputes(False, "forward"), recomputes(True, "forward", "backward"))
+    assert (found.cause, found.cls) == (Cause.PYTHON_VALUE, DivergenceClass.COLLECTIVES)
+    assert found.title == "self.recompute == False / True"
+    extra = only(recomputes(False, "forward"), recomputes(True, "forward", "forward"))
+    assert extra.cause == Cause.EXTRA_COLLECTIVE
+
+
 @pytest.mark.parametrize(
     ("names", "cause"),
     [

@@ -54,6 +54,11 @@ def _explain(difference: Difference) -> Explanation:
     return explained(difference.items, difference.rows)
 
 
+def _is_recomputed(cause: Cause, row: Row) -> bool:
+    """True for a collective that some ranks issue in the backward only, where they run the forward again."""
+    return cause == Cause.EXTRA_COLLECTIVE and row.distinct(lambda item: item.about) == {"backward"}
+
+
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
     is_shifted = not all(row.is_full for row in rows)
@@ -67,8 +72,9 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     elif cause == Cause.EXTRA_COLLECTIVE:
         extra = first(row for row in rows if not row.is_full)
         row = _at_own_line(extra, items) if extra else row
-    # Sizes and dtypes follow from what goes in; the rest is the program's own.
-    directness = Directness.RESULT if cause == Cause.COLLECTIVE_SIZES else Directness.COLLECTIVE
+    # Sizes and dtypes follow from what goes in, and the backward from what recomputes; the rest is the program's own.
+    follows = cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row)
+    directness = Directness.RESULT if follows else Directness.COLLECTIVE
     guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
 

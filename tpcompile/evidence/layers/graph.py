@@ -11,7 +11,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.rows import common_keys, keys, rows_of
 from tpcompile.evidence.several import differ, first
@@ -129,10 +129,11 @@ def _program(difference: Difference) -> Explanation:
     cause = _cause(row)
     if cause == Cause.RANK_BRANCH and _is_dropped(difference):
         return _unused(difference, row)
-    if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) and _set_behind(difference, row):
+    iterated = _set_behind(difference, row) if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) else None
+    if iterated is not None:
         columns = zip(*difference.items, strict=True)
         reordered = next(column for column in columns if differ(map(_op, column)))
-        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(reordered))
+        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, iterated) for item in reordered))
     if differ(difference.compile.is_symbolic()):
         return _symbolic(difference)
     directness = _DIRECTNESS.get(cause, Directness.PROGRAM)
@@ -222,16 +223,30 @@ def _unused(difference: Difference, row: Row) -> Explanation:
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
-def _set_behind(difference: Difference, row: Row) -> bool:
-    """True when the ranks run the same ops in a different order, where a set is iterated and no rank is read."""
+def _set_behind(difference: Difference, row: Row) -> UserLine | None:
+    """Where a set is iterated, when the ranks run the same ops in a different order there and no rank is read.
+
+    In the function of the ops, or else in another one of that file: the loop may call what does the work.
+    """
     ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
     is_permuted = len(set(ops[0])) > 1 and not differ(map(tuple, ops))
     if not is_permuted or difference.compile.rank_reads():
-        return False
+        return None
     functions = {(line.file, line.function) for line in row.lines}
     guards = itertools.chain.from_iterable(difference.compile.items(Layer.GUARDS))
-    iterated = known(guard.line for guard in guards if "set" in guard.notes)
-    return any(_is_in(line.file, line.function, functions) for line in iterated)
+    iterated = [line for line in known(guard.line for guard in guards if "set" in guard.notes) if _is_near(line, row)]
+    return first(line for line in iterated if _is_in(line.file, line.function, functions)) or first(iterated)
+
+
+def _is_near(line: UserLine, row: Row) -> bool:
+    """True for a line of a file in which the row is; torch may have cut the front of its path."""
+    return any(other.file.endswith(line.file) for other in row.lines)
+
+
+def _in_loop(item: Item, iterated: UserLine) -> Item:
+    """The item at the loop over the set, unless it is in that function itself."""
+    is_there = item.line is not None and item.line.function == iterated.function
+    return item if is_there else item.model_copy(update={"line": iterated})
 
 
 def _is_node(item: Item) -> bool:
