@@ -68,6 +68,11 @@ def test_cause_step_and_guard_of_both_sides_are_told_in_one_place() -> None:
     ]  # fmt: skip
 
 
+def test_one_guard_that_failed_on_one_side_is_said_once() -> None:
+    found = samples.divergence(cause=Cause.PYTHON_VALUE, guard="not trace", held="not trace")
+    assert wording.cause_lines(found)[1:] == ["guard that failed on rank 7 and holds on ranks 0-6: not trace"]
+
+
 def test_a_side_without_an_item_is_blamed_by_the_line_of_its_frame() -> None:
     frame = UserLine(file="/repo/model.py", line=3)
     groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), frame_line=frame))
