@@ -228,14 +228,20 @@ def _set_behind(difference: Difference, row: Row) -> UserLine | None:
 
     In the function of the ops, or else in another one of that file: the loop may call what does the work.
     """
-    ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
-    is_permuted = len(set(ops[0])) > 1 and not differ(map(tuple, ops))
-    if not is_permuted or difference.compile.rank_reads():
+    if difference.compile.rank_reads() or not _is_permuted(difference):
         return None
-    functions = {(line.file, line.function) for line in row.lines}
     guards = itertools.chain.from_iterable(difference.compile.items(Layer.GUARDS))
-    iterated = [line for line in known(guard.line for guard in guards if "set" in guard.notes) if _is_near(line, row)]
-    return first(line for line in iterated if _is_in(line.file, line.function, functions)) or first(iterated)
+    loops = known(guard.line for guard in guards if "set" in guard.notes)
+    near = [loop for loop in loops if _is_near(loop, row)]
+    functions = {(line.file, line.function) for line in row.lines}
+    within = [loop for loop in near if _is_in(loop.file, loop.function, functions)]
+    return first([*within, *near])
+
+
+def _is_permuted(difference: Difference) -> bool:
+    """True when the ranks run the same ops, of more than one kind, in a different order."""
+    ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
+    return len(set(ops[0])) > 1 and not differ(map(tuple, ops))
 
 
 def _is_near(line: UserLine, row: Row) -> bool:
