@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text import normalise
@@ -81,15 +82,26 @@ def without_unused_symbols(wrapper: str) -> str:
     Its other inputs are numbered anew, and what it returns for a symbol in place of a gradient, None, is left out.
     """
     lines = wrapper.splitlines()
-    times = Counter(_NAME.findall("\n".join(line for line in lines if not _RETURN.match(line))))
-    sets = [found for found in map(_SYMBOL.match, lines) if found is not None]
-    unused = [found for found in sets if times[found["symbol"]] == 1]
+    unused = _unused_symbols(lines)
     left_out = {"None"}.union(*(found.groups() for found in unused))
     dropped = {found.string for found in unused}
-    kept = "\n".join(_filtered(line, left_out) for line in lines if line not in dropped)
-    inputs = [name for found in _ARGUMENTS.finditer(kept) for name in found["names"].split(", ")]
+    kept = [_filtered(line, left_out) for line in lines if line not in dropped]
+    return _numbered_anew("\n".join(kept))
+
+
+def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
+    """Lines that name a symbol which no other line has, the returns apart."""
+    body = [line for line in lines if not _RETURN.match(line)]
+    times = Counter(_NAME.findall("\n".join(body)))
+    named = filter(None, map(_SYMBOL.match, body))
+    return [found for found in named if times[found["symbol"]] == 1]
+
+
+def _numbered_anew(wrapper: str) -> str:
+    """Inputs that are called by a number, by their place among the inputs."""
+    inputs = [name for found in _ARGUMENTS.finditer(wrapper) for name in found["names"].split(", ")]
     numbers = {name: f"input_{at}" for at, name in enumerate(inputs) if _NUMBERED.match(name)}
-    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), kept)
+    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), wrapper)
 
 
 def _filtered(line: str, left_out: set[str]) -> str:
