@@ -21,6 +21,7 @@ from tests.evidence.samples import (
 )
 from tpcompile.evidence.causes import ADVICE, Cause
 from tpcompile.evidence.records import CompileRecord, DivergenceClass, Guard, Node
+from tpcompile.evidence.text import normalise
 
 FUNCTIONAL = "torch.ops._c10d_functional."
 
@@ -341,3 +342,16 @@ def test_behind_a_branch_the_first_of_the_lines_is_nearest_to_what_was_asked() -
 
     found = only(asks(0, call("mul", "%0", "2", at=34)), asks(1, call("torch.relu", "%0", at=35)))
     assert {group.line for group in found.groups} == {line(34)}
+
+
+def test_what_a_module_is_fed_stands_where_it_is_called() -> None:
+    caller = line(50, "/app/train.py")
+    torch_call = line(1789, "/v/lib/python3.11/site-packages/torch/nn/modules/module.py")
+    stack = (caller, torch_call, line(3))
+    found = only(compiled(stack=stack), compiled(stack=stack, inputs=(tensor(shape="[4, 9]", stride="[9, 1]"),)))
+    assert (found.cause, found.line) == (Cause.SHAPE, caller)
+
+
+def test_an_error_says_what_the_operator_said() -> None:
+    text = "RuntimeError when making fake tensor call\n  Explanation: linear(*(x,)): got RuntimeError('no [2] X [3]')"
+    assert normalise.error(text) == "RuntimeError when making fake tensor call: no [2] X [3]"

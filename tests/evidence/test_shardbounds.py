@@ -75,3 +75,10 @@ def test_a_bound_that_scales_data_is_red() -> None:
 
 def test_an_op_that_only_one_rank_has_is_red() -> None:
     assert red(embedding(0, 32), embedding(32, 64, call("relu", "%3", value=X)))
+
+
+def test_another_bound_beside_those_of_the_shard_is_red() -> None:
+    ranks = [
+        embedding(start, start + 32, call("lt", "%0", limit, value=MASK)) for start, limit in ((0, "5"), (32, "9"))
+    ]
+    assert red(*ranks)
