@@ -6,7 +6,8 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.byrank import Groups
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import Item, ItemKind
 from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import ranks_text

@@ -8,11 +8,11 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import Protocol
 
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord, UserLine
-from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.base import lines_of
 
-Groups = tuple[tuple[int, ...], ...]
 Items = tuple[tuple[Item, ...], ...]
 """Items of a layer, one tuple per group of ranks."""
 
@@ -45,7 +45,7 @@ class Row(tuple[Item | None, ...]):
     @property
     def lines(self) -> tuple[UserLine, ...]:
         """The user's lines that are known."""
-        return tuple(known(item.line for item in self.present))
+        return tuple(lines_of(self.present))
 
     def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
         """What the items have there, each once."""

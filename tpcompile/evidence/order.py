@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpcompile.evidence.align import Slot
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup, value_item
 from tpcompile.evidence.several import differ
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from tpcompile.evidence.align import Slot, align
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, group_by, sides
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     Grade,
     Item,

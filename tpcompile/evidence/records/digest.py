@@ -44,9 +44,14 @@ class CompileDigest(Frozen):
     normalised: tuple[Normalised, ...] = ()
     layers: tuple[LayerDigest, ...]
 
+    @property
+    def shas(self) -> dict[tuple[Layer, str], str]:
+        """Layer and part -> hash, of those that were observed."""
+        return {(digest.layer, digest.part): digest.sha256 for digest in self.layers}
+
     def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
-        return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
+        return self.shas.get((layer, part))
 
     @property
     def is_loaded(self) -> bool:
@@ -122,6 +127,10 @@ class RankDigest(Frozen):
     def of_frame(self, frame: str) -> list[CompileDigest]:
         """Compiles of a frame, in order."""
         return [compile_ for compile_ in self.compiles if compile_.frame == frame]
+
+    def called(self, compile_id: str) -> list[CompileDigest]:
+        """Compiles with that id, in order: ids begin again after a reset."""
+        return [compile_ for compile_ in self.compiles if compile_.compile_id == compile_id]
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""
