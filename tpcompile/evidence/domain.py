@@ -50,6 +50,10 @@ class Domain:
         """The digest of each rank."""
         return ByRank({digest.rank: digest for digest in self.ranks})
 
+    def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> list[Seen]:
+        """One compile as the first rank of each group saw it."""
+        return [Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups]
+
     def seen_by(self, rank: int) -> list[Seen]:
         """The compiles of a rank, in order."""
         return [Seen(self, rank, compile_) for compile_ in self.digests[rank].compiles]

@@ -85,7 +85,7 @@ class _Compile:
 
     def seen(self, groups: Groups) -> list[Seen]:
         """The compile as one rank of each group saw it."""
-        return [Seen(self.domain, ranks[0], self.slot.compiles[ranks[0]]) for ranks in groups]
+        return self.domain.leaders(self.slot.compiles, groups)
 
     def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
         """What differs below equal programs.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from operator import attrgetter
 from typing import Any
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
@@ -112,17 +114,21 @@ class RankDigest(Frozen):
     @property
     def sure_reads(self) -> list[RankRead]:
         """Reads of the rank on a path that every trace takes."""
-        return [suspect for suspect in self.suspects if suspect.what == "read" and suspect.is_sure]
+        return [suspect for suspect in self.suspects_of("read") if suspect.is_sure]
+
+    def suspects_of(self, what: str) -> list[RankRead]:
+        """Rank reads, or guards with a rank's name."""
+        return [suspect for suspect in self.suspects if suspect.what == what]
 
     @property
     def layers(self) -> list[LayerDigest]:
         """The layers of all compiles."""
-        return [layer for compile_ in self.compiles for layer in compile_.layers]
+        return list(itertools.chain.from_iterable(map(attrgetter("layers"), self.compiles)))
 
     @property
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
-        return frozenset(layer.layer for layer in self.layers)
+        return frozenset(map(attrgetter("layer"), self.layers))
 
     def of_frame(self, frame: str) -> list[CompileDigest]:
         """Compiles of a frame, in order."""
