@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from tpcompile.evidence.several import differ, grouped
@@ -24,10 +24,14 @@ class ByRank(dict[int, V], Generic[V]):
         """Only the ranks for whose value that holds."""
         return ByRank({rank: value for rank, value in self.items() if holds(value)})
 
+    def among(self, ranks: Iterable[int]) -> ByRank[V]:
+        """Only these ranks."""
+        return ByRank({rank: self[rank] for rank in ranks})
+
     @property
-    def observed(self) -> ByRank[V]:
+    def observed(self: ByRank[W | None]) -> ByRank[W]:
         """Only the ranks that have something else than None."""
-        return self.where(lambda value: value is not None)
+        return ByRank({rank: value for rank, value in self.items() if value is not None})
 
     @property
     def differs(self) -> bool:

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from tpcompile.evidence.domain import Seen
 from tpcompile.evidence.records import Item, Layer
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import grouped, indexed
 from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 
 _UNKNOWN = math.inf
@@ -40,8 +40,7 @@ def _distance(seen: Seen, reason: str) -> float:
 
 
 def _inputs(seen: Seen) -> dict[str, Item]:
-    items = seen.observed(Layer.INPUTS)
-    return dict(zip(map(attrgetter("about"), items), items, strict=True))
+    return indexed(seen.observed(Layer.INPUTS), attrgetter("about"))
 
 
 def _num_differing(theirs: Item, ours: Item) -> int:

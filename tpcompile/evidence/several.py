@@ -38,6 +38,11 @@ def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
+def indexed(values: Iterable[T], by: Callable[[T], K]) -> dict[K, T]:
+    """Values by something of their own; of several that have the same, the last."""
+    return {by(value): value for value in values}
+
+
 def unlike(values: Iterable[T], others: Iterable[T], by: Callable[[T], Hashable]) -> list[T]:
     """Values that have nothing in common with any of the others."""
     taken = set(map(by, others))

@@ -31,7 +31,7 @@ _NAMES = (
 _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 
-def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
+def suspects_of(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
     """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
     reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]
     named = [_named(guard, kind, where) for guard in compile_.guards if (kind := kind_of_name(guard))]
