@@ -45,13 +45,14 @@ def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
     """What the last name in a guard's source promises, for a guard on a Python value."""
-    names = ["".join(parts) for parts in _SEGMENT.findall(guard.source)]
+    names = list(map("".join, _SEGMENT.findall(guard.source)))
     # Variables of the environment are told apart by their values.
     if guard.type not in VALUE_GUARDS or "environ" in guard.source:
         return None
     if names[-2:] == ["device", "index"]:
         return TaintKind.DEVICE_INDEX
-    return first(kind for pattern, kind in _NAMES for name in names[-1:] if pattern.search(name))
+    name = "".join(names[-1:])
+    return first(kind for pattern, kind in _NAMES if pattern.search(name))
 
 
 def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:
