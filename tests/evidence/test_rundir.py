@@ -10,7 +10,7 @@ import pytest
 
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence import rundir as rundir_module
-from tpcompile.evidence.records import RankRecord, Status, Verdict
+from tpcompile.evidence.records import SCHEMA_VERSION, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
 
@@ -112,11 +112,11 @@ def test_json_is_sorted_and_stable(run: RunDir) -> None:
 def test_another_schema_is_refused_with_both_versions(run: RunDir) -> None:
     data = json.loads(verdict().to_json()) | {"schema_version": 99}
     run.write_text("verdict.json", json.dumps(data))
-    with pytest.raises(ConfigError, match="has schema 99, this tpcompile reads 2"):
+    with pytest.raises(ConfigError, match=f"has schema 99, this tpcompile reads {SCHEMA_VERSION}"):
         run.read_verdict()
 
 
-@pytest.mark.parametrize("text", ['{"schema_version": 2}', '{"schema_version": 2, "typo": 2}'])
+@pytest.mark.parametrize("text", ['{"schema_version": 3}', '{"schema_version": 3, "typo": 2}'])
 def test_a_file_with_wrong_keys_is_called_damaged(run: RunDir, text: str) -> None:
     run.write_text("verdict.json", text)
     with pytest.raises(ConfigError, match=r"verdict\.json is damaged"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.samples import call, compiled, guard, record
-from tests.evidence.test_checks import CONFIG, GOOD, counters, facts, healthy
+from tests.gate.test_checks import CONFIG, counters, errors, facts, healthy
 from tpcompile.config import RunConfig, load
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.digest import digest_rank
@@ -62,7 +62,7 @@ def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
 
 
 def test_a_check_that_fails_alone_is_the_summary() -> None:
-    wrong = healthy(1, facts=facts(**{"C_error/forward": GOOD | {"ratio": 99.0}}))
+    wrong = healthy(1, facts=facts(errors=errors(forward=99.0)))
     found = verdict(healthy(0), wrong)
     assert found.exit_code == ExitCode.FAIL and found.summary.startswith(
         "forward right: worst 99.00x: forward on rank 1"
@@ -70,7 +70,7 @@ def test_a_check_that_fails_alone_is_the_summary() -> None:
 
 
 def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
-    wrong = odd(1).model_copy(update={"facts": facts(**{"C_error/forward": GOOD | {"ratio": 99.0}})})
+    wrong = odd(1).model_copy(update={"facts": facts(errors=errors(forward=99.0))})
     assert "mul(%0, 2) / mul(%0, 9)" in verdict(plain(0), wrong).summary
 
 

@@ -13,8 +13,8 @@ from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
-from tpcompile.sentinel.messages import Announcement, CompilePost, Issued, Position, RankState
-from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
+from tpcompile.sentinel.messages import RUNNING, WAITING, Announcement, CompilePost, Issued, Position, RankState
+from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 
 GROUP = "0 default_pg"
@@ -219,7 +219,7 @@ class Rank:
         number = len(self.issued) + 1
         region, count = call or ("", 0)
         one = Issued(
-            group=GROUP, seq=number, op="all_reduce", is_done=False, line=at, stack=(at,),
+            group=GROUP, seq=number, op="all_reduce", is_done=False, stack=(at,),
             call_line=at if call else None, region=region, call=count,
         )  # fmt: skip
         self.issued.append(one)

@@ -187,7 +187,7 @@ def test_the_flight_recorder_tells_group_number_op_sizes_and_the_users_line() ->
         first, second = issued
         assert (first["seq"], first["op"], first["sizes"], first["is_done"]) == (1, "all_reduce", "2x3", True)
         assert second["group"].endswith("second") and second["known"] and first["known"]
-        assert second["line"]["code"].endswith("# the line to be named")
+        assert second["stack"][0]["code"].endswith("# the line to be named")
 
 
 def blocked_rank() -> tuple[bool, str]:

@@ -11,12 +11,12 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from tests.sentinel.scenarios import Ranks
-from tests.sentinel.test_hang import by_rank, issued, line, state
+from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.capture import compat
 from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel import hang
-from tpcompile.sentinel.hang import judge
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.othergroup import other_group
 from tpcompile.testing.ranks import run_on_ranks
 
 ONE, TWO = "1 undefined", "2 undefined"
@@ -36,7 +36,7 @@ def issued_at(seq: int, group: str, *, done: bool = True, at: int = 10) -> Issue
 
 def test_ranks_that_wait_at_one_line_in_two_groups_of_the_same_ranks_use_different_groups() -> None:
     states = by_rank(waits_in(0, ONE), waits_in(1, TWO))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.GROUP, (0, 1), line(10))
     assert "rank 0 waits in group '1 undefined'; rank 1 waits in group '2 undefined'" in found.observed
@@ -44,7 +44,7 @@ def test_ranks_that_wait_at_one_line_in_two_groups_of_the_same_ranks_use_differe
 
 def test_the_rank_that_used_the_other_group_before_is_named() -> None:
     states = by_rank(waits_in(0, ONE, issued_at(1, ONE)), waits_in(1, TWO, issued_at(1, ONE)))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None and found.ranks == (1,)
 
 
@@ -55,16 +55,16 @@ def test_a_rank_that_sets_up_its_other_group_waits_there_too() -> None:
         state(0, calling=ONE, stack=place, groups=(ONE, TWO), members=MEMBERS),
         state(1, calling=TWO, stack=place, groups=(ONE, TWO), members=MEMBERS),
     )
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None and found.cause == Cause.GROUP
-    assert judge(states, [], before={}) is None
+    assert stuck(states, before={}) is None
 
 
 def test_groups_of_other_ranks_and_other_lines_are_no_such_mistake() -> None:
     other_ranks = by_rank(waits_in(0, "0 default_pg"), waits_in(1, TWO))
     other_lines = by_rank(waits_in(0, ONE), waits_in(1, TWO, at=11))
     for states in (other_ranks, other_lines):
-        found = judge(states, [], before=states)
+        found = stuck(states)
         assert found is None or found.cause != Cause.GROUP
 
 
@@ -73,7 +73,7 @@ def run(tells_groups_apart: bool) -> dict[str, dict[str, Any]]:
     ranks = Ranks()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     if not tells_groups_apart:
-        hang.other_group = lambda *_: None  # type: ignore[attr-defined]
+        hang.FINDERS = tuple(find for find in hang.FINDERS if find is not other_group)
         roles = compat.group_roles
         compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
     return {"eager": _eager(ranks, groups), "compiled": _compiled(ranks, groups)}

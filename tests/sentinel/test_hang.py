@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel.departed import departed
+from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.hang import departed, describe, judge
-from tpcompile.sentinel.lost import Lost
-from tpcompile.sentinel.messages import Issued, PointToPoint, Position, RankState
+from tpcompile.sentinel.hang import why_stuck
+from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
 from tpcompile.sentinel.parting import parting
-from tpcompile.sentinel.progress import COMPILING, RUNNING, WAITING
+from tpcompile.sentinel.situation import Lost, Situation
 
 GROUP = "0 default_pg"
 AT = Position(region="f", call=4, index=0)
@@ -22,7 +26,7 @@ def line(number: int) -> UserLine:
 
 
 def issued(seq: int, *, done: bool = True, op: str = "all_reduce", at: int = 10, group: str = GROUP) -> Issued:
-    return Issued(group=group, seq=seq, op=op, sizes="4x4", dtypes="Float", is_done=done, age_s=4.0, line=line(at))
+    return Issued(group=group, seq=seq, op=op, sizes="4x4", dtypes="Float", is_done=done, age_s=4.0, stack=(line(at),))
 
 
 def state(rank: int, *collectives: Issued, **more: object) -> RankState:
@@ -34,31 +38,41 @@ def by_rank(*states: RankState) -> dict[int, RankState]:
     return {s.rank: s for s in states}
 
 
+def stuck(
+    now: Mapping[int, RankState],
+    *lost: Lost,
+    before: Mapping[int, RankState] | None = None,
+    other_domains: Mapping[int, RankState] | None = None,
+) -> Finding | None:
+    """Why nothing moves; unless told otherwise no rank has moved since the round before."""
+    return why_stuck(Situation(ByRank(now), now if before is None else before, lost, other_domains or {}))
+
+
 def test_a_rank_that_compiles_may_come() -> None:
     states = by_rank(state(0, issued(1, done=False)), state(1, activity=COMPILING, in_dynamo=True, compile_id="0/1"))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
 
 
 def test_a_rank_in_its_own_code_may_come() -> None:
     states = by_rank(state(0, issued(1, done=False)), state(1))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
 
 
 def test_one_round_is_not_enough_to_call_a_rank_stuck() -> None:
     states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, issued(1, done=False)))
-    assert judge(states, [], before={}) is None
-    assert judge(states, [], before=states) is not None
+    assert stuck(states, before={}) is None
+    assert stuck(states) is not None
 
 
 def test_a_rank_that_moved_since_the_last_round_is_not_stuck() -> None:
     before = by_rank(state(0, waits_at=AT), state(1, issued(1, done=False)))
     now = by_rank(state(0, waits_at=AT), state(1, issued(1), issued(2, done=False)))
-    assert judge(now, [], before=before) is None
+    assert stuck(now, before=before) is None
 
 
 def test_a_rank_that_never_compiled_is_named_with_the_collective_it_waits_in() -> None:
     states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, issued(1, done=False, at=12)))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.COMPILE_DISABLED, (1,), line(12))
     assert "rank 0 compiled call 4 of f" in found.observed
@@ -66,9 +80,9 @@ def test_a_rank_that_never_compiled_is_named_with_the_collective_it_waits_in() -
 
 def test_a_missed_guard_without_a_compile_is_the_recompile_limit() -> None:
     here = Position(region="f", call=4, index=0)
-    stuck = state(1, issued(1, done=False), position=here, reason="size mismatch")
-    states = by_rank(state(0, waits_at=AT, activity=WAITING), stuck)
-    found = judge(states, [], before=states)
+    missed = state(1, issued(1, done=False), position=here, reason="size mismatch")
+    states = by_rank(state(0, waits_at=AT, activity=WAITING), missed)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.RECOMPILE_LIMIT, (1,))
 
@@ -76,7 +90,7 @@ def test_a_missed_guard_without_a_compile_is_the_recompile_limit() -> None:
 def test_a_collective_of_a_group_the_waiting_rank_is_not_in_does_not_hold_its_peer_for_ever() -> None:
     other = issued(1, done=False, group="7 mesh_dp")
     states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, other, groups=(GROUP, "7 mesh_dp")))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
 
 
 def test_other_collectives_under_one_number_are_named_with_both_lines() -> None:
@@ -84,7 +98,7 @@ def test_other_collectives_under_one_number_are_named_with_both_lines() -> None:
         state(0, issued(1), issued(2, done=False, at=10)),
         state(1, issued(1), issued(2, done=False, op="all_gather", at=30)),
     )
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(30))
     assert "train.py:10" in found.observed and "train.py:30" in found.observed
@@ -95,11 +109,11 @@ def test_other_collectives_of_a_group_across_domains_are_named_by_both_domains()
     usual = state(1, issued(1, group=dp), issued(2, group=dp, done=False), groups=(GROUP, dp))
     ahead = state(3, issued(1, group=dp), issued(2, group=dp, done=False, op="all_gather", at=30), groups=(GROUP, dp))
     for here, beside in ((usual, ahead), (ahead, usual)):
-        found = judge(by_rank(here), [], before=by_rank(here), beside=by_rank(beside))
+        found = stuck(by_rank(here), other_domains=by_rank(beside))
         assert found is not None
         assert "all_gather" in found.observed and "all_reduce" in found.observed
-    assert judge(by_rank(usual), [], before=by_rank(usual)) is None
-    assert judge(by_rank(usual), [], before={}, beside=by_rank(ahead)) is None
+    assert stuck(by_rank(usual)) is None
+    assert stuck(by_rank(usual), before={}, other_domains=by_rank(ahead)) is None
 
 
 def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None:
@@ -108,7 +122,7 @@ def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None
     compiling = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
     beside = state(2, issued(1, group=dp, done=False), groups=(GROUP, dp))
     states = by_rank(compiled, compiling)
-    assert judge(states, [], before=states, beside=by_rank(beside)) is None
+    assert stuck(states, other_domains=by_rank(beside)) is None
 
 
 def test_where_the_ranks_parted_explains_a_wait_for_one_that_has_left() -> None:
@@ -117,14 +131,14 @@ def test_where_the_ranks_parted_explains_a_wait_for_one_that_has_left() -> None:
         state(1, issued(1), issued(2, at=55), issued(3), issued(4, done=False)),
         state(2, issued(1), issued(2), issued(3), ended="finished"),
     )
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(55))
 
 
 def test_one_collective_called_from_two_lines_is_no_reason_for_an_alarm() -> None:
     states = by_rank(state(0, issued(1, at=10), issued(2, done=False)), state(1, issued(1, at=11), stack=(line(70),)))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
 
 
 def test_branches_that_call_one_collective_from_two_lines_do_not_explain_a_wait() -> None:
@@ -133,7 +147,7 @@ def test_branches_that_call_one_collective_from_two_lines_do_not_explain_a_wait(
         state(0, branches[0][0], issued(2), branches[1][0], issued(4), ended="finished"),
         state(1, branches[0][1], issued(2), branches[1][1], issued(4, at=60), issued(5, done=False)),
     )
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert found.line == line(60)
 
@@ -151,9 +165,9 @@ def test_an_extra_call_from_a_line_of_its_own_is_no_compiled_twin_of_the_usual_o
 def test_sizes_that_may_differ_are_no_mismatch() -> None:
     tokens = [issued(1, done=False, op="all_to_all").model_copy(update={"sizes": size}) for size in ("3x4", "7x4")]
     states = by_rank(*(state(rank, one) for rank, one in enumerate(tokens)))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
     even = [i.model_copy(update={"op": "all_reduce"}) for i in tokens]
-    found = judge(by_rank(*(state(r, i) for r, i in enumerate(even))), [], before=by_rank(state(0, even[0])))
+    found = stuck(by_rank(*(state(r, i) for r, i in enumerate(even))), before=by_rank(state(0, even[0])))
     assert found is not None
     assert found.cause == Cause.STUCK_COLLECTIVE
 
@@ -161,30 +175,30 @@ def test_sizes_that_may_differ_are_no_mismatch() -> None:
 def test_a_collective_issued_while_compiling_waits_for_a_rank_that_waits_for_the_compile() -> None:
     compiling = state(1, issued(1, done=False, at=33), activity=COMPILING, in_dynamo=True, since_s=9.0)
     states = by_rank(state(0, waits_at=AT, activity=WAITING), compiling)
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(33))
     older = compiling.model_copy(update={"since_s": 1.0})  # queued before the compile began: it may still end
-    assert judge({**states, 1: older}, [], before={**states, 1: older}) is None
+    assert stuck({**states, 1: older}) is None
 
 
 def test_a_collective_that_cannot_be_issued_yet_waits_too() -> None:
     calling = state(1, calling=GROUP, stack=(line(44),))
     states = by_rank(state(0, waits_at=AT, activity=WAITING), calling)
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(44))
     elsewhere = by_rank(states[0], calling.model_copy(update={"calling": "7 mesh_dp"}))
-    assert judge(elsewhere, [], before=elsewhere) is None
+    assert stuck(elsewhere) is None
     ahead = by_rank(state(0, issued(1), waits_at=AT, activity=WAITING), calling)  # it has joined: a third one is late
-    assert judge(ahead, [], before=ahead) is None
+    assert stuck(ahead) is None
 
 
 def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
     region = Position(region="block train.py:1", call=3, index=0)
     waiting = state(1, waits_at=Position(region="stats stats.py:9", call=1, index=0), activity=WAITING)
     states = by_rank(state(0, issued(1, done=False), position=region), waiting)
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.EXTRA_COMPILE, (1,), line(21))
 
@@ -192,10 +206,10 @@ def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
 def test_a_send_that_nobody_receives_is_blamed_on_the_receiver() -> None:
     send = PointToPoint(op="send", peer=1, line=line(77))
     states = by_rank(state(0, p2p=send), state(1, issued(3, done=False)))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(77))
-    assert judge(by_rank(states[0], state(1)), [], before=states) is None  # it may still come
+    assert stuck(by_rank(states[0], state(1)), before=states) is None  # it may still come
 
 
 def test_collectives_of_two_groups_in_opposite_order_on_the_gpu() -> None:
@@ -205,36 +219,36 @@ def test_collectives_of_two_groups_in_opposite_order_on_the_gpu() -> None:
 
     groups = (GROUP, "7 mesh_dp")
     states = by_rank(state(0, *both(*groups), groups=groups), state(1, *both(*groups[::-1]), groups=groups))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert found.ranks == (0, 1) and "opposite order" in found.observed
     alike = by_rank(states[0], state(1, *both(*groups), groups=groups))
-    assert judge(alike, [], before=alike) is None
+    assert stuck(alike) is None
     slow = states | by_rank(state(2, groups=groups))  # a third rank has joined neither
-    assert judge(slow, [], before=slow) is None
+    assert stuck(slow) is None
 
 
 def test_a_rank_that_moves_is_not_stuck_in_what_it_has_queued() -> None:
     send = state(0, p2p=PointToPoint(op="send", peer=1, line=line(77)))
     busy = state(1, issued(3, done=False), stack=(line(90),))
-    assert judge(by_rank(send, busy), [], before=by_rank(send, state(1, issued(3, done=False)))) is None
+    assert stuck(by_rank(send, busy), before=by_rank(send, state(1, issued(3, done=False)))) is None
 
 
 def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
     states = by_rank(state(0, issued(1, at=10), issued(2, at=10)), state(1, issued(1, at=10), issued(2, at=30)))
-    assert judge(states, [], before=states) is None
+    assert stuck(states) is None
 
 
 def test_ranks_at_two_frames_of_one_call_are_left_to_the_comparison() -> None:
     ahead = state(0, waits_at=AT.model_copy(update={"index": 2}), activity=WAITING)
     behind = state(1, waits_at=AT, activity=WAITING)
-    assert judge(by_rank(ahead, behind), [], before=by_rank(ahead, behind)) is None
+    assert stuck(by_rank(ahead, behind)) is None
 
 
 def test_ranks_that_compiled_in_opposite_order_wait_for_each_other() -> None:
     other = Position(region="g", call=1, index=0)
     states = by_rank(state(0, waits_at=AT, activity=WAITING), state(1, waits_at=other, activity=WAITING))
-    found = judge(states, [], before={})
+    found = stuck(states, before={})
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.ORDER_FORWARD, (0, 1))
 
@@ -265,7 +279,7 @@ def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_a
     lines: tuple[int, ...], cause: Cause, ranks: tuple[int, ...]
 ) -> None:
     states = by_rank(*(whole_and_part(rank, at) for rank, at in enumerate(lines)))
-    found = judge(states, [], before={})
+    found = stuck(states, before={})
     assert found is not None
     assert (found.cause, found.ranks) == (cause, ranks)
 
@@ -274,24 +288,24 @@ def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> 
     whole, part = whole_and_part(0, 90), whole_and_part(2, 45)
     broke = part.model_copy(update={"calls": {MODEL: 1, LAYER: 1}})
     late = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
-    assert judge(by_rank(whole, late, broke), [], before={}) is None
-    assert judge(by_rank(whole, late, part), [], before={}) is not None
+    assert stuck(by_rank(whole, late, broke), before={}) is None
+    assert stuck(by_rank(whole, late, part), before={}) is not None
 
 
 @pytest.mark.parametrize(("function", "at"), [("forward", 60), ("helper", 12)])
 def test_a_rank_that_does_not_compile_is_named_where_it_calls_the_function(function: str, at: int) -> None:
     inside = line(45).model_copy(update={"function": function})
-    stuck = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside, line(60))})
+    inner = issued(1, done=False, at=12).model_copy(update={"stack": (line(12), inside, line(60))})
     waits = Position(region=MODEL, call=1, index=0)
-    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, stuck, stack=(line(60), inside, line(12))))
-    found = judge(states, [], before=states)
+    states = by_rank(state(0, waits_at=waits, activity=WAITING), state(1, inner, stack=(line(60), inside, line(12))))
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.line and found.line.line) == (Cause.COMPILE_DISABLED, at)
 
 
 def test_waiting_for_a_rank_that_has_left_is_named() -> None:
     states = by_rank(state(0, issued(3), issued(4, done=False)), state(1, issued(3), ended="finished"))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(10))
     assert "has left: finished" in found.observed
@@ -300,38 +314,38 @@ def test_waiting_for_a_rank_that_has_left_is_named() -> None:
 def test_a_rank_that_left_early_left_out_a_call_also_where_calls_are_not_known() -> None:
     in_a_call = issued(4, done=False).model_copy(update={"call_line": line(7)})
     states = by_rank(state(0, issued(3), in_a_call), state(1, issued(3), ended="finished"))
-    found = judge(states, [], before=states)
+    found = stuck(states)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
     raised = by_rank(states[0], state(1, issued(3), ended="ValueError: no"))
-    other = judge(raised, [], before=raised)
+    other = stuck(raised)
     assert other is not None and other.cause == Cause.STUCK_COLLECTIVE
 
 
 def test_a_dead_rank_is_a_verdict_at_once() -> None:
     states = by_rank(state(0, issued(1, done=False)))
-    found = judge(states, [Lost(1, "died", is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.gone) == (Cause.KILLED, (1,), (1,))
 
 
 def test_a_rank_that_aborted_in_another_collective_is_named_with_its_line() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     assert (found.cause, found.line) == (Cause.STUCK_COLLECTIVE, line(30))
 
 
 def test_a_rank_that_aborted_where_the_others_are_brought_other_sizes() -> None:
     states = by_rank(state(0, issued(1, at=30), issued(2, done=False, at=30)))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1,), line(30))
 
 
 def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewhere() -> None:
     states = by_rank(state(0, issued(1, at=30), issued(2, at=30), issued(3, done=False, at=88)))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(88))
 
@@ -341,7 +355,7 @@ STEP = (10, 10, 20, 20, 30)  # two of a forward, two of its backward, one of the
 
 def aborted_where_rank_0_had_issued(*lines: int) -> Finding:
     states = by_rank(state(0, *(issued(number, at=at) for number, at in enumerate(lines, start=1))))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     return found
 
@@ -360,7 +374,7 @@ def test_a_rank_that_died_where_all_come_later_has_left_out_what_the_others_are_
     in_a_call = issued(11, done=False).model_copy(update={"call_line": line(7), "call": 3, "region": "f"})
     usual = [issued(number, at=at) for number, at in enumerate([*STEP, *STEP], start=1)]
     states = by_rank(state(0, *usual, in_a_call))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
 
@@ -371,8 +385,8 @@ def test_a_rank_that_died_in_a_hook_below_a_usual_line_has_left_out_nothing() ->
 
     in_a_call = at(5, 10).model_copy(update={"call_line": line(7), "call": 3, "region": "f"})
     states = by_rank(state(0, at(1, 10), at(2, 20), at(3, 10), at(4, 20), in_a_call))
-    hook = Lost(1, "died", aborted=True, line=line(31), stack=(line(20), line(31)), is_final=True)
-    found = judge(states, [hook], before={})
+    hook = Lost(1, "died", stack=(line(20), line(31)), aborted=True, is_final=True)
+    found = stuck(states, hook, before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(31))
 
@@ -384,22 +398,22 @@ def test_a_call_from_a_line_of_its_own_that_killed_a_peer_is_a_call_more(from_li
 
     steps = [called(1, 1, 7), issued(2, at=30), called(3, 2, 7), issued(4, at=30), called(5, 3, 7)]
     states = by_rank(state(0, *steps, called(6, 4, from_line)))
-    found = judge(states, [Lost(1, "died", aborted=True, line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (cause, (0,), line(from_line))
 
 
 def test_a_rank_that_crashed_in_its_own_code_was_killed_there() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
-    found = judge(states, [Lost(1, "died", line=line(30), is_final=True)], before={})
+    found = stuck(states, Lost(1, "died", stack=(line(30),), is_final=True), before={})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.KILLED, (1,), line(30))
 
 
 def test_a_silent_rank_gets_time() -> None:
     states = by_rank(state(0, issued(1, done=False)))
-    assert judge(states, [Lost(1, "silent")], before=states) is None
-    found = judge(states, [Lost(1, "silent", is_final=True)], before=states)
+    assert stuck(states, Lost(1, "silent")) is None
+    found = stuck(states, Lost(1, "silent", is_final=True))
     assert found is not None
     assert found.cause == Cause.STOPPED_RESPONDING
 

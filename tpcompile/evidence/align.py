@@ -22,25 +22,31 @@ class Slot:
 
     phase: str
     frame: str
-    compiles: ByRank[CompileDigest] = field(default_factory=ByRank)
+    taken: dict[int, CompileDigest] = field(default_factory=dict)
+    """By rank; those that `align` has put here."""
+
+    @property
+    def compiles(self) -> ByRank[CompileDigest]:
+        """The compile of every rank that made it."""
+        return ByRank(self.taken)
 
     @property
     def where(self) -> str:
         """Name for the reader: phase, compile ids and frame; empty for what belongs to the rank itself."""
         if not self.frame:
             return ""
-        labels = sorted(set(self.compiles.of(attrgetter("compile_id")).values()))
+        labels = sorted(set(self.compiles.map(attrgetter("compile_id")).values()))
         return phrase(self.phase, f"compile {'/'.join(labels)} of {self.frame}")
 
     @property
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
-        return first(self.compiles.of(attrgetter("step")).observed.values())
+        return first(self.compiles.found(attrgetter("step")).values())
 
     @property
     def keys(self) -> list[tuple[Layer, str]]:
         """Layers and parts that any rank observed."""
-        observed = self.compiles.of(attrgetter("shas")).values()
+        observed = self.compiles.map(attrgetter("shas")).values()
         return list(dict.fromkeys(itertools.chain.from_iterable(observed)))
 
     @property
@@ -50,7 +56,7 @@ class Slot:
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
         """Ranks by equal hash of a layer; those that did not observe it are left out."""
-        return self.compiles.of(methodcaller("sha", layer, part)).observed.groups
+        return self.compiles.found(methodcaller("sha", layer, part)).groups()
 
     @property
     def is_resumed(self) -> bool:
@@ -75,7 +81,7 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
         left = list(rank.compiles)
         for key in _PASSES:
             left = _unplaced(slots, rank.rank, left, key)
-        slots += [Slot(c.phase, c.frame, ByRank({rank.rank: c})) for c in left]
+        slots += [Slot(c.phase, c.frame, {rank.rank: c}) for c in left]
     return slots
 
 
@@ -91,15 +97,15 @@ _PASSES: tuple[_Key, ...] = (
 
 def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
     """Put compiles into the first free slot with an equal key; those without one are returned."""
-    free = _by_key([slot for slot in slots if rank not in slot.compiles], key)
+    free = _by_key([slot for slot in slots if rank not in slot.taken], key)
     left = []
     for compile_ in compiles:
         candidates = free.get(key(compile_), iter(()))
-        slot = first(slot for slot in candidates if rank not in slot.compiles)
+        slot = first(slot for slot in candidates if rank not in slot.taken)
         if slot is None:
             left.append(compile_)
         else:
-            slot.compiles[rank] = compile_
+            slot.taken[rank] = compile_
     return left
 
 
@@ -107,6 +113,6 @@ def _by_key(slots: Sequence[Slot], key: _Key) -> dict[Hashable, Iterator[Slot]]:
     """The slots that hold a compile of that key, each to be tried once."""
     found: dict[Hashable, dict[int, Slot]] = {}
     for number, slot in enumerate(slots):
-        for compile_ in slot.compiles.values():
+        for compile_ in slot.taken.values():
             found.setdefault(key(compile_), {})[number] = slot
     return {name: iter(same.values()) for name, same in found.items()}

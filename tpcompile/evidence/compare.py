@@ -73,7 +73,7 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     found = order.swapped(complete, ranks, domain.name)
     if found is None:
         name, labels = order.labels(complete, ranks)
-        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)] if labels.differs else []
+        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)] if labels.differ() else []
     reason = domain.reason(Layer.COLLECTIVES, Row(map(attrgetter("item"), found.groups)))
     if reason:
         found = found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
@@ -82,8 +82,8 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
 
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content, loaded from a cache by some ranks and compiled by others: information."""
-    outcomes = [slot.compiles.of(_cache_outcome).where(bool) for slot in slots]
-    split = first(filter(attrgetter("differs"), outcomes))
+    outcomes = [slot.compiles.map(_cache_outcome).where(bool) for slot in slots]
+    split = first(filter(ByRank.differ, outcomes))
     if split is None:
         return []
     return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)]
@@ -101,7 +101,7 @@ def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: 
         cls=DivergenceClass.LABEL,
         domain=domain.name,
         where="",
-        groups=sides(texts.groups, [value_item(about, text) for _, text in texts.sides]),
+        groups=sides(texts.groups(), [value_item(about, text) for _, text in texts.sides()]),
         title=cause.value,
         cause=cause,
         advice=cause.advice,
@@ -110,7 +110,7 @@ def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: 
 
 def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
     """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
-    return {name: ByRank(map(_whole, ranks)).groups for name, ranks in by_domain(digests).items()}
+    return {name: ByRank(dict(map(_whole, ranks))).groups() for name, ranks in by_domain(digests).items()}
 
 
 def _whole(digest: RankDigest) -> tuple[int, str]:

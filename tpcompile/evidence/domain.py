@@ -98,7 +98,7 @@ def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
 
 def group_by(values: Mapping[int, Hashable]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
-    return ByRank(values).groups
+    return ByRank(values).groups()
 
 
 def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:

@@ -76,7 +76,7 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed = itertools.chain.from_iterable(slot.compiles.of(attrgetter("normalised")).values())
+    removed = itertools.chain.from_iterable(slot.compiles.map(attrgetter("normalised")).values())
     counts: Counter[tuple[str, Layer]] = Counter()
     for key, seen in grouped(removed, attrgetter("kind", "layer")).items():
         if differ(map(attrgetter("sha256"), seen)):

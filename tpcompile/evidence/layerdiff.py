@@ -43,7 +43,7 @@ _REACHED = {
 
 def environment(domain: Domain) -> list[Divergence]:
     """What differs between the ranks themselves."""
-    return of_slot(domain, Slot("", "", domain.digests.of(_as_compile)))
+    return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
 
 
 def _as_compile(digest: RankDigest) -> CompileDigest:
@@ -109,12 +109,12 @@ class _Compile:
     def backends(self) -> list[Divergence]:
         """Ranks that lowered the same frame further than others, although none loaded it from a cache."""
         compiles = self.slot.compiles
-        reached = compiles.of(_reached)
+        reached = compiles.map(_reached)
         is_known = "" not in reached.values() and not self.domain.is_cut
-        if not is_known or any(compiles.of(attrgetter("is_loaded")).values()) or not reached.differs:
+        if not is_known or any(compiles.map(attrgetter("is_loaded")).values()) or not reached.differ():
             return []
-        groups = reached.groups
-        row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides)
+        groups = reached.groups()
+        row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
         return [
             Divergence(
                 layer=Layer.LOWERED,
@@ -252,7 +252,7 @@ class _Layer:
 
     def coordinates(self) -> Groups:
         """For each group: places of its ranks in the domain."""
-        places = self.whole.domain.digests.of(attrgetter("coordinate"))
+        places = self.whole.domain.digests.map(attrgetter("coordinate"))
         return tuple(tuple(map(places.__getitem__, ranks)) for ranks in self.groups)
 
     def rank_reads(self) -> Sequence[RankRead]:

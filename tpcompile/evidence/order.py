@@ -19,10 +19,10 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
     """
     issuing = list(filter(_has_collectives, slots))
     entered = ByRank({rank: _entered(issuing, rank) for rank in ranks})
-    issued = entered.of(_all_issued)
-    if not issued.differs:
+    issued = entered.map(_all_issued)
+    if not issued.differ():
         return None
-    groups = issued.groups
+    groups = issued.groups()
     columns = list(zip(*(entered[ranks[0]] for ranks in groups), strict=True))
     place = [differ(map(_issues, column)) for column in columns].index(True)
     return _at_place(groups, columns[place], place + 1, domain)
@@ -55,7 +55,7 @@ def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str
     """What each rank calls the compiles that all made: their order, or where that is the same their ids."""
     orders = ByRank({rank: str(_order(slots, rank)) for rank in ranks})
     ids = ByRank({rank: str(_ids(slots, rank)) for rank in ranks})
-    return ("order of compiles", orders) if orders.differs else ("compile ids", ids)
+    return ("order of compiles", orders) if orders.differ() else ("compile ids", ids)
 
 
 def _order(slots: Sequence[Slot], rank: int) -> list[int]:
@@ -68,7 +68,7 @@ def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
 
 
 def _has_collectives(slot: Slot) -> bool:
-    return any(slot.compiles.of(methodcaller("num_items", Layer.COLLECTIVES)).values())
+    return any(slot.compiles.map(methodcaller("num_items", Layer.COLLECTIVES)).values())
 
 
 def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:

@@ -105,8 +105,8 @@ class _Tainted:
 
     def numbers_by(self, number: Callable[[RankDigest], int | None]) -> ByRank[str]:
         """A number of every rank; nothing unless all know theirs."""
-        known = self.domain.digests.of(number).observed
-        return known.of(str) if len(known) == len(self.ranks) else ByRank()
+        known = self.domain.digests.found(number)
+        return known.map(str) if len(known) == len(self.ranks) else ByRank({})
 
     def taints(self) -> list[Taint]:
         """Constants with the read that made them, guards with the read that asked for them, then what is left."""
@@ -159,24 +159,24 @@ class _Tainted:
         """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
         is_number = {kind: values.items() <= numbers.items() for kind, numbers in self.numbers.items()}
         kinds = filter(is_number.__getitem__, is_number)
-        return next(kinds, TaintKind.DIFFERS) if values.differs else TaintKind.DIFFERS
+        return next(kinds, TaintKind.DIFFERS) if values.differ() else TaintKind.DIFFERS
 
     def read(self, seen: ByRank[RankRead]) -> Taint:
         """A read in traced code, of one line and text over all ranks and compiles."""
-        reads = seen.of(attrgetter("value"))
-        shown = next(iter(seen.values()))
+        reads = seen.map(attrgetter("value"))
+        shown = seen.first
         # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-        matters = reads.differs or shown.kind not in _MAY_BE_EQUAL
-        is_sure = any(seen.of(attrgetter("is_sure")).values()) and not shown.receiver
+        matters = reads.differ() or shown.kind not in _MAY_BE_EQUAL
+        is_sure = any(seen.map(attrgetter("is_sure")).values()) and not shown.receiver
         # By the number of that kind, where the rank did not say what it read.
-        numbers = self.numbers.get(shown.kind, ByRank())
+        numbers = self.numbers.get(shown.kind, ByRank({}))
         values = ByRank({rank: value or numbers.get(rank, "") for rank, value in reads.items()})
         return _of_suspect(shown, Grade.CERTAIN if is_sure and matters else Grade.LIKELY, values)
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that say the same on every rank."""
         for seen in self.suspects("guard"):
-            suspect = next(iter(seen.values()))
+            suspect = seen.first
             if len(seen) == len(self.ranks) and self.could_be_rank(suspect.value):
                 yield _of_suspect(suspect, Grade.POSSIBLE, ByRank(dict.fromkeys(seen, "")))
 
@@ -188,18 +188,18 @@ class _Tainted:
 
     def suspects(self, what: str) -> list[ByRank[RankRead]]:
         """Suspects of one kind, those of one text and line together, each with the rank that has it."""
-        found: dict[tuple[str, str], ByRank[RankRead]] = {}
+        found: dict[tuple[str, str], dict[int, RankRead]] = {}
         for digest in self.ranks:
             for suspect in digest.suspects_of(what):
-                found.setdefault((suspect.text, str(suspect.line)), ByRank())[digest.rank] = suspect
-        return list(found.values())
+                found.setdefault((suspect.text, str(suspect.line)), {})[digest.rank] = suspect
+        return list(map(ByRank, found.values()))
 
 
 def _is_setting(seen: ByRank[RankRead]) -> bool:
     """True for a variable that is equal everywhere: an ordinary setting."""
-    read = next(iter(seen.values()))
+    read = seen.first
     is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
-    return is_variable and not seen.of(attrgetter("value")).differs
+    return is_variable and not seen.map(attrgetter("value")).differ()
 
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
@@ -224,7 +224,7 @@ def _is_asked_by(taint: Taint, read: Taint) -> bool:
 
 def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
     """A suspect with what it gives on each rank, where that is known."""
-    row = [value_item("read", value, line=suspect.line) if value else None for _, value in values.sides]
+    row = [value_item("read", value, line=suspect.line) if value else None for _, value in values.sides()]
     return Taint(
         what=suspect.what,
         kind=suspect.kind,
@@ -233,7 +233,7 @@ def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
         variable=suspect.variable,
         where=suspect.where,
         line=suspect.line,
-        groups=sides(values.groups, row),
+        groups=sides(values.groups(), row),
         suggestion=_SUGGESTIONS[suspect.kind],
     )
 
@@ -261,11 +261,11 @@ def _is_of_python(row: Row) -> bool:
 
 def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
     """Values of groups, of those that have one."""
-    found: ByRank[str] = ByRank()
+    found: dict[int, str] = {}
     for ranks, value in zip(groups, values, strict=True):
         if value:
             found |= dict.fromkeys(ranks, value)
-    return found
+    return ByRank(found)
 
 
 def _differs_in_constants(row: Row) -> bool:

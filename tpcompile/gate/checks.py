@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from tpcompile.config import RunConfig
+from tpcompile.config import Mode, RunConfig
 from tpcompile.evidence.checks import (
     agreement,
     any_compiled,
@@ -21,6 +18,7 @@ from tpcompile.evidence.checks import (
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.splits import region_check
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.gate.facts import GateFacts, Trap
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
@@ -31,17 +29,15 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     _ = config, divergences
     if not digests:
         return []
-    sites: list[str] = digests[0].facts.get("A/sites", [])
-    per_forward = int(digests[0].facts.get("A/collectives_per_forward", 0))
+    cliffs = {rank: facts.cliff for rank, facts in _facts(digests).items()}
+    sites, per_forward = cliffs[digests[0].rank].sites, cliffs[digests[0].rank].collectives_per_forward
     if not per_forward:
         return [make_check("A", "the cliff", [], "collectives in the block", "none: tp is 1", status=Status.SKIPPED)]
-    broken = _facts(digests, "A/broken_sites", [])
-    regions = _facts(digests, "A/regions_per_forward", 0)
-    bad_sites = [rank for rank, found in broken.items() if not set(sites).issubset(found)]
+    unbroken = {rank: sorted(set(sites).difference(cliff.broken_sites)) for rank, cliff in cliffs.items()}
+    bad_sites = [rank for rank, missing in unbroken.items() if missing]
+    regions = {rank: cliff.regions_per_forward for rank, cliff in cliffs.items()}
     bad_regions = [rank for rank, count in regions.items() if count <= per_forward]
-    seen = f"all {len(sites)} among the break reasons"
-    if bad_sites:
-        seen = f"missing: {sorted(set(sites).difference(broken[bad_sites[0]]))}"
+    seen = f"missing: {unbroken[bad_sites[0]]}" if bad_sites else f"all {len(sites)} among the break reasons"
     return [
         any_compiled("A", digests),
         make_check(
@@ -61,19 +57,19 @@ def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     world = len(digests)
     found = [any_compiled("B", digests), *_one_graph("B", digests), *agreement("B", digests, divergences)]
     found += _errors(config, digests, "B", "forward right", only="forward")
-    eager = _facts(digests, "B/trap_eager", None)
-    compiled = _facts(digests, "B/trap_compiled", None)
+    traps = {rank: facts.trap for rank, facts in _facts(digests).items()}
     if world == 1:
         return [
             *found,
             make_check("B", "gradient trap detected", [], "tp > 1", "tp is 1", status=Status.SKIPPED),
         ]
-    bad = [r for r in eager if (eager[r], compiled[r]) != (1.0, float(world))]
+    eager = values_text({rank: trap.eager for rank, trap in traps.items()})
+    compiled = values_text({rank: trap.compiled for rank, trap in traps.items()})
+    expected = Trap(eager=1.0, compiled=float(world))
     found.append(
         make_check(
-            "B", "gradient trap detected", bad,
-            f"gradient factor 1 in eager, {world} compiled",
-            f"{values_text(eager)} in eager, {values_text(compiled)} compiled",
+            "B", "gradient trap detected", [rank for rank, trap in traps.items() if trap != expected],
+            f"gradient factor 1 in eager, {world} compiled", f"{eager} in eager, {compiled} compiled",
         )
     )  # fmt: skip
     return found
@@ -99,12 +95,15 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 
 def timings(digests: Sequence[RankDigest]) -> dict[str, float]:
     """Slowest rank's median ms per call, by mode."""
-    keys = {key for d in digests for key in d.facts if key.endswith("/median_ms")}
-    return {key.removesuffix("/median_ms"): max(d.facts.get(key, 0.0) for d in digests) for key in sorted(keys)}
+    slowest: dict[str, float] = {}
+    for facts in _facts(digests).values():
+        for mode, median_ms in facts.median_ms.items():
+            slowest[mode] = max(median_ms, slowest.get(mode, 0.0))
+    return dict(sorted(slowest.items()))
 
 
-def _facts(digests: Sequence[RankDigest], key: str, default: Any) -> dict[int, Any]:
-    return {digest.rank: digest.facts.get(key, default) for digest in digests}
+def _facts(digests: Sequence[RankDigest]) -> dict[int, GateFacts]:
+    return {digest.rank: GateFacts.model_validate(digest.facts) for digest in digests}
 
 
 def _graphs(digests: Sequence[RankDigest], phase: str) -> dict[int, int]:
@@ -163,17 +162,16 @@ def _resized(config: RunConfig, digests: Sequence[RankDigest]) -> list[Check]:
 
 
 def _schedule(digests: Sequence[RankDigest]) -> Check:
-    wrong: dict[int, str] = {}
-    for digest in digests:
-        declared, seen = digest.facts.get("C/declared", []), digest.facts.get("C/collectives", [])
-        if declared != seen:
-            wrong[digest.rank] = _first_difference(declared, seen)
-    number = len(digests[0].facts.get("C/declared", [])) if digests else 0
-    lines = [d.facts.get("C/collective_lines", []) for d in digests if d.rank in wrong]
+    schedules = {rank: facts.schedule for rank, facts in _facts(digests).items()}
+    wrong = {rank: found for rank, found in schedules.items() if found.declared != found.compiled}
+    number = len(schedules[digests[0].rank].declared) if digests else 0
+    observed, details = f"the same {number}", []
+    for found in list(wrong.values())[:1]:
+        observed = _first_difference(found.declared, found.compiled)
+        details = [f"compiled at {line}" for line in dict.fromkeys(found.lines)]
+    expected = f"{number} collectives, in order"
     return make_check(
-        "C", "collectives as declared by the block", list(wrong), f"{number} collectives, in order",
-        next(iter(wrong.values()), f"the same {number}"),
-        details=[f"compiled at {line}" for line in dict.fromkeys(lines[0])] if lines else [],
+        "C", "collectives as declared by the block", list(wrong), expected, observed, details=details
     )  # fmt: skip
 
 
@@ -186,55 +184,32 @@ def _first_difference(declared: Sequence[str], seen: Sequence[str]) -> str:
     return f"{len(seen)} instead of {len(declared)}; extra #{len(declared)} {seen[len(declared)]}"
 
 
-@dataclass(frozen=True)
-class _Error:
-    """The error of one tensor on one rank."""
-
-    rank: int
-    what: str
-    error: float
-    single: float
-    """The single-device error."""
-    ratio: float
-
-    @property
-    def badness(self) -> float:
-        """The ratio; no number is worse than any."""
-        return float("inf") if math.isnan(self.ratio) else self.ratio
-
-
-def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: str, name: str, *, only: str) -> list[Check]:
+def _errors(config: RunConfig, digests: Sequence[RankDigest], mode: Mode, name: str, *, only: str) -> list[Check]:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
-    measured = [error for digest in digests for error in _measured(digest, f"{mode}/error/", only)]
+    facts = _facts(digests)
+    measured = [
+        (rank, error) for rank, known in facts.items() for error in known.errors_in(mode) if error.what.startswith(only)
+    ]
     if not measured:
         return [make_check(mode, name, [], f"at most {limit:g}x", "not measured", status=Status.FAIL)]
-    worst = max(measured, key=lambda error: error.badness)
-    bad = [error for error in measured if not error.ratio <= limit]  # NaN is bad too
-    details = [f"rank {e.rank} {e.what}: {e.ratio:.2f}x" for e in sorted(bad, key=lambda e: -e.badness)[:8]]
+    worst_first = sorted(measured, key=lambda found: -found[1].badness)
+    bad = [(rank, error) for rank, error in worst_first if not error.badness <= limit]
+    rank, worst = worst_first[0]
     observed = (
-        f"worst {worst.ratio:.2f}x: {worst.what} on rank {worst.rank} "
+        f"worst {worst.ratio:.2f}x: {worst.what} on rank {rank} "
         f"({worst.error:.2e} against {worst.single:.2e} on one device)"
     )
-    first_wrong = _first_wrong(mode, digests) if only == "forward" else {}
-    if bad and first_wrong:
+    details = [f"rank {rank} {error.what}: {error.ratio:.2f}x" for rank, error in bad[:8]]
+    first_wrong = {rank: known.first_wrong for rank, known in facts.items() if known.first_wrong}
+    if bad and first_wrong and only == "forward":
         details += [f"rank {rank}: first wrong in {module}" for rank, module in first_wrong.items()]
         observed += f", first wrong in {values_text(first_wrong)}"
-    unmeasured = {digest.rank for digest in digests} - {error.rank for error in measured}
+    unmeasured = set(facts).difference(rank for rank, _ in measured)
     if unmeasured:
         observed += f"; not measured on rank {ranks_text(tuple(unmeasured))}"
-    expected = f"at most {limit:g}x the single-device error"
-    return [make_check(mode, name, [*(e.rank for e in bad), *unmeasured], expected, observed, details=details)]
-
-
-def _measured(digest: RankDigest, prefix: str, only: str) -> list[_Error]:
-    facts = {key.removeprefix(prefix): fact for key, fact in digest.facts.items() if key.startswith(prefix + only)}
-    return [_Error(digest.rank, what, **fact) for what, fact in facts.items()]
-
-
-def _first_wrong(mode: str, digests: Sequence[RankDigest]) -> dict[int, str]:
-    key = f"{mode}/first_wrong"
-    return {digest.rank: digest.facts[key] for digest in digests if key in digest.facts}
+    blamed = [*(rank for rank, _ in bad), *unmeasured]
+    return [make_check(mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details)]
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c}

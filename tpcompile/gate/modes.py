@@ -22,6 +22,7 @@ from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceC
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate import numerics
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
+from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
 from tpcompile.gate.numerics import Reference, Result
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.testing.counting import collective_text
@@ -46,7 +47,7 @@ class Run:
     """Waits until all ranks are at that phase."""
     any_rank: Callable[[str, bool], bool]
     """Waits for the answer of every rank to that question; true when one of them says so."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: GateFacts = field(default_factory=GateFacts)
 
     @contextmanager
     def phase(self, name: str, doing: str, *, fault: Fault = NO_FAULT) -> Iterator[None]:
@@ -87,7 +88,8 @@ class Run:
                 start = time.perf_counter()
                 self.call_with(program, stack, inputs)
                 times_ms.append((time.perf_counter() - start) * 1e3)
-        self.facts[f"{mode}/median_ms"] = round(statistics.median(times_ms), 4)
+        median_ms = round(statistics.median(times_ms), 4)
+        self.facts = self.facts.changed(median_ms=self.facts.median_ms | {mode: median_ms})
 
 
 def mode_c(run: Run) -> None:
@@ -105,8 +107,8 @@ def mode_c(run: Run) -> None:
             run.call(compiled, stack, config.resized_seq_len)
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
-    for name, value in run.reference.difference(stack, first, eager).items():
-        run.facts[f"C/error/eager {name}"] = value
+    apart = run.reference.difference(stack, first, eager)
+    run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
     _keep_schedule(run, stack)
     _find_first_wrong(run, stack)
 
@@ -120,9 +122,9 @@ def mode_b(run: Run) -> None:
     _keep_errors(run, "B", stack, first, only_forward=True)
     run.steady("B", compiled, stack)
     with run.phase("B/trap", "gradient of an in-place all_reduce"):
-        run.facts["B/trap_eager"] = _gradient_factor(_in_place_sum(run.group), run.device)
+        eager = _gradient_factor(_in_place_sum(run.group), run.device)
         traced = torch.compile(_in_place_sum(run.group), backend="aot_eager")
-        run.facts["B/trap_compiled"] = _gradient_factor(traced, run.device)
+        run.facts = run.facts.changed(trap=Trap(eager=eager, compiled=_gradient_factor(traced, run.device)))
 
 
 def mode_a(run: Run) -> None:
@@ -138,12 +140,13 @@ def mode_a(run: Run) -> None:
     with run.phase("A/count", "count the regions"):
         run.call(compiled, stack)
     breaks = [b for c in run.session.compiles() if c.phase == f"A/{FIRST}" for b in c.breaks]
-    run.facts |= {
-        "A/sites": sorted(set(recorder.sites)),
-        "A/collectives_per_forward": len(recorder.sites),
-        "A/broken_sites": sorted({f"{Path(s.file).name}:{s.line}" for b in breaks for s in b.stack}),
-        "A/regions_per_forward": sum(c.entered for c in run.session.region_counts() if c.phase == "A/count"),
-    }
+    cliff = Cliff(
+        sites=tuple(sorted(set(recorder.sites))),
+        collectives_per_forward=len(recorder.sites),
+        broken_sites=tuple(sorted({f"{Path(s.file).name}:{s.line}" for b in breaks for s in b.stack})),
+        regions_per_forward=sum(c.entered for c in run.session.region_counts() if c.phase == "A/count"),
+    )
+    run.facts = run.facts.changed(cliff=cliff)
     run.steady("A", compiled, stack)
 
 
@@ -167,29 +170,30 @@ class SiteRecorder(DisabledCollectives):
 
 def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, only_forward: bool = False) -> None:
     found = run.reference.errors(stack, got, only_forward=only_forward)
-    run.facts |= {f"{mode}/error/{name}": value for name, value in found.items()}
+    run.facts = run.facts.with_errors(mode, found)
 
 
 def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
     """When some rank's output is wrong, all ranks look for the module it begins in: the search issues collectives."""
     limit = run.config.gate.error_ratio
-    is_wrong = not run.facts["C/error/forward"]["ratio"] <= limit  # NaN is wrong too
+    is_wrong = any(error.what == "forward" and not error.badness <= limit for error in run.facts.errors_in("C"))
     if run.any_rank("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
             found = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)
         if is_wrong:
-            run.facts["C/first_wrong"] = found or "the program around the stack"
+            run.facts = run.facts.changed(first_wrong=found or "the program around the stack")
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     block = run.config.block
     declared = stack.declared_collectives(block.batch, block.seq_len, block.dtype, run.config.train)
     seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
-    run.facts |= {
-        "C/declared": [collective_text(c) for c in declared],
-        "C/collectives": [collective_text(c) for c in seen],
-        "C/collective_lines": [str(c.line) for c in seen],
-    }
+    schedule = Schedule(
+        declared=tuple(map(collective_text, declared)),
+        compiled=tuple(map(collective_text, seen)),
+        lines=tuple(str(c.line) for c in seen),
+    )
+    run.facts = run.facts.changed(schedule=schedule)
 
 
 def _in_place_sum(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:

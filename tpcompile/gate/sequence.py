@@ -201,7 +201,7 @@ class _Gate:
             rank=self.env.rank,
             world_size=self.env.world_size,
             tp_aware=self.config.gate.tp_aware_ops,
-            facts=self.run_.facts if self.run_ else {},
+            facts=self.run_.facts.model_dump(mode="json") if self.run_ else {},
         )
 
     def finish(self) -> ExitCode:

@@ -34,7 +34,7 @@ class Kind:
 
 def groups_of(values: Mapping[int, str | None]) -> Groups:
     """Ranks by equal value; the odd ones out come last."""
-    return ByRank(values).sides
+    return ByRank(values).sides()
 
 
 def sides_text(groups: Iterable[tuple[Sequence[int], object]]) -> str:

@@ -111,9 +111,9 @@ def _judge(
     silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []
     names: list[str] = []
-    steps = facts.of(attrgetter("step"))
-    if steps.differs:
-        found.append(difference("step", steps.of(str).sides, kind=_STEP, domain=domain))
+    steps = facts.map(attrgetter("step"))
+    if steps.differ():
+        found.append(difference("step", steps.map(str).sides(), kind=_STEP, domain=domain))
     else:
         rows = _rows(facts)
         names = [key for key, *_ in rows]
@@ -124,7 +124,7 @@ def _judge(
         reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
         group_check("inputs", found, names, len(own.names)),
     ]
-    domains = {domain: ByRank(shas).groups}
+    domains = {domain: ByRank(shas).groups()}
     return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains=domains)
 
 
@@ -134,7 +134,7 @@ _Row = tuple[str, str, Groups]
 
 def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
     """The arguments that differ, in the order of the call."""
-    names = dict.fromkeys(itertools.chain.from_iterable(facts.of(attrgetter("names")).values()))
+    names = dict.fromkeys(itertools.chain.from_iterable(facts.map(attrgetter("names")).values()))
     rows = [_first_row(name, facts) for name in names]
     return [row for row in rows if row is not None]
 
@@ -142,9 +142,9 @@ def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
 def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
     """The first aspect in which ranks differ, if there is one."""
     for aspect in _KINDS:
-        values = facts.of(methodcaller("aspect", name, aspect))
-        if values.differs:
-            return name, aspect, values.sides
+        values = facts.map(methodcaller("aspect", name, aspect))
+        if values.differ():
+            return name, aspect, values.sides()
     return None
 
 

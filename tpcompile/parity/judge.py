@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 
 from tpcompile.dist.exchange import Fetch
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.byrank import ByRank, entry
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
@@ -84,12 +84,12 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._by_rank = ByRank({digest.rank: digest for digest in self.digests})
-        self._shas = self._by_rank.of(attrgetter("shas"))
+        self._shas = self._by_rank.map(attrgetter("shas"))
         asked = set[str]().union(*self._shas.values())
         self._details = {group: self._details_of(group) for group in asked}
 
     def _details_of(self, group: str) -> Details[RankFacts]:
-        shas = self._shas.of(methodcaller("get", group, ""))
+        shas = self._shas.map(methodcaller("get", group, ""))
         return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
 
     def verdict(self) -> Verdict:
@@ -113,7 +113,7 @@ class Judge:
         """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
         if group not in self._details:
             return {}
-        domains = self._by_rank.of(attrgetter("domain"))
+        domains = self._by_rank.map(attrgetter("domain"))
         ranks = sorted(domains, key=domains.__getitem__)
         return {"": ranks} if group == TOPOLOGY else grouped(ranks, domains.__getitem__)
 
@@ -166,14 +166,14 @@ class Judge:
 
     def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[_Found]:
         """Keys that do not have one value on all ranks."""
-        rows = _differing(ByRank(facts).of(methodcaller("of", group)))
+        rows = _differing(ByRank(facts).map(methodcaller("of", group)))
         return list(filter(_is_news, rows)) if group == WEIGHTS else rows
 
     def _misfits(self, facts: Mapping[int, RankFacts]) -> list[_Found]:
         """Shards that do not add up to one tensor."""
-        shards = ByRank(facts).of(attrgetter("shards"))
+        shards = ByRank(facts).map(attrgetter("shards"))
         names = sorted(set[str]().union(*shards.values()))
-        rows = [_misfit(name, shards.of(methodcaller("get", name))) for name in names]
+        rows = [_misfit(name, shards) for name in names]
         return list(filter(attrgetter("note"), rows))
 
     def _located(self, group: str, row: _Found) -> str:
@@ -184,7 +184,7 @@ class Judge:
     # Checks beside them.
 
     def _answered(self) -> list[Check]:
-        failed = self._by_rank.of(attrgetter("unresolved")).where(bool)
+        failed = self._by_rank.map(attrgetter("unresolved")).where(bool)
         details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
         if not failed:
             return []
@@ -221,7 +221,7 @@ class Judge:
         """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
         common: set[str] = set()
         for known in self._known(CHANGES):
-            changed = ByRank(known).of(methodcaller("of", CHANGES)).of(set)
+            changed = ByRank(known).map(methodcaller("of", CHANGES)).map(set)
             common |= set[str]().union(*changed.values()).intersection(*changed.values())
         if not common:
             return []
@@ -230,17 +230,17 @@ class Judge:
         return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
 
     def _own(self) -> list[Check]:
-        rows = _differing(self._by_rank.of(attrgetter("own")))
+        rows = _differing(self._by_rank.map(attrgetter("own")))
         details = [f"{row.key}: {sides_text(row.groups)}" for row in rows]
         names = ", ".join(map(attrgetter("key"), rows))
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Domain -> groups of ranks that hold the same, shards apart."""
-        texts = self._shas.of(_compared)
-        domains = self._by_rank.of(attrgetter("domain"))
+        texts = self._shas.map(_compared)
+        domains = self._by_rank.map(attrgetter("domain"))
         by_domain = grouped(domains, domains.__getitem__)
-        return {domain: texts.among(ranks).groups for domain, ranks in by_domain.items()}
+        return {domain: texts.among(ranks).groups() for domain, ranks in by_domain.items()}
 
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
@@ -255,14 +255,14 @@ def _compared(shas: Mapping[str, str]) -> str:
 def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
     """Keys that do not have one value on all ranks."""
     keys = sorted(set[str]().union(*values.values()))
-    rows = [_Found(key, values.of(methodcaller("get", key)).sides) for key in keys]
+    rows = [_Found(key, values.map(methodcaller("get", key)).sides()) for key in keys]
     return [row for row in rows if len(row.groups) > 1]
 
 
-def _misfit(name: str, shards: ByRank[Weight | None]) -> _Found:
+def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
     """A sharded tensor, with a note when the shards do not add up to one."""
-    have = shards.observed
-    groups = groups_of(dict.fromkeys(shards) | have.of(shard_text))
+    have = entry(shards, name)
+    groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
     if len(have) < len(shards):
         return _Found(f"shard {name}", groups, "sharded on some ranks only")
     return _Found(f"shard {name}", groups, misfit(have) if len(have) > 1 else "")

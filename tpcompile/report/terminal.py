@@ -46,10 +46,12 @@ class Limits:
     """Lines below a failed check, and lines of accepted differences."""
     rows: int = findings.MAX_ROWS
     """Rows of a table of taints or recompiles."""
+    notes: int = 0
+    """Lines below a check that only informs."""
 
 
 USUAL = Limits()
-WHOLE = Limits(groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize)
+WHOLE = Limits(groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, notes=sys.maxsize)
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
 """Of a check that has a row of its own; the others are folded."""
 _FOLLOWS, _NOT_JUDGED, _NOTED = "follows from it", "not judged", "noted"
@@ -70,7 +72,7 @@ def _parts(verdict: Verdict, command: str, limits: Limits) -> Iterator[Renderabl
     if verdict.lead is not None:
         yield lead_text(verdict.lead)
     for mode, checks in by_mode(verdict).items():
-        yield Group("", _table(mode, checks), *folded(checks))
+        yield Group("", _table(mode, checks), *folded(checks), *_notes(checks, limits))
     yield Group("", *equal_ranks(verdict), *_timings(verdict))
     yield from _failures(verdict, limits)
     yield from _panels(verdict, limits)
@@ -116,6 +118,12 @@ def folded(checks: Sequence[Check]) -> list[Text]:
         elif check.status == Status.INFO:
             names[_NOTED].append(f"{check.name}: {check.observed}")
     return titled(names, separator="; ", style="dim")
+
+
+def _notes(checks: Sequence[Check], limits: Limits) -> Iterator[RenderableType]:
+    for check in checks:
+        if check.status == Status.INFO:
+            yield from (_indented(line(detail, "dim")) for detail in check.details[: limits.notes])
 
 
 def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) -> list[Text]:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile, islice, takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch.nn.modules import module as _module
 
 from tpcompile.capture import compat
 from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.several import first
 from tpcompile.evidence.splits import skipped_frame
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER
@@ -42,10 +44,19 @@ _HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, Cod
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
 _WRAPPERS = "/tpcompile/dist/"
+_PEERS = {"send": "dst", "recv": "src"}
+"""Functions of torch -> their argument for the peer."""
 _HERE = __file__.rpartition("/")[0]
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
             "/capture/torch_hooks.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def entered_function(frame: FrameType | None) -> Any | None:
@@ -104,15 +115,15 @@ def entered_callable(frame: FrameType | None) -> Any | None:
 
     A module's call goes through `_call_impl`; then the module is returned. Frames of Dynamo itself are skipped.
     """
-    while frame is not None and not _is_module_call(frame.f_code) and _is_machinery(frame.f_code):
-        frame = frame.f_back
     module = None
-    while frame is not None and _is_module_call(frame.f_code):
-        module = frame.f_locals.get("self")
-        frame = frame.f_back
-    if frame is None or frame.f_code is not COMPILE_WRAPPER:
-        return None
-    return module if module is not None else frame.f_locals.get("fn")
+    for entered in dropwhile(_is_machinery, frames_from(frame)):
+        if _is_module_call(entered.f_code):
+            module = entered.f_locals.get("self")
+        elif entered.f_code is COMPILE_WRAPPER:
+            return entered.f_locals.get("fn") if module is None else module
+        else:
+            return None
+    return None
 
 
 def is_compiled_call(function: str, filename: str) -> bool:
@@ -122,11 +133,8 @@ def is_compiled_call(function: str, filename: str) -> bool:
 
 def is_in_dynamo(frame: FrameType | None) -> bool:
     """True when Dynamo is compiling on the thread whose innermost frame this is."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_DYNAMO) and frame.f_code.co_name == "_compile":
-            return True
-        frame = frame.f_back
-    return False
+    compiling = (one for one in frames_from(frame) if one.f_code.co_name == "_compile")
+    return any(one.f_code.co_filename.startswith(_DYNAMO) for one in compiling)
 
 
 def finish_device_work() -> None:
@@ -155,37 +163,47 @@ def _is_module_call(code: CodeType) -> bool:
     return code is _CALL or code is _WRAPPED_CALL or code is _HOOKED_CALL
 
 
-def _is_machinery(code: CodeType) -> bool:
-    if code is COMPILE_WRAPPER:
+def _is_machinery(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code is COMPILE_WRAPPER or _is_module_call(code):
         return False
-    file = code.co_filename
-    return file.startswith((_DYNAMO, _HERE)) or file.endswith(_BETWEEN)
+    return code.co_filename.startswith((_DYNAMO, _HERE)) or code.co_filename.endswith(_BETWEEN)
 
 
 def recorded_collectives() -> dict[str, Any]:
     """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
-    if torch.cuda.is_available():
-        dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) or dump
+    dump = first(_recorders())
     if dump is None:
         return {}
     found = pickle.loads(dump())  # from our own process, not from the network
     return found if isinstance(found, dict) else {}
 
 
+def _recorders() -> list[Callable[[], bytes]]:
+    """The functions of this torch that dump a flight recorder, the one to ask first."""
+    names = ["_dump_nccl_trace", "_dump_fr_trace"] if torch.cuda.is_available() else ["_dump_fr_trace"]
+    known = vars(torch._C._distributed_c10d)
+    return [known[name] for name in names if name in known]
+
+
 def group_members() -> dict[str, tuple[int, ...]]:
     """`name description` of every process group of this rank, as the flight recorder writes it -> its global ranks."""
+    return {label: tuple(dist.get_process_group_ranks(group)) for group, label in _labels().items()}
+
+
+def _labels() -> dict[dist.ProcessGroup, str]:
+    """Process group of this rank -> `name description`, as the flight recorder writes it."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
-    return {f"{name} {group.group_desc}": tuple(dist.get_process_group_ranks(group)) for group, name in groups}
+    return {group: f"{name} {group.group_desc}" for group, name in groups}
 
 
 def collective_numbers(members: Sequence[int]) -> dict[str, int]:
     """`name description` of every group that all of `members` are in -> number of its last collective on this rank."""
     wanted, found = set(members), {}
-    for group, name in list(torch.distributed.distributed_c10d._world.pg_names.items()):
+    for group, label in _labels().items():
         if wanted <= set(dist.get_process_group_ranks(group)):
             with suppress(RuntimeError):  # a backend of somebody else's need not count
-                found[f"{name} {group.group_desc}"] = int(group._get_sequence_number_for_group())
+                found[label] = int(group._get_sequence_number_for_group())
     return found
 
 
@@ -195,36 +213,57 @@ def group_waited_in(frame: FrameType | None) -> str:
     The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
     before that, and waits for the others there.
     """
-    known = {name: f"{name} {group.group_desc}" for group, name in dist.distributed_c10d._world.pg_names.items()}
-    for _ in range(8):
-        if frame is None or not (is_torch(frame.f_code.co_filename) or _WRAPPERS in frame.f_code.co_filename):
-            return ""
-        values = frame.f_locals
-        given = values.get("args", ())
-        texts = (values.get("group_name"), *(given if isinstance(given, tuple) else ()))
-        name = next((text for text in texts if isinstance(text, str) and text in known), None)
-        if name is not None:
-            return known[name]
-        if "group" in values and isinstance(values["group"], (dist.ProcessGroup, type(None))):
-            return known.get(dist.distributed_c10d._world.pg_names.get(values["group"] or dist.group.WORLD, ""), "")
-        frame = frame.f_back
-    return ""
+    calls = takewhile(_is_of_communication, islice(frames_from(frame), 8))
+    named = (_group_given(call.f_locals) for call in calls)
+    return first(label for label in named if label is not None) or ""
+
+
+def _is_of_communication(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return is_torch(file) or _WRAPPERS in file
+
+
+def _group_given(values: Mapping[str, Any]) -> str | None:
+    """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
+    labels, names = _labels(), dist.distributed_c10d._world.pg_names
+    by_name = {names.get(group, ""): label for group, label in labels.items()}
+    named = first(text for text in _texts_given(values) if text in by_name)
+    if named is not None:
+        return by_name[named]
+    group = values.get("group", "none is given")
+    if group is None:
+        group = dist.group.WORLD
+    return labels.get(group, "") if isinstance(group, dist.ProcessGroup) else None
+
+
+def _texts_given(values: Mapping[str, Any]) -> list[str]:
+    given = values.get("args", ())
+    known = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
+    return [one for one in known if isinstance(one, str)]
 
 
 def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     """(`send` or `recv`, global rank of the peer) when the thread is in that call; gloo's recorder leaves them out."""
-    for _ in range(6):
-        if frame is None or not is_torch(frame.f_code.co_filename):
-            return None
-        name, values = frame.f_code.co_name, frame.f_locals
-        side = {"send": "dst", "recv": "src"}.get(name)
-        if side is not None and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            peer, group_peer = values.get(side), values.get(f"group_{side}")  # the caller gives one of them
-            if peer is None and group_peer is not None:
-                peer = dist.get_global_rank(values.get("group") or dist.group.WORLD, group_peer)
-            return (name, peer) if peer is not None else None
-        frame = frame.f_back
-    return None
+    calls = takewhile(lambda call: is_torch(call.f_code.co_filename), islice(frames_from(frame), 6))
+    call = first(filter(_is_point_to_point, calls))
+    if call is None:
+        return None
+    peer = _peer(call.f_locals, _PEERS[call.f_code.co_name])
+    return (call.f_code.co_name, peer) if peer is not None else None
+
+
+def _is_point_to_point(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in _PEERS and code.co_filename.endswith("distributed_c10d.py")
+
+
+def _peer(values: Mapping[str, Any], name: str) -> int | None:
+    """Global rank of the peer: the caller gives that, or its rank in the group."""
+    peer: int | None = values.get(name)
+    group_peer = values.get(f"group_{name}")
+    if peer is not None or group_peer is None:
+        return peer
+    return int(dist.get_global_rank(values.get("group") or dist.group.WORLD, group_peer))
 
 
 def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
-from tpcompile.sentinel import hang
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first
+from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.events import Absence, Answers
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.lost import Lost
-from tpcompile.sentinel.messages import RankState
-from tpcompile.sentinel.progress import WAITING, Progress
-from tpcompile.sentinel.waits import waits
+from tpcompile.sentinel.hang import why_stuck
+from tpcompile.sentinel.messages import WAITING, RankState
+from tpcompile.sentinel.progress import Progress
+from tpcompile.sentinel.situation import Lost, Situation
 
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
-_TELL_AFTER_S = 5.0
+_TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
 _HOWS = {"dead": "died", "stopped": "stopped"}
@@ -78,39 +81,39 @@ class Asking:
         self._interval_s = min(2 * self._interval_s, _LONGEST_S)
         self._next_at_s = now_s + self._interval_s / 2
 
-    def judge(self, answers: Answers) -> Finding | None:
+    def why_stuck(self, answers: Answers) -> Finding | None:
         """The reason nothing moves, None while somebody may still come."""
-        states = {**answers.states, **self._left}
+        states = ByRank({**answers.states, **self._left})
         lost = self._lost(answers, states)
         if lost:
             self._next_at_s = answers.now_s + _FIRST_S  # it is given up after a time, not after a number of rounds
         before, self._before = self._before, states
-        return hang.judge(states, lost, before=before, beside=answers.beside) or self._late(states, answers.now_s)
+        situation = Situation(states, before=before, lost=lost, other_domains=answers.other_domains)
+        return why_stuck(situation) or self._late(states, answers.now_s)
 
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
         """A line that says for whom this rank waits, from time to time; else empty."""
         waited_s, limit_s = now_s - self._moved_at_s, self._limits.skew_limit_s
-        if waited_s <= self._tell_after_s:
+        here = states.get(self._rank)
+        if waited_s <= self._tell_after_s or here is None or not waits(here):
             return ""
         self._tell_after_s = min(2 * self._tell_after_s, self._tell_after_s + _TELL_EVERY_S)
-        others = [hang.describe(state) for rank, state in sorted(states.items()) if rank != self._rank]
-        text = "; ".join(others) or "no other rank answers"
+        text = _describe_all(ByRank(states).without([self._rank]))
         return f"rank {self._rank} has waited {waited_s:.0f} of {limit_s:g} s: {text}"
 
     def lost(self, absent: Mapping[int, Absence]) -> list[Lost]:
         """The dead among ranks that did not answer."""
         return [self._died(rank, found) for rank, found in sorted(absent.items()) if found.how == "dead"]
 
-    def _late(self, states: Mapping[int, RankState], now_s: float) -> Finding | None:
+    def _late(self, states: ByRank[RankState], now_s: float) -> Finding | None:
         """Ranks for which this one has waited longer than it may."""
         limit_s = self._limits.skew_limit_s
         if now_s - self._moved_at_s <= limit_s:
             return None
-        slow = [state for rank, state in sorted(states.items()) if rank != self._rank and not waits(state)]
-        doing = "; ".join(hang.describe(state) for state in slow) or "no other rank answers"
-        observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {doing}"
-        line = next((state.line for state in slow if state.line), None)
-        return Finding(Cause.NEVER_ARRIVED, observed, tuple(state.rank for state in slow), line)
+        slow = states.without([self._rank]).where(lambda state: not state.waits)
+        observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {_describe_all(slow)}"
+        line = first(known(state.line for state in slow.values()))
+        return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
     def _lost(self, answers: Answers, states: Mapping[int, RankState]) -> list[Lost]:
         absent = [rank for rank in self._members if rank not in states]
@@ -129,9 +132,12 @@ class Asking:
         return Lost(rank, how, self._seen(rank), is_final=is_final)
 
     def _died(self, rank: int, found: Absence) -> Lost:
-        line = found.stack[-1] if found.stack else None
-        return Lost(rank, "died", self._seen(rank), line, found.stack, aborted=found.aborted, is_final=True)
+        return Lost(rank, "died", self._seen(rank), found.stack, found.aborted, is_final=True)
 
     def _seen(self, rank: int) -> str:
         state = self._before.get(rank)
-        return hang.describe(state) if state is not None else ""
+        return describe(state) if state is not None else ""
+
+
+def _describe_all(states: ByRank[RankState]) -> str:
+    return "; ".join(map(describe, states.values())) or "no other rank answers"

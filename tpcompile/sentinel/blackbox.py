@@ -10,7 +10,7 @@ import faulthandler
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ from tpcompile.dist.liveness import process_state
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
+from tpcompile.sentinel.store_log import StoreLog
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
@@ -50,6 +51,11 @@ class BlackBox:
         self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
         self._file = None
+
+
+def absences(log: StoreLog, ranks: Collection[int]) -> dict[int, Absence]:
+    """What is known of ranks that do not answer."""
+    return {rank: absence_of(log.process_of(rank)) for rank in sorted(ranks)}
 
 
 def absence_of(process: Mapping[str, Any] | None) -> Absence:

@@ -22,8 +22,7 @@ class Comparison:
 
     def __init__(self, log: StoreLog, progress: Progress, *, on: Callable[[Event], None]) -> None:
         self._log, self._progress, self._on = log, progress, on
-        self._told_ran: Mapping[str, Ran] = {}
-        self._told_counted: Mapping[str, Counted] = {}
+        self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
         here = members.index(log.rank)
         self._next, self._previous = members[(here + 1) % len(members)], members[here - 1]
@@ -34,13 +33,13 @@ class Comparison:
         if self._is_alone:
             return
         ran, counted = ran_by(self._progress), self._progress.counted()
-        if ran != self._told_ran:
-            self._log.say_ran(ran, is_all=False)
-        if counted != self._told_counted:
-            self._log.say_counted(counted)
-        if (ran, counted) == (self._told_ran, self._told_counted):
+        told, self._told = self._told, (ran, counted)
+        if told == self._told:
             return
-        self._told_ran, self._told_counted = ran, counted
+        if ran != told[0]:
+            self._log.say_ran(ran, is_all=False)
+        if counted != told[1]:
+            self._log.say_counted(counted)
         theirs_ran = self._log.ran_on([self._next], wait_s=0.0) if ran else {}
         theirs_counted = self._log.counted_on([self._next])
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)

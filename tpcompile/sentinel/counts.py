@@ -9,14 +9,16 @@ rank whose clock left its own rate is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
 
+from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
 _STRIDES = (1, 2, 3, 4, 6, 8, 12)
@@ -25,6 +27,8 @@ _SEEN = 3
 """Marks before and after a change of the difference that must agree on it: one may lie between two counts."""
 _RATED = 12
 """Marks before it in which the clock must run at one rate, where there are so many: a whole iteration."""
+_Table = tuple[int, Mapping[str, Counted]]
+"""A rank, and what it wrote down by region."""
 
 
 @dataclass(frozen=True)
@@ -53,55 +57,68 @@ class _Change:
 
 def parted_calls(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
     """The first region of which a rank left out a call, or made one more than its neighbour."""
-    for first, second in pairwise(sorted(by_rank)):
-        theirs = by_rank[second]
-        for region, mine in by_rank[first].items():
-            found = _in_region((first, second), mine, theirs[region]) if region in theirs else None
-            if found is not None:
-                return found
-    return None
+    neighbours = pairwise(ByRank(by_rank).items())
+    return first_finding(lambda both: _of_neighbours(*both), neighbours)
 
 
-def _in_region(ranks: tuple[int, int], mine: Counted, theirs: Counted) -> Finding | None:
-    calls = sorted(mine.marks.keys() & theirs.marks.keys())
-    clocks = {clock for call in calls for clock in mine.marks[call].keys() & theirs.marks[call].keys()}
-    for clock in sorted(clocks, key=lambda name: (name.startswith(COLLECTIVES), name)):
-        change = _first_change(_readings(clock, calls, mine, theirs))
-        if change is not None and (mine.has_collectives or _is_fault_without_collectives(change)):
-            return _describe(ranks, mine, theirs, clock, change)
-    return None
+def _of_neighbours(mine: _Table, theirs: _Table) -> Finding | None:
+    return first_finding(_in_region, by_name(dict([mine, theirs]), mine[1]))
+
+
+def _in_region(pair: ByRank[Counted]) -> Finding | None:
+    marks = [one.marks for one in pair.values()]
+    names = {name for one in marks for clocks in one.values() for name in clocks}
+    ordered = sorted(names, key=lambda name: (name.startswith(COLLECTIVES), name))
+    return first_finding(lambda clock: _by_clock(pair, clock), ordered)
+
+
+def _by_clock(pair: ByRank[Counted], clock: str) -> Finding | None:
+    change = _first_change(_readings(pair, clock))
+    if change is None:
+        return None
+    is_fault = pair.first.has_collectives or _is_fault_without_collectives(change)
+    return _describe(pair, clock, change) if is_fault else None
+
+
+def _readings(pair: ByRank[Counted], clock: str) -> list[_Reading]:
+    """What a clock showed on both ranks, at the calls at which both wrote it down."""
+    mine, theirs = (_shown(counted, clock) for counted in pair.values())
+    return [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
+
+
+def _shown(counted: Counted, clock: str) -> dict[int, int]:
+    return {call: clocks[clock] for call, clocks in counted.marks.items() if clock in clocks}
 
 
 def _first_change(readings: Sequence[_Reading]) -> _Change | None:
-    found = []
-    for stride in _STRIDES:
-        at_whole = [reading for reading in readings if reading.call % stride == 0]
-        found += list(_changes(at_whole))[:1]
-    of_one_rank = [change for change in found if 0 in change.ahead]
-    return next(iter(of_one_rank or found), None)
+    """Of the first changes in steps of several calls, one in which one rank alone left its rate, if there is one."""
+    by_stride = [[reading for reading in readings if reading.call % stride == 0] for stride in _STRIDES]
+    found = [change for change in map(_first_lasting_change, by_stride) if change is not None]
+    return first(change for change in found if 0 in change.ahead) or first(found)
 
 
-def _readings(clock: str, calls: Sequence[int], mine: Counted, theirs: Counted) -> list[_Reading]:
-    found = []
-    for call in calls:
-        values = mine.marks[call].get(clock), theirs.marks[call].get(clock)
-        if values[0] is not None and values[1] is not None:
-            found.append(_Reading(call, (values[0], values[1])))
-    return found
-
-
-def _changes(readings: Sequence[_Reading]) -> Iterator[_Change]:
-    """Changes of the difference between two stretches in which both clocks run at one rate."""
+def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:
+    """The first change of the difference between two stretches in which both clocks run at one rate."""
     stretches = [list(stretch) for _, stretch in groupby(readings, key=lambda reading: reading.difference)]
-    for number, (old, new) in enumerate(pairwise(stretches)):
-        later = {stretch[0].difference for stretch in stretches[number + 1 :]}
-        rate = _rate(old[-_RATED:])
-        returns = old[0].difference in later
-        if rate and rate == _rate(new[:_SEEN]) and not returns:
-            expected = rate * (new[0].call - old[-1].call)
-            steps = (now - then for now, then in zip(new[0].values, old[-1].values, strict=True))
-            first, second = (step - expected for step in steps)
-            yield _Change(old[-1], new[0], rate, (first, second))
+    differences = [stretch[0].difference for stretch in stretches]
+    for number, (old, new) in enumerate(pairwise(stretches), start=1):
+        rate = _common_rate(old[-_RATED:], new[:_SEEN])
+        later = differences[number:]
+        if rate and differences[number - 1] not in later:
+            return _change(old[-1], new[0], rate)
+    return None
+
+
+def _common_rate(old: Sequence[_Reading], new: Sequence[_Reading]) -> Fraction | None:
+    rate = _rate(old)
+    return rate if rate == _rate(new) else None
+
+
+def _change(old: _Reading, new: _Reading, rate: Fraction) -> _Change:
+    expected = rate * (new.call - old.call)
+    steps = zip(old.values, new.values, strict=True)
+    first_ahead, second_ahead = (now - then - expected for then, now in steps)
+    return _Change(old, new, rate, (first_ahead, second_ahead))
 
 
 def _rate(readings: Sequence[_Reading]) -> Fraction | None:
@@ -122,18 +139,21 @@ def _is_fault_without_collectives(change: _Change) -> bool:
     return is_left_out and abs(change.rate) >= 1
 
 
-def _describe(ranks: tuple[int, int], mine: Counted, theirs: Counted, clock: str, change: _Change) -> Finding:
-    odd = tuple(rank for rank, ahead in zip(ranks, change.ahead, strict=True) if ahead)
-    line = theirs.line if odd == ranks[1:] else mine.line
-    says = " and ".join(f"{value} on rank {rank}" for rank, value in zip(ranks, change.after.values, strict=True))
-    then = " and ".join(str(value) for value in dict.fromkeys(change.before.values))
-    what = _what(change, clock) if len(odd) == 1 else "do not make the same calls"
+def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
+    ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
+    shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
+    odd = ahead.where(bool).ranks
+    is_one = len(odd) == 1
+    what = _what(change, clock) if is_one else "do not make the same calls"
+    says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
+    then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"rank {ranks_text(odd or ranks)} {what} of {mine.region}: at call {change.after.call} {clock} is {says}; "
-        f"up to call {change.before.call}, where it was {then}, the ranks were in step"
+        f"rank {ranks_text(odd or pair.ranks)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
+    line = pair[odd[0]].line if is_one else pair.first.line
     is_by_number = clock.startswith(COLLECTIVES)
-    return Finding(Cause.CALL_COUNT, observed, odd or ranks, line, is_by_number=is_by_number)
+    return Finding(Cause.CALL_COUNT, observed, odd or pair.ranks, line, is_by_number=is_by_number)
 
 
 def _what(change: _Change, clock: str) -> str:

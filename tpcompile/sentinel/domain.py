@@ -14,6 +14,7 @@ def members_of(mesh: DeviceMesh | None, axis: str) -> list[int]:
         raise ConfigError("Sentinel needs a process group; call torch.distributed.init_process_group first")
     if mesh is None:
         return list(range(dist.get_world_size()))
-    if axis not in (mesh.mesh_dim_names or ()):
-        raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(mesh.mesh_dim_names or ()) or 'none'}")
+    names = mesh.mesh_dim_names or ()
+    if axis not in names:
+        raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(names) or 'none'}")
     return sorted(dist.get_process_group_ranks(mesh.get_group(axis)))

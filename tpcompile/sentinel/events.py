@@ -34,6 +34,11 @@ class Absence:
     """The user's frames it died in, outermost first, when it left them."""
     aborted: bool = False
 
+    @property
+    def may_live(self) -> bool:
+        """True unless it is known that the process cannot answer."""
+        return self.how not in ("dead", "stopped")
+
 
 # Events of this rank.
 
@@ -121,8 +126,8 @@ class Answers:
     now_s: float
     states: Mapping[int, RankState]
     absent: Mapping[int, Absence]
-    beside: Mapping[int, RankState] = field(default_factory=dict)
-    """What ranks of other domains told that wait, too, perhaps a while ago: what they issued stays true."""
+    other_domains: Mapping[int, RankState] = field(default_factory=dict)
+    """Ranks of other domains that wait, too, as they told perhaps a while ago: what they issued stays true."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import first
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,13 @@ class Finding:
     def is_loss(self) -> bool:
         """A process is gone or does not answer."""
         return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
+
+
+def call_or_collective(is_call: object) -> Cause:
+    """Of ranks that are not in step: a call of compiled code is what one made more or less, or a collective."""
+    return Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
+
+
+def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:
+    """What is found in the first of several things in which anything is found."""
+    return first(filter(None, map(find, among)))

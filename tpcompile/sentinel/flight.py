@@ -9,14 +9,16 @@ import os
 import re
 import sysconfig
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tpcompile.evidence.collectives import is_library, is_library_file
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, grouped, last
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel.messages import Issued, PointToPoint
 
@@ -31,6 +33,7 @@ _OP = re.compile(r"(?:\w+:)?(?P<op>\w+)")
 _GENERATED_FILE = re.compile(r"torchinductor|^<|eval_with_key|in wrapped|codegen\(")
 _GENERATED_FUNCTION = re.compile(r"in wrapped|codegen\(")
 _STDLIB = sysconfig.get_paths()["stdlib"]
+_BLOCKING_FILES = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py")
 _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", "monitored_barrier", "redispatch"})
 
 
@@ -39,11 +42,9 @@ def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[
 
     `begun` are the calls of compiled regions; a collective issued in one carries its number.
     """
-    by_group: dict[str, deque[Mapping[str, Any]]] = {}
-    for entry in dump.get("entries", ()):
-        if not entry.get("is_p2p"):
-            by_group.setdefault(_group(entry), deque(maxlen=_KEPT_PER_GROUP)).append(entry)
-    return tuple(_issued(entry, now_ns, begun) for group in by_group.values() for entry in group)
+    collectives = [entry for entry in dump.get("entries", ()) if not entry.get("is_p2p")]
+    newest = [entries[-_KEPT_PER_GROUP:] for entries in grouped(collectives, _group).values()]
+    return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
 
 
 def recorded(*, now_ns: int | None = None, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
@@ -55,18 +56,22 @@ def point_to_point(frame: FrameType | None) -> PointToPoint | None:
     """The send or receive this process waits in: by the main thread's frame (gloo), or the recorder (NCCL)."""
     called = adapter.point_to_point(frame)
     if called is not None:
-        stack = user_stack(frame)
-        return PointToPoint(op=called[0], peer=called[1], line=stack[-1] if stack else None)
+        return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)))
     if not is_blocked(frame):
         return None  # one in flight holds nobody up whose program goes on
-    for entry in adapter.recorded_collectives().get("entries", ()):
-        match = _PEER.search(str(entry.get("profiling_name", ""))) if entry.get("is_p2p") else None
-        if match and not _is_done(entry):
-            ranks = adapter.group_members().get(_group(entry), ())
-            peer = int(match["peer"])
-            line = _innermost(entry.get("frames", []))
-            return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
-    return None
+    entries = adapter.recorded_collectives().get("entries", ())
+    return first(filter(None, map(_p2p_in_flight, entries)))
+
+
+def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
+    if not entry.get("is_p2p") or _is_done(entry):
+        return None
+    match = _PEER.search(str(entry.get("profiling_name", "")))
+    if match is None:
+        return None
+    peer, ranks = int(match["peer"]), adapter.group_members().get(_group(entry), ())
+    line = _innermost(entry.get("frames", []))
+    return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 
 
 def _group(entry: Mapping[str, Any]) -> str:
@@ -94,7 +99,6 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
         dtypes=",".join(entry.get("input_dtypes", [])),
         is_done=_is_done(entry),
         age_s=max(0.0, (now_ns - created_ns) / 1e9),
-        line=stack[0] if stack else None,
         stack=stack,
         call_line=call_line,
         region=region,
@@ -120,23 +124,18 @@ def _text(sizes: Iterable[Iterable[int]]) -> str:
 
 def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
     """First frame, innermost first, that the user wrote."""
-    return next(iter(_users(frames)), None)
+    return first(_users(frames))
 
 
 def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
     """Frames that the user wrote, innermost first."""
-    lines = (user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames)
-    return tuple(line for line in lines if line is not None)
+    return tuple(known(user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames))
 
 
 @functools.lru_cache(maxsize=4096)
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     """The line, None when torch, tpcompile or generated code owns it."""
-    if adapter.is_torch(filename) or _is_generated(filename) or _GENERATED_FUNCTION.search(function):
-        return None
-    if filename.startswith(_STDLIB) and "site-packages" not in filename:
-        return None
-    if filename.startswith(_OWN):
+    if _GENERATED_FUNCTION.search(function) or any(owns(filename) for owns in _OWNERS):
         return None
     line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
     return None if is_library(line) else line
@@ -148,32 +147,42 @@ def _is_generated(filename: str) -> bool:
     return bool(_GENERATED_FILE.search(filename)) or bool(cache and filename.startswith(f"{cache}/"))
 
 
+def _is_stdlib(filename: str) -> bool:
+    return filename.startswith(_STDLIB) and "site-packages" not in filename
+
+
+def _is_own(filename: str) -> bool:
+    return filename.startswith(_OWN)
+
+
+_OWNERS = (adapter.is_torch, _is_generated, _is_stdlib, _is_own)
+"""Whose files are not the user's."""
+
+
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
     """The user's frames of a thread, outermost first, from its innermost Python frame."""
-    found = []
-    while frame is not None:
-        # Between two instructions a frame of another thread may have no line, whatever the annotation says.
-        number = frame.f_lineno or frame.f_code.co_firstlineno
-        line = user_line(frame.f_code.co_filename, number, frame.f_code.co_name)
-        if line is not None:
-            found.append(line)
-        frame = frame.f_back
-    return tuple(reversed(found))
+    lines = known(_line_of(one) for one in adapter.frames_from(frame))
+    return tuple(reversed(lines))
+
+
+def _line_of(frame: FrameType) -> UserLine | None:
+    code = frame.f_code
+    # Between two instructions a frame of another thread may have no line, whatever the annotation says.
+    return user_line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
 
 
 def is_blocked(frame: FrameType | None) -> bool:
     """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
-    for _ in range(4):
-        if (
-            frame is not None
-            and is_library_file(frame.f_code.co_filename)
-            and "/tpcompile/" in frame.f_code.co_filename
-        ):
-            return True  # one of our own collectives
-        if frame is None or not adapter.is_torch(frame.f_code.co_filename):
-            return False
-        inside = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py")
-        if frame.f_code.co_name in _BLOCKING or frame.f_code.co_filename.endswith(inside):
+    for inner in islice(adapter.frames_from(frame), 4):
+        file = inner.f_code.co_filename
+        if _is_own_collective(file):
             return True
-        frame = frame.f_back
+        if not adapter.is_torch(file):
+            return False
+        if inner.f_code.co_name in _BLOCKING or file.endswith(_BLOCKING_FILES):
+            return True
     return False
+
+
+def _is_own_collective(filename: str) -> bool:
+    return "/tpcompile/" in filename and is_library_file(filename)

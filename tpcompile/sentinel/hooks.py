@@ -15,12 +15,13 @@ from typing import Any
 
 from tpcompile.capture import CaptureSession, compat, torch_hooks
 from tpcompile.evidence.records import CompileRecord
+from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
 from tpcompile.sentinel import adapter, flight
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
-from tpcompile.sentinel.messages import Announcement, CompilePost, Position, post_of
-from tpcompile.sentinel.progress import RUNNING, TRIGGERS, Progress, Region
+from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, CompilePost, Position, post_of
+from tpcompile.sentinel.progress import Progress, Region
 
 
 class Hooks:
@@ -109,11 +110,11 @@ class Hooks:
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
-        current = self._progress.current
-        if current is None or not current.is_inside:
-            region = self._region_of(adapter.entered_function(frame), frame)
-            if region is not None:
-                self._progress.enter(region)
+        if self._progress.is_inside:
+            return
+        region = self._region_of(adapter.entered_function(frame), frame)
+        if region is not None:
+            self._progress.enter(region)
 
     def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
         """The region that a call of `function` through this frame enters; it is named once per function."""
@@ -123,8 +124,7 @@ class Hooks:
         code = code_of(target)
         region = self._progress.region(region_name(target))
         if region.code is None and code is not None:
-            stack = flight.user_stack(frame)
-            region.code, region.line = code, stack[-1] if stack else None
+            region.code, region.line = code, last(flight.user_stack(frame))
             region.has_variants = adapter.num_variants(code) > 1
         with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
             if function is not None:
@@ -171,16 +171,17 @@ class Hooks:
         begun = self._session.compile(compile_id)
         reason = nearest_reason(begun.recompile_reasons) if begun else ""
         self._progress.reason = parse_reason(reason).guard if reason else ""
-        stack = flight.user_stack(sys._getframe(1))
-        line = stack[-1] if stack else None
+        line = last(flight.user_stack(sys._getframe(1)))
         found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
         self._on(CompileStarted(found))
 
     def _keep_skipped(self, frame: FrameType | None) -> None:
         """What is compiled is a part of a compiled callable whose own code Dynamo skips: keep which code that is."""
         call = compat.compiled_call(frame)
-        target = adapter.entered_callable(call.around.f_back) if call and call.around else None
-        if call is None or call.around is None or target is None:
+        if call is None or call.around is None:
+            return
+        target = adapter.entered_callable(call.around.f_back)
+        if target is None:
             return
         region = self._progress.region(region_name(target))
         skipped = adapter.skipped_code(call.around)
@@ -248,17 +249,18 @@ def is_dynamic(compile_: CompileRecord) -> bool:
 
 def code_of(target: Any) -> CodeType | None:
     """Code of a compiled function or of a module's forward: what the user wrote."""
-    forward = getattr(type(target), "forward", None)
-    inner = getattr(target, "_orig_mod", target)
-    function = getattr(type(inner), "forward", None) if forward is not None else getattr(target, "__wrapped__", target)
-    return getattr(function, "__code__", None)
+    return getattr(_function_of(target), "__code__", None)
 
 
 def region_name(target: Any) -> str:
     """Name of a compiled function or module, equal on all ranks: the code the user wrote."""
-    forward = getattr(type(target), "forward", None)
-    inner = getattr(target, "_orig_mod", target)
-    function = getattr(type(inner), "forward", None) if forward is not None else getattr(target, "__wrapped__", target)
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(target).__qualname__)
+    code = code_of(target)
+    name: str = getattr(_function_of(target), "__qualname__", type(target).__qualname__)
     return f"{name} {normalise.short_path(code.co_filename)}:{code.co_firstlineno}" if code else name
+
+
+def _function_of(target: Any) -> Any:
+    """The user's function: that of a module is the `forward` of its class, whatever wraps it."""
+    if hasattr(type(target), "forward"):
+        return getattr(type(getattr(target, "_orig_mod", target)), "forward", None)
+    return getattr(target, "__wrapped__", target)

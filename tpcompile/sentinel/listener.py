@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tpcompile.sentinel.events import (
     Alarm,
@@ -65,17 +66,24 @@ class Listener:
 
 def event_of(entry: Entry) -> Event:
     """What an entry of the log says."""
-    data = entry.data
-    if entry.kind == COMPILES:
-        return PeerCompiled(Announcement.model_validate(data["announcement"]))
-    if entry.kind == PASSED:
-        return PeerPassed(Position.model_validate(data["position"]), RankState.model_validate(data["state"]))
-    if entry.kind == DECIDED:
-        return Decided(Position.model_validate(data["position"]))
-    if entry.kind == "ask":
-        return Asked(entry.rank, int(data["ask"]))
-    if entry.kind == "left":
-        return PeerLeft(RankState.model_validate(data["state"]))
-    if entry.kind == "alarm":
-        return AlarmHeard(Alarm.model_validate(data))
-    return PeerFailed(str(data["why"]))
+    return _EVENTS[entry.kind](entry.rank, entry.data)
+
+
+def _position(data: Mapping[str, Any]) -> Position:
+    return Position.model_validate(data["position"])
+
+
+def _state(data: Mapping[str, Any]) -> RankState:
+    return RankState.model_validate(data["state"])
+
+
+_EVENTS: dict[str, Callable[[int, Mapping[str, Any]], Event]] = {
+    COMPILES: lambda _, data: PeerCompiled(Announcement.model_validate(data["announcement"])),
+    PASSED: lambda _, data: PeerPassed(_position(data), _state(data)),
+    DECIDED: lambda _, data: Decided(_position(data)),
+    "ask": lambda rank, data: Asked(rank, int(data["ask"])),
+    "left": lambda _, data: PeerLeft(_state(data)),
+    "alarm": lambda _, data: AlarmHeard(Alarm.model_validate(data)),
+    "degraded": lambda _, data: PeerFailed(str(data["why"])),
+}
+"""Kind of an entry -> (its rank, its data) -> the event."""

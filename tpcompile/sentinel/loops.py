@@ -21,26 +21,26 @@ _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
     """Clock -> what it shows now; a call takes some microseconds, so it is made at few calls of a region."""
     found = {f"{COLLECTIVES}{name}": number for name, number in adapter.collective_numbers(members).items()}
-    while frame is not None:
-        code = frame.f_code
-        if flight.user_line(code.co_filename, frame.f_lineno, code.co_name) is not None:
-            for name, value in _integers(frame, loop_variables(code)).items():
-                found.setdefault(f"`{name}` in {code.co_qualname}", value)
-        frame = frame.f_back
+    for caller in adapter.frames_from(frame):
+        code = caller.f_code
+        if flight.user_line(code.co_filename, caller.f_lineno, code.co_name) is not None:
+            own = {f"`{name}` in {code.co_qualname}": now for name, now in _integers(caller).items()}
+            found = own | found  # of a function that calls itself, the innermost
     return found
 
 
-def _integers(frame: FrameType, names: Sequence[str]) -> dict[str, int]:
-    """Those of the frame's variables that are integers now.
+def _integers(frame: FrameType) -> dict[str, int]:
+    """Loop variables of the frame that are integers now.
 
     Up to Python 3.12 a frame keeps the copy of its variables that it was asked for, and with it tensors that the
     program has let go of: empty it, unless the program holds it as its `locals()`.
     """
+    names = loop_variables(frame.f_code)
     if not names:
         return {}
     values = frame.f_locals
     found = {name: values[name] for name in names if type(values.get(name)) is int}
-    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(values, dict)
+    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(values, dict)
     if is_copy and sys.getrefcount(values) <= _REFERENCES:
         values.clear()
     return found

@@ -2,135 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, grouped
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Issued, RankState
-from tpcompile.sentinel.parting import key_of, usual
-from tpcompile.sentinel.waits import last_issued, stuck_in
+from tpcompile.sentinel.finding import Finding, call_or_collective
+from tpcompile.sentinel.habit import surprise
+from tpcompile.sentinel.messages import Issued, RankState, place_of
+from tpcompile.sentinel.situation import Lost, Situation
 
 _RECENT = 12
 """Collectives before an abort in which a rank may have left the common order."""
+_BECAME = {
+    "died": (Cause.KILLED, "is gone: its process died"),
+    "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
+    "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
+}
+"""How a rank was lost -> the cause, and what is said of the rank."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A rank that did not answer."""
-
-    rank: int
-    how: str
-    """`died`, `stopped` (SIGSTOP) or `silent`."""
-    seen: str = ""
-    line: UserLine | None = None
-    """Where its main thread was, when it left a black box."""
-    stack: tuple[UserLine, ...] = ()
-    """The user's frames there, outermost first."""
-    aborted: bool = False
-    """It ended itself (SIGABRT), as collectives that do not fit make a process do; a crash elsewhere does not."""
-    is_final: bool = False
-    """It died, or has been stopped or silent for too long."""
+def lost_ranks(situation: Situation) -> Finding | None:
+    """What became of ranks that are given up."""
+    dead = [gone for gone in situation.lost if gone.is_final]
+    if not dead:
+        return None
+    waiting = situation.now.where(lambda state: state.waits_at or state.in_flight)
+    says = _became_of(dead, waiting)
+    ranks = tuple(gone.rank for gone in dead)
+    cause, _ = _BECAME[dead[0].how]
+    aborted = first(gone for gone in dead if gone.has_aborted_in_a_collective)
+    if aborted is not None and cause == Cause.KILLED:
+        return replace(_aborted(aborted, situation.now, says), gone=ranks)
+    return Finding(cause, says, ranks, _first_line(dead, waiting), gone=ranks)
 
 
-def lost_ranks(dead: Sequence[Lost], states: Mapping[int, RankState]) -> Finding:
-    """What became of ranks that are given up, while the others are as `states` say."""
-    how = "; ".join(f"rank {one.rank} {_HOW[one.how]}{_where(one)}" for one in dead)
-    waiting = [state for state in states.values() if stuck_in(state) is not None or state.waits_at is not None]
+def _became_of(dead: Sequence[Lost], waiting: ByRank[RankState]) -> str:
+    says = [f"rank {gone.rank} {_BECAME[gone.how][1]}{gone.where}" for gone in dead]
     if waiting:
-        how += f"; rank {ranks_text([state.rank for state in waiting])} waits"
-    gone = tuple(one.rank for one in dead)
-    aborted = next((one for one in dead if one.line and one.aborted), None)
-    if aborted is not None and dead[0].how == "died":
-        return replace(_aborted(aborted, states, how), gone=gone)
-    cause = Cause.KILLED if dead[0].how == "died" else Cause.STOPPED_RESPONDING
-    lines = [one.line for one in dead if one.line] + [state.line for state in waiting if state.line]
-    return Finding(cause, how, gone, lines[0] if lines else None, gone=gone)
+        says.append(f"rank {ranks_text(waiting.ranks)} waits")
+    return "; ".join(says)
 
 
-def _aborted(gone: Lost, states: Mapping[int, RankState], how: str) -> Finding:
+def _first_line(dead: Sequence[Lost], waiting: ByRank[RankState]) -> UserLine | None:
+    states: list[Lost | RankState] = [*dead, *waiting.values()]
+    return first(known(state.line for state in states))
+
+
+def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
-    known = {rank: stuck_in(state) or last_issued(state) for rank, state in sorted(states.items())}
-    newest = {rank: issued for rank, issued in known.items() if issued is not None}
+    newest = states.found(lambda state: state.blocked_in or state.newest)
     if not newest:
-        return Finding(Cause.KILLED, how, (gone.rank,), gone.line)
-    here = [rank for rank, issued in newest.items() if _met(gone, issued)]
-    elsewhere = {rank: issued for rank, issued in newest.items() if rank not in here}
+        return Finding(Cause.KILLED, says, (gone.rank,), gone.line)
+    there = newest.where(lambda issued: _is_met_by(gone, issued))
+    elsewhere = newest.without(there)
     if not elsewhere:
-        text = f"{how}; the others issued {newest[here[0]].op} there, too: shapes, dtypes or split sizes differ"
-        return Finding(Cause.COLLECTIVE_SIZES, text, (gone.rank,), gone.line)
-    strangers = elsewhere if here else _strangers(states, newest)
-    if strangers:  # the dead rank did what everybody does, and a rank met it with another collective
-        odd, issued = tuple(strangers), next(iter(strangers.values()))
-        text = f"{how}; rank {ranks_text(odd)} was in {issued}"
-        cause = Cause.CALL_COUNT if _is_a_call_more(issued, states[odd[0]]) else Cause.STUCK_COLLECTIVE
-        return Finding(cause, text, odd, issued.call_line or issued.line)
-    met = next(iter(newest.values()))
-    text = f"{how}; the others were in {met}"
-    if met.call_line is not None and _was_there(gone, states):
-        text += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
-        return Finding(Cause.CALL_COUNT, text, (gone.rank,), met.call_line)
-    return Finding(Cause.STUCK_COLLECTIVE, text, (gone.rank,), gone.line)
+        says += f"; the others issued {newest.first.op} there, too: shapes, dtypes or split sizes differ"
+        return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
+    strange = elsewhere if there else _left_their_habit(states, newest)
+    if strange:
+        return _met_with_another(strange, states, says)
+    return _left_out(gone, newest.first, states, says)
+
+
+def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
+    """The dead rank did what everybody does, and a rank met it with another collective."""
+    issued = strange.first
+    cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
+    says += f"; rank {ranks_text(strange.ranks)} was in {issued}"
+    return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
+
+
+def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
+    """The others did what everybody does, and met the dead rank elsewhere."""
+    says += f"; the others were in {met}"
+    if met.call_line is None or not _is_usual_place(gone, states):
+        return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
+    says += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
+    return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
 
 
 def _is_a_call_more(issued: Issued, state: RankState) -> bool:
     """True where no other call of the region was made from that line."""
-    calls = [one for one in state.issued if one.call_line and one.region == issued.region]
-    here = {one.call for one in calls if one.call_line == issued.call_line}
-    return here == {issued.call} and len({one.call for one in calls}) > 1
+    in_region = [one for one in state.issued if one.call_line and one.region == issued.region]
+    calls = grouped(in_region, lambda one: one.call)
+    from_here = {call for call, made in calls.items() if issued.call_line in [one.call_line for one in made]}
+    return from_here == {issued.call} and len(calls) > 1
 
 
-def _was_there(gone: Lost, states: Mapping[int, RankState]) -> bool:
+def _is_usual_place(gone: Lost, states: ByRank[RankState]) -> bool:
     """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
-    return any(_met(gone, one) and _same(gone.line, one.line) for state in states.values() for one in state.issued)
+    of_all = [issued for state in states.values() for issued in state.issued]
+    return any(_is_met_by(gone, issued) and _is_at_line_of(gone, issued) for issued in of_all)
 
 
-def _strangers(states: Mapping[int, RankState], newest: Mapping[int, Issued]) -> dict[int, Issued]:
+def _is_at_line_of(gone: Lost, issued: Issued) -> bool:
+    return place_of(gone.stack[-1:]) == place_of(issued.stack[:1])
+
+
+def _is_met_by(gone: Lost, issued: Issued) -> bool:
+    """True when the dead rank stood where this collective was issued, as far as both stacks reach."""
+    pairs = list(zip(place_of(gone.stack), issued.place, strict=False))
+    return bool(pairs) and all(ours == theirs for ours, theirs in pairs)
+
+
+def _left_their_habit(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
     """Ranks that left their own habit a moment ago, and in what."""
-    found = {}
-    for rank, last in newest.items():
-        of_group = [one for one in states[rank].issued if one.group == last.group]
-        strangeness = _strangeness(of_group)
-        strangest = max(range(len(of_group)), key=lambda at: (strangeness[at], at))
-        if strangeness[strangest]:
-            found[rank] = of_group[strangest]
-    return found
+    of_group = {rank: states[rank].issued_in(last.group) for rank, last in newest.items()}
+    return ByRank(of_group).found(_strangest)
 
 
-def _where(gone: Lost) -> str:
-    return f" in {gone.line}" if gone.line else f" ({gone.seen})" if gone.seen else ""
-
-
-def _met(gone: Lost, issued: Issued) -> bool:
-    """True when the dead rank stood where this collective was issued."""
-    stack = tuple((frame.file, frame.line) for frame in gone.stack)
-    place = issued.place
-    if not stack or not place:
-        return _same(gone.line, issued.line)
-    common = min(len(stack), len(place))
-    return stack[:common] == place[:common]
-
-
-def _strangeness(issued: Sequence[Issued]) -> list[int]:
-    """How many collectives before each of the last ones are followed by another one elsewhere; 0 for a usual one.
+def _strangest(issued: Sequence[Issued]) -> Issued | None:
+    """That of the last collectives which follows most that others followed elsewhere; None where all are usual.
 
     Elsewhere is before and after: what ends the first step ends the next ones, too.
     """
-    keys = [key_of(one) for one in issued]
-    found = [0] * len(keys)
-    for at in range(max(1, len(keys) - _RECENT), len(keys)):
-        context, expected = usual(keys, at, [end for end in range(1, len(keys)) if end != at])
-        if expected and keys[at] not in expected:
-            found[at] = context
-    if not issued[-1].is_done and keys[-1] not in keys[:-1] and len(keys) > 2:
-        found[-1] = max(found[-1], 1)
-    return found
+    keys = [one.key for one in issued]
+    places = set(range(1, len(keys)))
+    surprises = {place: surprise(keys, place, places - {place}) for place in sorted(places)[-_RECENT:]}
+    if _ends_with_something_new(issued):
+        last = len(keys) - 1
+        surprises[last] = max(surprises[last], 1)
+    strangest = max(surprises, key=lambda place: (surprises[place], place), default=0)
+    return issued[strangest] if surprises.get(strangest) else None
 
 
-def _same(a: UserLine | None, b: UserLine | None) -> bool:
-    return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
-
-
-_HOW = {"died": "is gone: its process died", "stopped": "is stopped (SIGSTOP)", "silent": "does not answer"}
+def _ends_with_something_new(issued: Sequence[Issued]) -> bool:
+    """True where the rank is in a collective that it never issued before."""
+    *before, last = [one.key for one in issued]
+    return len(before) > 1 and last not in before and not issued[-1].is_done

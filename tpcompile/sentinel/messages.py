@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from tpcompile.evidence.digest import digest_compile
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
+from tpcompile.evidence.several import first, last
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
+RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
+TRIGGERS = {
+    "dynamo": COMPILING,
+    "lazy_backward": "compiling the backward of",
+    "cudagraph_recording": "recording a CUDA graph of",
+    "triton_autotuning": "autotuning",
+}
+"""What torch says is going on -> what a rank is doing then."""
+COMPILES = frozenset(TRIGGERS.values())
+FINISHED = "finished"
+"""Of a rank that has left at the end of what was watched."""
+Place = tuple[tuple[str, int], ...]
+"""Files and lines of a stack, outermost first."""
+Key = tuple[str, Place]
+
+
+def place_of(stack: Iterable[UserLine]) -> Place:
+    """Where in the program a stack is."""
+    return tuple((frame.file, frame.line) for frame in stack)
+
+
+def at(line: UserLine | None) -> str:
+    """The end of a sentence: where, if that is known."""
+    return f" at {line}" if line else ""
 
 
 class Position(Frozen):
@@ -88,7 +114,6 @@ class Issued(Frozen):
     dtypes: str = ""
     is_done: bool = True
     age_s: float = 0.0
-    line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
     """The user's frames, innermost first."""
     call_line: UserLine | None = None
@@ -99,18 +124,32 @@ class Issued(Frozen):
     """Number of that call."""
 
     @property
-    def place(self) -> tuple[tuple[str, int], ...]:
-        """Where in the program it was issued: files and lines, outermost first."""
-        return tuple((frame.file, frame.line) for frame in reversed(self.stack))
+    def line(self) -> UserLine | None:
+        """The user's line that issued it."""
+        return first(self.stack)
+
+    @property
+    def id(self) -> tuple[str, int]:
+        """Group and number: one collective, on all ranks of the group."""
+        return self.group, self.seq
+
+    @property
+    def place(self) -> Place:
+        """Where in the program it was issued."""
+        return place_of(reversed(self.stack))
 
     @property
     def what(self) -> str:
         """What has to be equal on all ranks: the op, and its sizes where they cannot differ between ranks."""
         return f"{self.op} {self.sizes} {self.dtypes}" if self.op in _EVEN else self.op
 
+    @property
+    def key(self) -> Key:
+        """What is equal on ranks that run the same program: op, and the lines it is issued from."""
+        return self.what, self.place
+
     def __str__(self) -> str:
-        at = f" at {self.line}" if self.line else ""
-        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at}"
+        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at(self.line)}"
 
 
 class PointToPoint(Frozen):
@@ -122,12 +161,10 @@ class PointToPoint(Frozen):
     line: UserLine | None = None
 
     def __str__(self) -> str:
-        at = f" at {self.line}" if self.line else ""
-        return f"{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer}{at}"
+        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{at(self.line)}"
 
 
-FINISHED = "finished"
-"""Of a rank that has left at the end of what was watched."""
+_TOWARDS = {"send": "to", "recv": "from"}
 
 
 class RankState(Frozen):
@@ -162,14 +199,62 @@ class RankState(Frozen):
     """Why this rank takes no further part: FINISHED, or an exception."""
 
     @property
+    def line(self) -> UserLine | None:
+        """Innermost line of the user's that the rank is at."""
+        return last(self.stack)
+
+    @property
+    def compiles(self) -> bool:
+        """True while torch compiles, or does what only the first calls of compiled code do."""
+        return self.in_dynamo or self.activity in COMPILES
+
+    @property
     def in_flight(self) -> tuple[Issued, ...]:
         """Collectives that this rank has issued and that have not ended."""
         return tuple(issued for issued in self.issued if not issued.is_done)
 
     @property
-    def line(self) -> UserLine | None:
-        """Innermost line of the user's that the rank is at."""
-        return self.stack[-1] if self.stack else None
+    def blocked_in(self) -> Issued | None:
+        """The oldest collective in flight."""
+        return max(self.in_flight, key=lambda issued: issued.age_s, default=None)
+
+    @property
+    def newest(self) -> Issued | None:
+        """The collective it issued last."""
+        return min(reversed(self.issued), key=lambda issued: issued.age_s, default=None)  # they are sorted by group
+
+    @property
+    def waits(self) -> bool:
+        """True for a rank that waits for others."""
+        return self.blocked or any((self.waits_at, self.p2p, self.in_flight))
+
+    @property
+    def wait_line(self) -> UserLine | None:
+        """Where it called what it waits in; on a GPU the program is elsewhere by now."""
+        issued = self.blocked_in if self.waits_at is None else None
+        return (issued and issued.line) or self.line
+
+    @property
+    def waits_with(self) -> set[int]:
+        """All ranks of the groups that it has collectives in flight in."""
+        groups = [self.members.get(issued.group, ()) for issued in self.in_flight]
+        return set().union(*groups)
+
+    def issued_in(self, group: str) -> tuple[Issued, ...]:
+        """Its last collectives of a group, oldest first."""
+        return tuple(issued for issued in self.issued if issued.group == group)
+
+    def calls_of(self, region: str) -> int:
+        """How often it has called that region."""
+        return self.calls.get(region, 0)
+
+    def last_number(self, group: str) -> int:
+        """Number of the last collective it issued in a group, 0 for none."""
+        return max((issued.seq for issued in self.issued_in(group)), default=0)
+
+    def may_come_to(self, group: str, number: int) -> bool:
+        """True for a rank of the group that has not issued its collective of that number yet."""
+        return group in self.groups and self.last_number(group) < number
 
 
 class Entry(Frozen):

@@ -6,82 +6,65 @@ ones wait for each other at the same line. Ranks that enter two groups in opposi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import RankState
-from tpcompile.sentinel.waits import calling_since, stuck_since
-
-_Place = tuple[tuple[str, int], ...]
+from tpcompile.sentinel.messages import Place, RankState, at, place_of
+from tpcompile.sentinel.situation import Situation
 
 
 class _Wait(NamedTuple):
     """A rank that waits in a collective, issued or about to be."""
 
+    state: RankState
     group: str
-    place: _Place
+    place: Place
     line: UserLine | None
 
+    @property
+    def members(self) -> tuple[int, ...] | str:
+        """The ranks of its group; a group that is not known is equal to none."""
+        return self.state.members.get(self.group, self.group)
 
-def other_group(states: Mapping[int, RankState], before: Mapping[int, RankState]) -> Finding | None:
+    @property
+    def left_its_habit(self) -> bool:
+        """True for a rank that used another group in all earlier collectives of that line."""
+        used = {one.group for one in self.state.issued if one.is_done and one.place == self.place}
+        return bool(used) and self.group not in used
+
+
+def other_group(situation: Situation) -> Finding | None:
     """Two ranks wait at one line in different groups whose ranks are the same."""
-    waits = {rank: wait for rank, state in sorted(states.items()) if (wait := _wait(state, before)) is not None}
-    for first, second in combinations(waits, 2):
-        ours, theirs = waits[first], waits[second]
-        is_other = ours.group != theirs.group and ours.place == theirs.place
-        if is_other and _members(states[first], ours.group) == _members(states[first], theirs.group):
-            return _describe(states, waits, place=ours.place)
+    waits = situation.now.found(lambda state: _wait(state, situation))
+    pairs = combinations(waits.values(), 2)
+    one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
+    return _describe(waits, one.place) if one is not None else None
+
+
+def _wait(state: RankState, situation: Situation) -> _Wait | None:
+    issued = situation.stuck.get(state.rank)
+    if issued is not None:
+        return _Wait(state, issued.group, issued.place, issued.line)
+    if state.rank in situation.calling:
+        return _Wait(state, state.calling, place_of(state.stack), state.line)
     return None
 
 
-def _wait(state: RankState, before: Mapping[int, RankState]) -> _Wait | None:
-    stuck = stuck_since(state, before)
-    if stuck is not None:
-        return _Wait(stuck.group, stuck.place, stuck.line)
-    if not calling_since(state, before):
-        return None
-    place = tuple((frame.file, frame.line) for frame in state.stack)
-    return _Wait(state.calling, place, state.line)
+def _is_other_group(ours: _Wait, theirs: _Wait) -> bool:
+    return ours.group != theirs.group and (ours.place, ours.members) == (theirs.place, theirs.members)
 
 
-def _members(state: RankState, group: str) -> tuple[int, ...] | str:
-    """Its ranks; a group that is not known is equal to none."""
-    return state.members.get(group, group)
-
-
-def _describe(states: Mapping[int, RankState], waits: Mapping[int, _Wait], *, place: _Place) -> Finding:
-    here = {rank: wait for rank, wait in waits.items() if wait.place == place}
-    odd = _left_their_habit(states, here) or _minority(here) or tuple(here)
-    line = here[odd[0]].line
+def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
+    here = waits.where(lambda wait: wait.place == place)
+    odd = here.some(lambda wait: wait.left_its_habit) or here.unlike_majority(lambda wait: wait.group) or here.ranks
+    one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
-    members = ranks_text(_ranks(states, here[odd[0]].group))
-    at = f" at {line}" if line else ""
-    return Finding(Cause.GROUP, f"the ranks use different groups of the same ranks {members}{at}: {says}", odd, line)
-
-
-def _ranks(states: Mapping[int, RankState], group: str) -> tuple[int, ...]:
-    return next((state.members[group] for state in states.values() if group in state.members), ())
-
-
-def _left_their_habit(states: Mapping[int, RankState], here: Mapping[int, _Wait]) -> tuple[int, ...]:
-    """Ranks that used another group in all earlier collectives of that line."""
-    odd = []
-    for rank, wait in here.items():
-        used = {one.group for one in states[rank].issued if one.place == wait.place and one.is_done}
-        if used and wait.group not in used:
-            odd.append(rank)
-    return tuple(odd) if len(odd) < len(here) else ()
-
-
-def _minority(here: Mapping[int, _Wait]) -> tuple[int, ...]:
-    """Ranks beside those of a strict majority."""
-    groups = [wait.group for wait in here.values()]
-    usual = max(groups, key=groups.count)
-    if 2 * groups.count(usual) <= len(groups):
-        return ()
-    return tuple(rank for rank, wait in here.items() if wait.group != usual)
+    members = ranks_text(one.state.members.get(one.group, ()))
+    observed = f"the ranks use different groups of the same ranks {members}{at(one.line)}: {says}"
+    return Finding(Cause.GROUP, observed, odd, one.line)

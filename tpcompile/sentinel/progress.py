@@ -18,17 +18,8 @@ from types import CodeType
 
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.sentinel.marks import Counted, Marks
-from tpcompile.sentinel.messages import Announcement, Position
+from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
-RUNNING, COMPILING, WAITING = "running", "compiling", "waiting"
-TRIGGERS = {
-    "dynamo": COMPILING,
-    "lazy_backward": "compiling the backward of",
-    "cudagraph_recording": "recording a CUDA graph of",
-    "triton_autotuning": "autotuning",
-}
-"""What torch says is going on -> what a rank is doing then."""
-COMPILES = frozenset(TRIGGERS.values())
 _END = 1 << 30
 """Index of a call that has ended: past every frame it could have entered."""
 _KEPT_CALLS = 1024
@@ -85,6 +76,11 @@ class Region:
     """A call of a watched region has begun and not ended."""
 
     @property
+    def is_compared(self) -> bool:
+        """False where its content may differ, or was found to."""
+        return not (self.reason_uneven or self.is_reported)
+
+    @property
     def position(self) -> Position:
         """Where this rank is in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
@@ -114,6 +110,11 @@ class Progress:
         self.pending: dict[str, list[Announcement]] = {}
         """Region -> compiles of other ranks that this rank has neither made nor passed."""
         self._lock = threading.Lock()
+
+    @property
+    def is_inside(self) -> bool:
+        """A call of a watched region has begun and not ended."""
+        return self.current is not None and self.current.is_inside
 
     def region(self, name: str) -> Region:
         """The region of that name."""
@@ -206,7 +207,7 @@ class Progress:
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
         known = [region for region in list(self.regions.values()) if region.programs or region.skipped]
-        return {region.name: _counted(region) for region in known if not (region.reason_uneven or region.is_reported)}
+        return {region.name: _counted(region) for region in known if region.is_compared}
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
@@ -235,13 +236,13 @@ class Progress:
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
             here = (region.call, region.index)
-            done = [found for found in waiting if _place(found) in region.compiled or _place(found) < here]
-            left = [found for found in waiting if found not in done]
-            if left:
-                self.pending[region.name] = left
+            not_made = [found for found in waiting if _place(found) not in region.compiled]
+            ahead = [found for found in not_made if _place(found) >= here]
+            if ahead:
+                self.pending[region.name] = ahead
             else:
                 self.pending.pop(region.name, None)
-        return [found for found in done if _place(found) not in region.compiled]
+        return [found for found in not_made if found not in ahead]
 
 
 def _counted(region: Region) -> Counted:

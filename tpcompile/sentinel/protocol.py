@@ -7,7 +7,7 @@ position is released or settled with, as long as each rank runs, compiles or die
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tpcompile.sentinel.asking import Asking, Limits
@@ -107,16 +107,27 @@ class Protocol:
         """True while this rank is watched."""
         return self.progress.is_active
 
+    @property
+    def _takes_part(self) -> bool:
+        """True also for a rank that leaves the watched block, until it has left."""
+        return self.is_active or self.is_leaving
+
     def must_wait(self, position: Position) -> bool:
         """True while the code that was compiled there must not run."""
-        region = self.progress.region(position.region)
-        is_held = self.is_active and self._may_wait and not region.is_reported
-        return is_held and position not in self._free
+        is_over = self._region(position).is_reported or position in self._free
+        return self.is_active and self._may_wait and not is_over
 
     def waits_at(self) -> Position | None:
         """Where this rank has to wait; None from its release on, though its thread may not have woken yet."""
         position = self.progress.waits_at
         return position if position is not None and self.must_wait(position) else None
+
+    def _region(self, position: Position) -> Region:
+        return self.progress.region(position.region)
+
+    def _is_left_alone(self, region: Region) -> bool:
+        """True where nothing is compared."""
+        return region.is_reported or len(self.members) == 1
 
     def has_decided_all(self) -> bool:
         """True when no comparison is under way."""
@@ -125,27 +136,24 @@ class Protocol:
     # Compiles of this rank.
 
     def _compile_started(self, event: CompileStarted) -> list[Action]:
-        region = self.progress.region(event.found.position.region)
-        if region.is_reported or len(self.members) == 1:
-            return []
-        return [Announce(event.found)]
+        is_left_alone = self._is_left_alone(self._region(event.found.position))
+        return [] if is_left_alone else [Announce(event.found)]
 
     def _compile_ended(self, event: CompileEnded) -> list[Action]:
         position, post = event.position, event.post
-        region = self.progress.region(position.region)
-        if len(self.members) == 1 or region.is_reported:
+        region = self._region(position)
+        if self._is_left_alone(region):
             return []
         self._open.add(position)
         actions: list[Action] = [Post(position, post)]
         needs_others = bool(post.num_collectives or region.num_collectives)
-        counts = self._counts(region, post)
         region.num_collectives = post.num_collectives
-        if counts:
-            region.ended.add((position.call, position.index))
-            theirs = self._passed.get(position)
-            if theirs is not None:
-                actions.append(RaiseOneRank(position, theirs))
-        if counts and needs_others and event.may_wait:
+        if not self._counts(region, post):
+            return actions
+        region.ended.add((position.call, position.index))
+        if position in self._passed:
+            actions.append(RaiseOneRank(position, self._passed[position]))
+        if needs_others and event.may_wait:
             actions.append(Wait(position))
         return actions
 
@@ -153,11 +161,9 @@ class Protocol:
     def _counts(region: Region, post: CompilePost) -> bool:
         """False for what may differ: in an uneven region all but collectives that are new."""
         issues = (post.frame, post.collectives)
-        is_new = issues not in region.collectives
+        is_new = issues not in region.collectives and post.num_collectives > 0
         region.collectives.add(issues)
-        if not region.reason_uneven:
-            return True
-        return is_new and post.num_collectives > 0
+        return is_new or not region.reason_uneven
 
     def _posted(self, event: Posted) -> list[Action]:
         if not event.is_last:
@@ -172,7 +178,7 @@ class Protocol:
 
     def _peer_compiled(self, event: PeerCompiled) -> list[Action]:
         found = event.found
-        if found.rank == self.rank or self.progress.region(found.position.region).is_reported:
+        if found.rank == self.rank or self._region(found.position).is_reported:
             return []
         return [TellPassed(passed.position) for passed in self.progress.announce(found)]
 
@@ -181,7 +187,7 @@ class Protocol:
 
     def _peer_passed(self, event: PeerPassed) -> list[Action]:
         position = event.position
-        region, place = self.progress.region(position.region), (position.call, position.index)
+        region, place = self._region(position), (position.call, position.index)
         self._passed[position] = event.theirs
         if place in region.ended:
             return [RaiseOneRank(position, event.theirs)]
@@ -200,23 +206,28 @@ class Protocol:
         self.asking.notices(event.now_s)
         if not self.is_active:
             return []
-        compare: list[Action] = []
+        actions: list[Action] = []
         if event.now_s >= self._compares_at_s:
             self._compares_at_s = event.now_s + _COMPARE_EVERY_S
-            compare = [Compare()]
+            actions.append(Compare())
         if self.asking.wants_to_ask(event.now_s):
-            return [*compare, *self._ask(event.now_s)]
-        return [*compare, Look()] if self.asking.wants_to_look(event.now_s) else compare
+            actions += self._ask(event.now_s)
+        elif self.asking.wants_to_look(event.now_s):
+            actions.append(Look())
+        return actions
 
     def _looked(self, event: Looked) -> list[Action]:
         return self._ask(event.now_s) if event.is_stuck and self.is_active else []
 
     def _ask(self, now_s: float) -> list[Action]:
         self.asking.asks(now_s, self.left)
-        return [Ask(tuple(rank for rank in self.members if rank not in self.left))]
+        return [Ask(self._members_without(self.left))]
+
+    def _members_without(self, ranks: Collection[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in self.members if rank not in ranks)
 
     def _answers(self, event: Answers) -> list[Action]:
-        finding = self.asking.judge(event) or self._of_suspected(event.states)
+        finding = self.asking.why_stuck(event) or self._of_suspected(event.states)
         if finding is not None:
             return [RaiseFinding(finding)]
         news = self.asking.news({**event.states, **self.left}, event.now_s)
@@ -232,9 +243,8 @@ class Protocol:
         return [Answer(event.number)]
 
     def _compared(self, event: Compared) -> list[Action]:
-        counted = event.counted
-        finding = wrong_variant(event.ran) or split_alone(counted) or parted_calls(counted)
-        if finding is None or self.has_parted:
+        finding = None if self.has_parted else _parted(event)
+        if finding is None:
             return []
         self.has_parted = True
         if finding.is_by_number and self.is_active:
@@ -250,13 +260,11 @@ class Protocol:
 
     def _alarm_heard(self, event: AlarmHeard) -> list[Action]:
         alarm = event.alarm
-        if not (self.is_active or self.is_leaving):
+        if not self._takes_part:
             return []
-        if alarm.position is not None and self.progress.region(alarm.position.region).is_reported:
-            self._free.add(alarm.position)
-            return [Release()]
-        absent = {*self.left, *alarm.gone}
-        return [Settle(alarm, tuple(rank for rank in self.members if rank not in absent))]
+        if alarm.position is not None and self._region(alarm.position).is_reported:
+            return self._decided(Decided(alarm.position))
+        return [Settle(alarm, self._members_without({*self.left, *alarm.gone}))]
 
     def _settled(self, event: Settled) -> list[Action]:
         position = event.position
@@ -267,7 +275,7 @@ class Protocol:
         self._free.add(position)
         if event.is_red:
             # Of a region that was reported nothing is compared any more: no rank would say that the rest may run.
-            self.progress.region(position.region).is_reported = True
+            self._region(position).is_reported = True
             self._free |= {other for other in self._open if other.region == position.region}
         return [Release()]
 
@@ -280,3 +288,8 @@ class Protocol:
             return []
         self.progress.is_active = False
         return [Release(), StopWatching(event.why)]
+
+
+def _parted(event: Compared) -> Finding | None:
+    """Where what ran on the ranks is not the same."""
+    return wrong_variant(event.ran) or split_alone(event.counted) or parted_calls(event.counted)

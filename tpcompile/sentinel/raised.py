@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
-from tpcompile.sentinel import adapter, flight, hang
-from tpcompile.sentinel.blackbox import absence_of
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first
+from tpcompile.sentinel import adapter, flight
+from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
+from tpcompile.sentinel.departed import departed
 from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.protocol import Protocol
+from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
 
@@ -42,43 +48,43 @@ class Losses:
         """The finding that explains an error of communication, looked for during a moment."""
         if not _is_of_communication(error):
             return None
-        deadline = time.monotonic() + _LOSS_S
-        while True:
-            here = self._snapshot.state().model_copy(update={"stack": (line,) if line else ()})
-            found = self._dead() or hang.departed(self._protocol.left, here)
-            if found is not None or time.monotonic() > deadline:
-                return found
-            time.sleep(_POLL_S)
+        stack = (line,) if line else ()
+        return _for_a_moment(lambda: self._dead() or self._departed(stack))
 
     def soon(self) -> Finding | None:
         """The finding that names dead ranks, giving a dying one a moment to be seen."""
-        deadline = time.monotonic() + _LOSS_S
-        while True:
-            found = self._dead()
-            if found is not None or time.monotonic() > deadline:
-                return found
-            time.sleep(_POLL_S)
+        return _for_a_moment(self._dead)
+
+    def _departed(self, stack: tuple[UserLine, ...]) -> Finding | None:
+        here = self._snapshot.state().model_copy(update={"stack": stack})
+        return departed(self._protocol.left, here)
 
     def _dead(self) -> Finding | None:
-        others = [rank for rank in self._log.members if rank not in self._protocol.left]
-        absent = {rank: absence_of(self._log.process_of(rank)) for rank in others}
-        lost = self._protocol.asking.lost(absent)
+        others = set(self._log.members) - self._protocol.left.keys()
+        lost = self._protocol.asking.lost(absences(self._log, others))
         if not lost:
             return None
         here = self._snapshot.state()
-        return hang.judge({here.rank: here}, lost, before={})
+        return why_stuck(Situation(ByRank({here.rank: here}), before={}, lost=lost))
+
+
+def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
+    """Look until something is found, or the moment is over."""
+    deadline = time.monotonic() + _LOSS_S
+    found = look()
+    while found is None and time.monotonic() <= deadline:
+        time.sleep(_POLL_S)
+        found = look()
+    return found
 
 
 def line_of(error: BaseException) -> UserLine | None:
     """Innermost line of the user's that the exception went through."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    lines = (flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames)
-    return next((line for line in lines if line is not None), None)
+    return first(known(flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames))
 
 
 def _is_of_communication(error: BaseException) -> bool:
-    if isinstance(error, dist.DistError):
-        return True
-    if not isinstance(error, RuntimeError):  # a connection of the program's own may end, too
-        return False
-    return any(word in str(error) for word in _OF_COMMUNICATION)
+    if isinstance(error, RuntimeError):  # not any other: a connection of the program's own may end, too
+        return isinstance(error, dist.DistError) or any(word in str(error) for word in _OF_COMMUNICATION)
+    return False

@@ -30,7 +30,7 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
-from tpcompile.sentinel.blackbox import BlackBox, absence_of
+from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import members_of
@@ -38,8 +38,8 @@ from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
-from tpcompile.sentinel.messages import FINISHED
-from tpcompile.sentinel.progress import RUNNING, WAITING, Progress
+from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
+from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.raised import Losses
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
@@ -180,14 +180,14 @@ class Sentinel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if error is not None and failed and self.is_active:
-            self._raises(error)
+        failure = None if isinstance(error, SystemExit) and not error.code else error
+        if failure is not None and self.is_active:
+            self._raises(failure)
         elif self.is_active:
             adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
             self._wait_for_decisions()
             self._safely(self._compare_all_that_ran)
-        self.close(f"{type(error).__name__}: {error}" if failed else FINISHED)
+        self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
 
     def close(self, why: str = FINISHED) -> None:
         """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
@@ -299,12 +299,10 @@ class Sentinel:
     def _ask(self, action: ev.Ask) -> None:
         number = self.log.number("asks")
         self.log.tell("ask", ask=number)
-        absent = {rank: absence_of(self.log.process_of(rank)) for rank in action.expected}
-        expected = [rank for rank, found in absent.items() if found.how not in ("dead", "stopped")]
-        states = self.log.answers(str(number), expected, timeout_s=_ANSWER_S)
-        silent = [rank for rank in action.expected if rank not in states]
-        absent = {rank: absence_of(self.log.process_of(rank)) for rank in silent}
-        self._on(ev.Answers(time.monotonic(), states, absent, self.log.beside(states)))
+        may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
+        states = self.log.answers(str(number), may_live, timeout_s=_ANSWER_S)
+        absent = absences(self.log, set(action.expected) - states.keys())
+        self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
 
     def _settle(self, action: ev.Settle) -> None:
         is_red = self._settlement.settle(action.alarm, action.present)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -48,6 +49,32 @@ class Timeline:
     def note(self, what: str) -> None:
         """Write it down."""
         self.entries.append((time.time(), what))
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """An alarm, and what came of it on this rank."""
+
+    alarm: Alarm
+    present: tuple[int, ...]
+    """Ranks that took part."""
+    record: RankRecord
+    """What this rank compiled."""
+    store: RankStore
+    verdict: Verdict | None
+    """None where the judge fell silent."""
+    is_judge: bool
+    """This rank has compared, and tells the user."""
+
+    @property
+    def to_tell(self) -> Verdict | None:
+        """The verdict, where this rank is to tell it."""
+        return self.verdict if self.is_judge else None
+
+    @property
+    def exit_code(self) -> int:
+        """Of all ranks."""
+        return self.verdict.exit_code if self.verdict is not None else ExitCode.FAIL
 
 
 class Settlement:
@@ -93,47 +120,54 @@ class Settlement:
         side = record_side(record, self._rules, problems=[alarm.problem] if alarm.problem else [])
         verdict = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S).verdict(side)
         self._timeline.note("verdict")
-        is_judge = store.peek("judge") == self._log.rank
-        if verdict is not None and not is_grave(verdict, kernels=self._kernels):
-            if is_judge:
-                self._tell_mild(alarm, verdict, present)
+        settled = _Settled(alarm, tuple(present), record, store, verdict, store.peek("judge") == self._log.rank)
+        if verdict is None:
+            if self.policy == "stop":
+                self._stop(settled)
+            return True
+        if not is_grave(verdict, kernels=self._kernels):
+            self._tell_mild(settled)
             return False
-        self._act(alarm, record, verdict, store, is_judge=is_judge)
-        if verdict is not None:
-            self.findings.append(verdict)
+        self._act(settled, verdict)
+        self.findings.append(verdict)
         return True
 
-    def _act(
-        self, alarm: Alarm, record: RankRecord, verdict: Verdict | None, store: RankStore, *, is_judge: bool
-    ) -> None:
+    def _act(self, settled: _Settled, verdict: Verdict) -> None:
         """What the policy makes of a red verdict."""
         if callable(self.policy):
             self._call(self.policy, verdict)
         elif self.policy == "stop":
-            self._stop(alarm, record, verdict, store, is_judge=is_judge)
-        elif is_judge and verdict is not None:
+            self._stop(settled)
+        elif settled.is_judge:
             logger.warning("rank divergence: {}", verdict.summary)
 
-    def _call(self, policy: Callable[[Verdict], None], verdict: Verdict | None) -> None:
+    def _call(self, policy: Callable[[Verdict], None], verdict: Verdict) -> None:
         try:
-            if verdict is not None:
-                policy(verdict)
+            policy(verdict)
         except SystemExit as ending:  # in a thread it would end the thread
             self._shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
         except Exception as error:
             logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
-    def _tell_mild(self, alarm: Alarm, verdict: Verdict, present: Sequence[int]) -> None:
+    def _tell_mild(self, settled: _Settled) -> None:
         """Differences that end nothing."""
-        for chosen in verdict.divergences:
-            if chosen.is_choice:
-                logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
-        left = [rank for rank in self._log.members if rank not in present]
-        if alarm.position is not None and left and not verdict.divergences:
-            # Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is.
+        verdict = settled.to_tell
+        if verdict is None:
+            return
+        if not verdict.divergences:
+            self._tell_not_compared(settled)
+        choices = [divergence for divergence in verdict.divergences if divergence.is_choice]
+        for chosen in choices:
+            logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
+
+    def _tell_not_compared(self, settled: _Settled) -> None:
+        """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
+        left = [rank for rank in self._log.members if rank not in settled.present]
+        position = settled.alarm.position
+        if left and position is not None:
             logger.warning(
                 "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
-                alarm.position, ranks_text(left),
+                position, ranks_text(left),
             )  # fmt: skip
 
     def record(self, position: Position | None) -> RankRecord:
@@ -149,23 +183,21 @@ class Settlement:
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 
-    def _stop(
-        self, alarm: Alarm, record: RankRecord, verdict: Verdict | None, store: RankStore, *, is_judge: bool
-    ) -> None:
+    def _stop(self, settled: _Settled) -> None:
         """Write the report and end the process; returns where an exception ends it."""
         try:
-            self._report(record, verdict if is_judge else None)
+            self._report(settled.record, settled.to_tell)
         except TpCompileError as error:
             logger.error("no report: {}", error)
-            if is_judge and verdict is not None:
-                logger.error("rank divergence: {}", verdict.summary)
-        if is_judge:
-            store.put("published", True)
+            if settled.to_tell is not None:
+                logger.error("rank divergence: {}", settled.to_tell.summary)
+        if settled.is_judge:
+            settled.store.put("published", True)
         else:
-            store.wait("published", timeout_s=_PUBLISH_S)
-        for rank in alarm.gone:
+            settled.store.wait("published", timeout_s=_PUBLISH_S)
+        for rank in settled.alarm.gone:
             forget((self._log.process_of(rank) or {}).get("black_box", ""))
-        self._shutdown.exit_code = verdict.exit_code if verdict is not None else ExitCode.FAIL
+        self._shutdown.exit_code = settled.exit_code
         self.let_the_first_go()
         self._shutdown.leave(self._shutdown.exit_code)
 
@@ -221,11 +253,17 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     do kernels that each rank chose by its own timings: the same program, rounded otherwise.
     """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    mild = [divergence for divergence in red if _is_mild(divergence, kernels)]
-    if len(mild) < len(red):
-        return True
-    said_by = {Layer.ENVIRONMENT}.union(*((divergence.layer, *divergence.consequences) for divergence in mild))
-    return any(check.is_red and check.layer not in said_by for check in verdict.checks)
+    is_mild = all(_is_mild(divergence, kernels) for divergence in red)
+    return not is_mild or _has_more_red_checks(verdict, red)
+
+
+def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) -> bool:
+    """True where a check is red that neither the environment nor one of the divergences explains."""
+    layers = {check.layer for check in verdict.checks if check.is_red}
+    layers.discard(Layer.ENVIRONMENT)
+    for divergence in divergences:
+        layers.difference_update([divergence.layer, *divergence.consequences])
+    return bool(layers)
 
 
 def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import SkippedFrame
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.marks import Counted
 
 _ADVICE = (
@@ -22,25 +23,22 @@ _ADVICE = (
 
 def split_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
     """The first region that some ranks run in parts, at a call that others made as one."""
-    for region in sorted(set().union(*by_rank.values())):
-        known = {rank: found[region] for rank, found in sorted(by_rank.items()) if region in found}
-        split = {rank: one for rank, one in known.items() if one.skipped is not None}
-        whole = [rank for rank, one in known.items() if one.skipped is None]
-        if split and any(known[rank].calls > min(one.calls for one in split.values()) for rank in whole):
-            return _describe(region, split, whole)
-    return None
+    return first_finding(_in_region, by_name(by_rank))
 
 
-def _describe(region: str, split: Mapping[int, Counted], whole: list[int]) -> Finding:
-    one = next(iter(split.values()))
-    assert one.skipped is not None, "picked by split_alone"
+def _in_region(counted: ByRank[Counted]) -> Finding | None:
+    skipped = counted.found(lambda one: one.skipped)
+    split, whole = counted.where(lambda one: one.skipped), counted.where(lambda one: not one.skipped)
+    last_common = min((one.calls for one in split.values()), default=0)
+    if not split or not whole.where(lambda one: one.calls > last_common):
+        return None
     observed = (
-        f"rank {ranks_text(list(split))} runs {region} in several compiled regions, rank {ranks_text(whole)} in one: "
-        f"{_why(one.skipped)}"
+        f"rank {ranks_text(split.ranks)} runs {split.first.region} in several compiled regions, "
+        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped.first)}"
     )
-    broke_at = one.skipped.broke_at
+    broke_at = skipped.first.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
-    return Finding(cause, observed, tuple(split), broke_at or one.skipped.line, _ADVICE)
+    return Finding(cause, observed, split.ranks, broke_at or skipped.first.line, _ADVICE)
 
 
 def _why(skipped: SkippedFrame) -> str:

@@ -24,14 +24,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tpcompile.dist.liveness import this_host
 from tpcompile.dist.store import RankStore
+from tpcompile.evidence.records import Frozen
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.variants import Ran
 
+F = TypeVar("F", bound=Frozen)
 Connect = Callable[[], RankStore]
 COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
 """Kinds of entries: a compile begins; a rank went past it; the ranks agree, or have settled that they go on."""
@@ -120,24 +122,22 @@ class StoreLog:
 
     def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
         """Tell which compiled variants this rank ran."""
-        value = {name: one.model_dump(mode="json") for name, one in ran.items()}
-        self._count(1).put(f"ran/{self.rank}{'/all' if is_all else ''}", value)
+        self._count(1).put(f"ran/{self.rank}{'/all' if is_all else ''}", _dumped(ran))
 
     def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
         """What these ranks have told; with `wait_s` all that they ran."""
         suffix = "/all" if wait_s else ""
         found, _ = self._count(1).gather({rank: f"ran/{rank}{suffix}" for rank in ranks}, timeout_s=wait_s)
-        return {rank: {name: Ran.model_validate(one) for name, one in ran.items()} for rank, ran in found.items()}
+        return {rank: _loaded(Ran, value) for rank, value in found.items()}
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
         """Tell where this rank's clocks were at calls of its regions."""
-        value = {name: one.model_dump(mode="json") for name, one in counted.items()}
-        self._count(1).put(f"counted/{self.rank}", value)
+        self._count(1).put(f"counted/{self.rank}", _dumped(counted))
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
         """What these ranks have told."""
         found, _ = self._count(1).gather({rank: f"counted/{rank}" for rank in ranks}, timeout_s=0.0)
-        return {rank: {name: Counted.model_validate(one) for name, one in has.items()} for rank, has in found.items()}
+        return {rank: _loaded(Counted, value) for rank, value in found.items()}
 
     def raises_first(self) -> bool:
         """Say that an exception ends this rank; True for the first rank that says so."""
@@ -169,10 +169,9 @@ class StoreLog:
         found, _ = self._count(1).gather({r: f"state/{ask}/{r}" for r in ranks}, timeout_s=timeout_s)
         return {rank: RankState.model_validate(value) for rank, value in found.items()}
 
-    def beside(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
+    def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
         """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
-        groups = [state.members.get(issued.group, ()) for state in states.values() for issued in state.in_flight]
-        others = set[int]().union(*groups) - set(self.members)
+        others = set[int]().union(*(state.waits_with for state in states.values())) - set(self.members)
         if not others:
             return {}
         self._count(len(states) + 1)
@@ -185,3 +184,11 @@ class StoreLog:
     def store(self, prefix: str) -> RankStore:
         """A client under a prefix of its own, for one exchange."""
         return self._count(0).under(prefix)
+
+
+def _dumped(table: Mapping[str, Frozen]) -> dict[str, Any]:
+    return {name: record.model_dump(mode="json") for name, record in table.items()}
+
+
+def _loaded(kind: type[F], value: Mapping[str, Any]) -> dict[str, F]:
+    return {name: kind.model_validate(one) for name, one in value.items()}

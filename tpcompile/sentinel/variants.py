@@ -5,13 +5,15 @@ Nothing compiles when a rank takes another variant than its peers, and nothing h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.progress import Progress
+from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.progress import Progress, Region
 
 
 class Ran(Frozen):
@@ -26,63 +28,53 @@ class Ran(Frozen):
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
     """What this rank ran of regions with collectives: only of those call numbers mean the same on all ranks."""
-    found = {}
-    for name, region in list(progress.regions.items()):
-        if not region.ran or not region.num_collectives or region.reason_uneven or region.is_reported:
-            continue
-        variants = {call: region.programs.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
-        found[name] = Ran(region=name, line=region.line, variants=variants)
-    return found
+    regions = [region for region in list(progress.regions.values()) if region.ran and region.num_collectives]
+    return {region.name: _ran(region) for region in regions if region.is_compared}
+
+
+def _ran(region: Region) -> Ran:
+    variants = {call: region.programs.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
+    return Ran(region=region.name, line=region.line, variants=variants)
 
 
 def wrong_variant(by_rank: Mapping[int, Mapping[str, Ran]]) -> Finding | None:
     """The first call of a region in which ranks ran different variants that all of them have."""
-    regions = sorted(set().union(*by_rank.values()))
-    for region in regions:
-        ran = {rank: found[region] for rank, found in sorted(by_rank.items()) if region in found}
-        found = _in_region(ran) if len(ran) > 1 else None
-        if found is not None:
-            return found
-    return None
+    return first_finding(_in_region, by_name(by_rank))
 
 
-def _in_region(ran: Mapping[int, Ran]) -> Finding | None:
-    known = [set(one.variants.values()) for one in ran.values()]
-    everywhere = set.intersection(*known)
-    common = set.intersection(*(set(one.variants) for one in ran.values()))
-    for call in sorted(common):
-        taken = {rank: one.variants[call] for rank, one in ran.items()}
-        if len(set(taken.values())) > 1 and set(taken.values()) <= everywhere:
-            return _describe(ran, call, taken)
-    return None
+def _in_region(ran: ByRank[Ran]) -> Finding | None:
+    calls = set.intersection(*(set(one.variants) for one in ran.values()))
+    return first_finding(lambda call: _at_call(ran, call), sorted(calls))
 
 
-def _describe(ran: Mapping[int, Ran], call: int, taken: Mapping[int, str]) -> Finding:
-    odd = _minority(taken) or _rare(ran, taken) or tuple(taken)
-    one = next(iter(ran.values()))
+def _at_call(ran: ByRank[Ran], call: int) -> Finding | None:
+    taken = ran.map(lambda one: one.variants[call])
+    if not taken.differ(str) or not _all_have(ran, taken.values()):
+        return None
+    return _describe(ran, call, taken)
+
+
+def _all_have(ran: ByRank[Ran], variants: Iterable[str]) -> bool:
+    """True for variants that all ranks ran, at some call."""
+    wanted = set(variants)
+    return all(wanted.issubset(one.variants.values()) for one in ran.values())
+
+
+def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
+    odd = taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
     says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
     observed = (
-        f"in call {call} of {one.region} the ranks ran different variants of it: {says}; "
+        f"in call {call} of {ran.first.region} the ranks ran different variants of it: {says}; "
         f"rank {ranks_text(odd)} did what is unusual"
     )
     return Finding(Cause.WRONG_VARIANT, observed, odd, ran[odd[0]].line)
 
 
-def _minority(taken: Mapping[int, str]) -> tuple[int, ...]:
-    """Ranks beside those of a strict majority."""
-    variants = list(taken.values())
-    usual = max(variants, key=variants.count)
-    if 2 * variants.count(usual) <= len(variants):
-        return ()
-    return tuple(rank for rank, variant in taken.items() if variant != usual)
-
-
-def _rare(ran: Mapping[int, Ran], taken: Mapping[int, str]) -> tuple[int, ...]:
+def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     """Ranks that took a variant which all ranks run less often than what the others took."""
-    every = [variant for one in ran.values() for variant in one.variants.values()]
-    times = {rank: every.count(variant) for rank, variant in taken.items()}
-    most = max(times.values())
-    return tuple(rank for rank, count in times.items() if count < most)
+    times = Counter(variant for one in ran.values() for variant in one.variants.values())
+    most = max(times[variant] for variant in taken.values())
+    return taken.where(lambda variant: times[variant] < most).ranks
 
 
 def _name(ran: Ran, variant: str) -> str:

@@ -203,7 +203,7 @@ def test_a_job_that_ended_badly_while_its_compiles_agree_is_no_pass(healthy: Pat
     verdict = diagnose([healthy], Question(ended_badly=True))
     assert verdict.exit_code == 6
     assert "the cause is not in what was compiled" in verdict.summary
-    assert "its last compile is compile 0/0 of healthy" in verdict.summary
+    assert "rank 0-1: last compile is 0/0 of healthy" in verdict.summary
 
 
 def test_logs_without_any_compile_end_with_5(job: Path) -> None:

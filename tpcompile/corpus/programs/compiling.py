@@ -54,12 +54,12 @@ def disabled(context: Context) -> None:
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:
-        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1  # fault: not compiled
+        return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
     program = block if context.diverges else torch.compile(block, backend=context.backend, dynamic=False)
     for step in range(context.num_steps):
         context.faulty(step)
-        y_BD = program(context.randn(8, 16))
+        y_BD = program(context.randn(8, 16))  # fault: not compiled
         _ = y_BD.sum().item()
 
 

@@ -20,7 +20,7 @@ from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
-from tpcompile.evidence.logs.ends import LogEnd, failed_everywhere, failed_first, log_ends
+from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
 from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
 from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
@@ -260,8 +260,7 @@ class _Diagnosis:
             how = f"{first.function} failed to compile on all of them with {first.fail_type}: {first.fail_text}"
             yield f"the ranks agree: {how}"
         if self.question.ended_badly:
-            ends = "; ".join(map(str, self.ends[:2]))
-            yield f"the compiles agree; the cause is not in what was compiled: {ends}"
+            yield f"the compiles agree; the cause is not in what was compiled. {endings(self.ends)}"
 
 
 _NOT_ALL = (

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
+from tpcompile.evidence.several import grouped
+from tpcompile.evidence.text.ranks import ranks_text
 
 
 class Lack(Enum):
@@ -34,16 +36,19 @@ class LogEnd:
         if Lack.NO_LOG in self.lacks:
             return f"rank {self.rank} {Lack.NO_LOG.value}"
         lacks = " and ".join(lack.value for lack in self.lacks) or "is whole"
-        return f"the log of rank {self.rank} {lacks}{self._last_compile()}"
+        last = f"; its {self.last_compile}; its last record is of {self.ended}" if self.last else ""
+        return f"the log of rank {self.rank} {lacks}{last}"
 
-    def _last_compile(self) -> str:
+    @property
+    def last_compile(self) -> str:
+        """The last thing it compiled, in few words."""
         if self.last is None:
-            return ""
+            return "no compile"
+        function, path, number = self.last.frame
+        frame = f"{function} {path}:{number}" if path else function or "?"
         state = "ended" if self.last.is_ended else "not ended"
         failed = f", failed with {self.last.fail_type}" if self.last.fail_type else ""
-        at = f" ({self.last.line})" if self.last.line else ""
-        what = f"compile {self.last.compile_id} of {self.last.function or '?'}{at}"
-        return f"; its last compile is {what}, {state}{failed}; its last record is of {self.ended}"
+        return f"last compile is {self.last.compile_id} of {frame}, {state}{failed}"
 
 
 def log_ends(logs: Iterable[RankLog], missing: Sequence[int]) -> list[LogEnd]:
@@ -51,6 +56,13 @@ def log_ends(logs: Iterable[RankLog], missing: Sequence[int]) -> list[LogEnd]:
     ends = [_end(log) for log in logs]
     ends += [LogEnd(rank, (Lack.NO_LOG,)) for rank in missing]
     return sorted(ends, key=lambda end: end.rank)
+
+
+def endings(ends: Sequence[LogEnd]) -> str:
+    """The last compile of every rank, ranks that end alike together."""
+    alike = grouped(ends, lambda end: end.last_compile)
+    texts = [f"rank {ranks_text([end.rank for end in same])}: {last}" for last, same in alike.items()]
+    return "; ".join(texts)
 
 
 def _end(log: RankLog) -> LogEnd:

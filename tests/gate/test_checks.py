@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from tests.evidence.samples import broken, call, compiled, counters, divergences, guard, kernel, line, lowered, record
-from tpcompile.config import RunConfig, load
+from tpcompile.config import Mode, RunConfig, load
 from tpcompile.evidence import checks
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import (
@@ -21,12 +22,13 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.gate import checks as gate_checks
+from tpcompile.gate.facts import Cliff, GateFacts, Schedule, TensorError, Trap
 
 OVERWRITES = "reduces that overwrite what is read later"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
-GOOD = {"error": 1e-7, "single": 1e-7, "ratio": 1.0}
-BAD = {"error": 5e-2, "single": 1e-7, "ratio": 5e5}
-SITES = ["/app/model.py:5", "/app/model.py:9"]
+WRONG = 5e5
+SITES = ("/app/model.py:5", "/app/model.py:9")
+COLLECTIVES = ("all_reduce(sum)", "all_gather")
 
 
 def phases(**changes: PhaseCounters) -> tuple[PhaseCounters, ...]:
@@ -42,15 +44,32 @@ def phases(**changes: PhaseCounters) -> tuple[PhaseCounters, ...]:
     return tuple((healthy | {key.replace("_", "/"): value for key, value in changes.items()}).values())
 
 
+def error(mode: Mode, what: str, ratio: float = 1.0) -> TensorError:
+    """The error of a tensor, as a multiple of the single-device error."""
+    return TensorError(mode=mode, what=what, error=1e-7 * ratio, single=1e-7, ratio=ratio)
+
+
+def errors(**ratios: float) -> tuple[TensorError, ...]:
+    """Errors of modes B and C; a keyword `grad=...` sets one ratio of mode C."""
+    names = {"forward": "forward", "grad": "grad w", "eager": "eager forward"}
+    return (error("B", "forward"), *(error("C", what, ratios.get(name, 1.0)) for name, what in names.items()))
+
+
 def facts(**changes: Any) -> dict[str, Any]:
-    """Measured values of a healthy rank; a keyword `C_declared=...` replaces `C/declared`."""
-    healthy = {
-        "A/sites": SITES, "A/broken_sites": SITES, "A/collectives_per_forward": 2, "A/regions_per_forward": 3,
-        "B/trap_eager": 1.0, "B/trap_compiled": 2.0, "B/error/forward": GOOD,
-        "C/declared": ["all_reduce(sum)", "all_gather"], "C/collectives": ["all_reduce(sum)", "all_gather"],
-        "C/error/forward": GOOD, "C/error/grad w": GOOD, "C/error/eager forward": GOOD,
-    }  # fmt: skip
-    return healthy | {key.replace("_", "/", 1): value for key, value in changes.items()}
+    """Measured values of a healthy rank; a keyword replaces one."""
+    healthy: dict[str, Any] = {
+        "cliff": cliff(),
+        "trap": Trap(eager=1.0, compiled=2.0),
+        "schedule": Schedule(declared=COLLECTIVES, compiled=COLLECTIVES),
+        "errors": errors(),
+    }
+    return GateFacts(**(healthy | changes)).model_dump(mode="json")
+
+
+def cliff(**changes: Any) -> Cliff:
+    """What mode A must show; a keyword replaces one value."""
+    shown = Cliff(sites=SITES, broken_sites=SITES, collectives_per_forward=2, regions_per_forward=3)
+    return shown.model_copy(update=changes)
 
 
 def healthy(rank: int, **fields: Any) -> RankRecord:
@@ -209,15 +228,16 @@ SCHEDULE = "collectives as declared by the block"
 @pytest.mark.parametrize(
     ("seen", "shown"),
     [
-        (["all_reduce(max)", "all_gather"], "all_reduce(max)"),
-        (["all_gather", "all_reduce(sum)"], "#0"),
-        (["all_reduce(sum)"], "all_gather"),
-        (["all_reduce(sum)", "all_gather", "broadcast"], "broadcast"),
+        (("all_reduce(max)", "all_gather"), "all_reduce(max)"),
+        (("all_gather", "all_reduce(sum)"), "#0"),
+        (("all_reduce(sum)",), "all_gather"),
+        ((*COLLECTIVES, "broadcast"), "broadcast"),
     ],
     ids=["another", "another order", "missing", "extra"],
 )
-def test_a_schedule_that_is_not_the_declared_one_fails(seen: list[str], shown: str) -> None:
-    other = healthy(1, facts=facts(C_collectives=seen, C_collective_lines=SITES))
+def test_a_schedule_that_is_not_the_declared_one_fails(seen: tuple[str, ...], shown: str) -> None:
+    schedule = Schedule(declared=COLLECTIVES, compiled=seen, lines=SITES)
+    other = healthy(1, facts=facts(schedule=schedule))
     check = judge("C", healthy(0), other)[SCHEDULE]
     assert (check.status, check.ranks) == (Status.FAIL, (1,))
     assert shown in check.observed and any(SITES[0] in d for d in check.details)
@@ -225,40 +245,39 @@ def test_a_schedule_that_is_not_the_declared_one_fails(seen: list[str], shown: s
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("C_error/forward", "forward right"), ("C_error/grad w", "gradients right"),
-     ("C_error/eager forward", "eager equals compiled")],
-)  # fmt: skip
-@pytest.mark.parametrize("value", [BAD, BAD | {"ratio": float("nan")}], ids=["too large", "nan"])
-def test_a_wrong_number_fails_its_check_and_names_the_rank(key: str, name: str, value: dict[str, float]) -> None:
-    other = healthy(1, facts=facts(**{key: value}))
+    [("forward", "forward right"), ("grad", "gradients right"), ("eager", "eager equals compiled")],
+)
+@pytest.mark.parametrize("ratio", [WRONG, math.inf, math.nan])
+def test_a_wrong_number_fails_its_check_and_names_the_rank(key: str, name: str, ratio: float) -> None:
+    other = healthy(1, facts=facts(errors=errors(**{key: ratio})))
     check = judge("C", healthy(0), other)[name]
     assert (check.status, check.ranks) == (Status.FAIL, (1,)) and "on rank 1" in check.observed
     assert failed("C", healthy(0), other) == {name: (1,)}
 
 
 def test_an_error_just_within_the_limit_passes() -> None:
-    assert failed("C", healthy(0, facts=facts(**{"C_error/forward": GOOD | {"ratio": CONFIG.gate.error_ratio}}))) == {}
+    assert failed("C", healthy(0, facts=facts(errors=errors(forward=CONFIG.gate.error_ratio)))) == {}
 
 
 def test_the_first_wrong_module_is_named() -> None:
-    other = healthy(1, facts=facts(**{"C_error/forward": BAD, "C_first_wrong": "blocks.0.norm"}))
+    other = healthy(1, facts=facts(errors=errors(forward=WRONG), first_wrong="blocks.0.norm"))
     assert any("blocks.0.norm" in d for d in judge("C", healthy(0), other)["forward right"].details)
 
 
 def test_numbers_that_were_never_measured_fail() -> None:
-    without = {k: v for k, v in facts().items() if not k.startswith("C/error")}
+    without = facts(errors=())
     found = failed("C", healthy(0, facts=without), healthy(1, facts=without))
     assert set(found) == {"forward right", "gradients right", "eager equals compiled"}
 
 
 def test_numbers_that_one_rank_never_measured_fail_on_it() -> None:
-    without = {k: v for k, v in facts().items() if k != "C/error/forward"}
+    without = facts(errors=[e for e in errors() if (e.mode, e.what) != ("C", "forward")])
     assert failed("C", healthy(0), healthy(1, facts=without)) == {"forward right": (1,)}
 
 
 def test_gradients_are_judged_only_when_the_run_trains() -> None:
     config = load("cpu_smoke")
-    without = {k: v for k, v in facts().items() if "grad" not in k}
+    without = facts(errors=[e for e in errors() if e.what != "grad w"])
     assert "gradients right" not in judge("C", healthy(0, facts=without), config=config)
 
 
@@ -286,25 +305,25 @@ def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites()
 
 
 def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
-    check = judge("A", healthy(0), healthy(1, facts=facts(A_broken_sites=SITES[:1])))[
+    check = judge("A", healthy(0), healthy(1, facts=facts(cliff=cliff(broken_sites=SITES[:1]))))[
         "every collective call site breaks the graph"
     ]
     assert (check.status, check.ranks) == (Status.FAIL, (1,)) and SITES[1] in check.observed
 
 
 def test_mode_a_fails_when_regions_do_not_exceed_collectives() -> None:
-    found = failed("A", healthy(0), healthy(1, facts=facts(A_regions_per_forward=2)))
+    found = failed("A", healthy(0), healthy(1, facts=facts(cliff=cliff(regions_per_forward=2))))
     assert found == {"regions entered per forward exceed collectives": (1,)}
 
 
 def test_mode_a_is_skipped_without_collectives() -> None:
-    found = judge("A", healthy(0, facts=facts(A_collectives_per_forward=0)))
+    found = judge("A", healthy(0, facts=facts(cliff=cliff(collectives_per_forward=0))))
     assert {c.status for c in found.values()} == {Status.SKIPPED}
 
 
-@pytest.mark.parametrize("change", [{"B_trap_eager": 2.0}, {"B_trap_compiled": 1.0}, {"B_trap_compiled": None}])
-def test_mode_b_fails_when_the_gradient_trap_is_not_there(change: dict[str, float]) -> None:
-    assert failed("B", healthy(0), healthy(1, facts=facts(**change))) == {"gradient trap detected": (1,)}
+@pytest.mark.parametrize("trap", [Trap(eager=2.0, compiled=2.0), Trap(eager=1.0, compiled=1.0), Trap(eager=1.0)])
+def test_mode_b_fails_when_the_gradient_trap_is_not_there(trap: Trap) -> None:
+    assert failed("B", healthy(0), healthy(1, facts=facts(trap=trap))) == {"gradient trap detected": (1,)}
 
 
 def test_mode_b_has_no_trap_on_one_rank() -> None:
@@ -324,7 +343,7 @@ def test_a_run_that_ended_early_keeps_what_was_seen_and_skips_what_never_happene
 
 
 def test_timings_are_those_of_the_slowest_rank() -> None:
-    ranks = [healthy(rank, facts={"C/median_ms": 2.0 + rank, "B/median_ms": 5.0}) for rank in range(2)]
+    ranks = [healthy(rank, facts=facts(median_ms={"C": 2.0 + rank, "B": 5.0})) for rank in range(2)]
     assert gate_checks.timings([digest_rank(r) for r in ranks]) == {"B": 5.0, "C": 3.0}
 
 

@@ -1,0 +1,81 @@
+"""What a rank measured of modes A, B and C, for the checks and for a replay; torch-free.
+
+A record carries it as JSON, so that `evidence` knows nothing of modes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from tpcompile.config import Mode
+from tpcompile.evidence.records.base import Frozen
+
+
+class TensorError(Frozen):
+    """How far one tensor is from float64, beside the same on a single device in the same dtype."""
+
+    mode: Mode
+    what: str
+    """`forward NAME`, `grad NAME`, or `eager ...` for the distance between eager and compiled."""
+    error: float
+    single: float
+    """The single-device error."""
+    ratio: float
+
+    @property
+    def badness(self) -> float:
+        """The ratio; no number is worse than any."""
+        return math.inf if math.isnan(self.ratio) else self.ratio
+
+
+class Cliff(Frozen):
+    """Mode A: where the block issues collectives, and where Dynamo broke the graph. Sites are `file.py:line`."""
+
+    sites: tuple[str, ...] = ()
+    collectives_per_forward: int = 0
+    broken_sites: tuple[str, ...] = ()
+    regions_per_forward: int = 0
+    """Compiled regions entered by one call."""
+
+
+class Trap(Frozen):
+    """Mode B: what the gradient of an in-place all_reduce is multiplied with."""
+
+    eager: float | None = None
+    compiled: float | None = None
+
+
+class Schedule(Frozen):
+    """Mode C: collectives that the block declares, and those in its compiled graphs, in order."""
+
+    declared: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    """Where each compiled one is issued."""
+
+
+class GateFacts(Frozen):
+    """All of it; what was not measured has its default."""
+
+    cliff: Cliff = Cliff()
+    trap: Trap = Trap()
+    schedule: Schedule = Schedule()
+    errors: tuple[TensorError, ...] = ()
+    first_wrong: str = ""
+    """The module in which a wrong output begins."""
+    median_ms: dict[Mode, float] = {}
+    """Mode -> median of its steady calls, in ms."""
+
+    def errors_in(self, mode: Mode) -> list[TensorError]:
+        """Errors of one mode."""
+        return [error for error in self.errors if error.mode == mode]
+
+    def with_errors(self, mode: Mode, errors: dict[str, dict[str, float]]) -> Self:
+        """With errors as `tpcompile.testing` gives them, by name."""
+        found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
+        return self.changed(errors=(*self.errors, *found))
+
+    def changed(self, **fields: Any) -> Self:
+        """With other fields."""
+        return self.model_copy(update=fields)

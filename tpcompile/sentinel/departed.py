@@ -1,0 +1,88 @@
+"""A rank waits for one that has left, or cannot reach it any more -> where they came apart: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first, last
+from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.messages import FINISHED, RankState
+from tpcompile.sentinel.parting import parting
+from tpcompile.sentinel.situation import Situation
+from tpcompile.sentinel.waits import waits_of
+
+
+def waits_for_departed(situation: Situation) -> Finding | None:
+    """A rank waits for one that has left."""
+    states = situation.now
+    for wait in waits_of(situation):
+        here, absent = states[wait.rank], states[wait.target]
+        if not absent.ended:
+            continue
+        explained = _explained(states, here, absent) if here.waits_at is None else None
+        says = f"rank {wait.rank} waits {wait.what}, and {has_left(absent)}"
+        return explained or Finding(Cause.STUCK_COLLECTIVE, says, (wait.target,), here.wait_line)
+    return None
+
+
+def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None:
+    """Communication failed on this rank: because others have left the job?"""
+    gone = ByRank(states).without([here.rank]).where(lambda state: state.ended)
+    if not gone:
+        return None
+    explained = _explained(ByRank({**gone, here.rank: here}), here, gone.first)
+    if explained is not None:
+        return explained
+    says = "; ".join(map(has_left, gone.values()))
+    issued = here.blocked_in or here.newest
+    if issued is None:
+        return Finding(Cause.STUCK_COLLECTIVE, says, gone.ranks, here.line)
+    return Finding(Cause.STUCK_COLLECTIVE, f"{says}, and rank {here.rank} is in {issued}", gone.ranks, issued.line)
+
+
+def has_left(state: RankState) -> str:
+    """How a rank ended."""
+    return f"rank {state.rank} has left: {state.ended}"
+
+
+def _explained(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
+    """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
+    return parting(states) or _fewer_calls(states, waiting, absent) or _fewer_collectives(waiting, absent)
+
+
+def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
+    """The rank that has left made fewer calls, although nothing else differs."""
+    region = _region_left_out(waiting, absent)
+    if region is None:
+        return None
+    made = ", ".join(f"rank {rank} {state.calls_of(region)}" for rank, state in states.items())
+    observed = f"the ranks made different numbers of calls of {region}: {made}; {has_left(absent)}"
+    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), _last_call_of(region, waiting) or waiting.line)
+
+
+def _region_left_out(waiting: RankState, absent: RankState) -> str | None:
+    """A region that the rank which has left called less often; that in which the other one waits, if it is one."""
+    fewer = [region for region, calls in waiting.calls.items() if absent.calls_of(region) < calls]
+    newest = last([issued.region for issued in waiting.in_flight])
+    return newest if newest in fewer else first(fewer)
+
+
+def _last_call_of(region: str, state: RankState) -> UserLine | None:
+    """From where the rank called it, as far as its collectives tell."""
+    return last(known(issued.call_line for issued in state.issued if issued.region == region))
+
+
+def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
+    """The same where nobody knows the calls: it ended well before the last collective of the rank that waits."""
+    newest = waiting.newest
+    if newest is None or newest.call_line is None or absent.ended != FINISHED:
+        return None
+    number = absent.last_number(newest.group)
+    if not 0 < number < newest.seq:
+        return None
+    observed = f"rank {absent.rank} has left after {number} collectives of group {newest.group!r}, before {newest}"
+    return Finding(Cause.CALL_COUNT, observed, (absent.rank,), newest.call_line)

@@ -1,0 +1,31 @@
+"""State of a rank -> one line on what it does, for a person: pure."""
+
+from __future__ import annotations
+
+from tpcompile.sentinel.messages import COMPILES, COMPILING, RankState, at
+
+
+def describe(state: RankState) -> str:
+    """One line on what a rank does."""
+    return f"rank {state.rank} {_does(state)}"
+
+
+def _does(state: RankState) -> str:
+    where = at(state.line)
+    if state.ended:
+        return f"has left: {state.ended}"
+    if state.waits_at is not None:
+        return f"compiled {state.waits_at} and has waited {state.since_s:.1f} s for the others{where}"
+    if state.compiles:
+        return f"{_compiles(state)}{where}"
+    if state.p2p is not None:
+        return f"waits in {state.p2p}"
+    stuck = state.blocked_in if state.blocked else None
+    return f"has waited {stuck.age_s:.1f} s in {stuck}" if stuck else f"is {state.activity}{where}"
+
+
+def _compiles(state: RankState) -> str:
+    doing = state.activity if state.activity in COMPILES else COMPILING
+    of_region = f" of {state.position.region}" if state.position else ""
+    why = f" because {state.reason}" if state.reason else ""
+    return f"has been {doing} {state.compile_id}{of_region} for {state.since_s:.1f} s{why}"

@@ -1,0 +1,38 @@
+"""States of ranks, a group -> what each of them issued under each number of the group: pure.
+
+Collectives of a group carry numbers, so ranks that run the same program issue the same under each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.sentinel.messages import Issued, RankState
+
+
+class History:
+    """What ranks issued in one group, as far back as they kept it."""
+
+    def __init__(self, states: Mapping[int, RankState], group: str) -> None:
+        self._by_rank = ByRank(states).map(lambda state: {one.seq: one for one in state.issued_in(group)})
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Numbers under which more than one rank issued something, in order."""
+        known = sorted(set[int]().union(*self._by_rank.values()))
+        return [number for number in known if len(self.under(number)) > 1]
+
+    def under(self, number: int) -> ByRank[Issued]:
+        """What the ranks issued under that number."""
+        return self._by_rank.found(lambda issued: issued.get(number))
+
+    def of(self, rank: int) -> Mapping[int, Issued]:
+        """Number -> what that rank issued."""
+        return self._by_rank[rank]
+
+
+def groups_used(states: Mapping[int, RankState]) -> list[str]:
+    """Groups in which any of the ranks issued something."""
+    return sorted({issued.group for state in states.values() for issued in state.issued})

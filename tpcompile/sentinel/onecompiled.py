@@ -1,0 +1,148 @@
+"""Two ranks wait for each other, one with what it has compiled -> why the other one did not compile that: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.causes import Cause
+from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.messages import Position, RankState
+from tpcompile.sentinel.regionlines import called_at, line_in, runs
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A rank that holds what it compiled, and the one that it waits for."""
+
+    states: ByRank[RankState]
+    compiled: RankState
+    at: Position
+    """What it compiled."""
+    other: RankState
+    waits: str
+    """In what the other rank waits."""
+
+    @property
+    def region(self) -> str:
+        """What was compiled, on one rank."""
+        return self.at.region
+
+    @property
+    def opening(self) -> str:
+        """How a finding about them begins."""
+        return f"rank {self.compiled.rank} compiled {self.at}"
+
+    def about_other(self, cause: Cause, observed: str) -> Finding:
+        """The other rank is to blame, where it waits."""
+        return Finding(cause, observed, (self.other.rank,), self.other.wait_line)
+
+
+def one_compiled(pair: Pair) -> Finding | None:
+    """Why one rank alone compiled there; None where both did, or will be seen to: then comparing that says more."""
+    theirs = pair.other.waits_at
+    if theirs is None:
+        return first_finding(lambda find: find(pair), _FINDERS)
+    return _both_compiled(pair.states, _Held(pair.compiled, pair.at), _Held(pair.other, theirs))
+
+
+class _Held(NamedTuple):
+    """A rank that waits with what it compiled."""
+
+    state: RankState
+    at: Position
+
+    def runs(self, other: _Held) -> bool:
+        """True when this rank is inside the function that the other one compiled."""
+        return runs(self.state, other.at.region)
+
+
+def _both_compiled(states: ByRank[RankState], mine: _Held, theirs: _Held) -> Finding | None:
+    """Both hold what they compiled, and it is not the same."""
+    if _is_compared(mine, theirs) or _is_compared(theirs, mine):
+        return None
+    orders = [(theirs, mine), (mine, theirs)]
+    return first_finding(lambda order: _part_of(states, *order), orders) or _other_order(mine, theirs)
+
+
+def _is_compared(whole: _Held, part: _Held) -> bool:
+    """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
+    region = whole.at.region
+    if part.at.region == region:
+        return True  # one of them is ahead: it has compiled, or is seen to have gone past
+    has_called = part.state.calls_of(region) >= whole.at.call
+    return has_called and part.runs(whole)
+
+
+def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | None:
+    """One rank runs without compiling what the other compiled, and compiled a part of it."""
+    if not part.runs(whole):
+        return None
+    says = (
+        f"rank {whole.state.rank} compiled {whole.at}; rank {part.state.rank} runs that function without compiling it, "
+        f"and compiled {part.at} inside of it"
+    )
+    ranks = _fewer(states, part.state, whole.state)
+    return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.line or part.state.line)
+
+
+def _fewer(states: ByRank[RankState], a: RankState, b: RankState) -> tuple[int, ...]:
+    """The ranks in the region that fewer of them are in; all of both where there is no majority."""
+    sides = [_in_region_of(one, states) for one in (a, b)]
+    fewer, more = sorted(sides, key=len)
+    return fewer if len(fewer) < len(more) else tuple(sorted([*fewer, *more]))
+
+
+def _in_region_of(one: RankState, states: ByRank[RankState]) -> tuple[int, ...]:
+    return states.where(lambda state: _region_of(state) == _region_of(one)).ranks
+
+
+def _region_of(state: RankState) -> str:
+    return state.position.region if state.position is not None else ""
+
+
+def _other_order(mine: _Held, theirs: _Held) -> Finding:
+    first, second = mine.state, theirs.state
+    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both hold collectives"
+    return Finding(Cause.ORDER_FORWARD, says, (first.rank, second.rank), second.line or first.line)
+
+
+def _while_compiling(pair: Pair) -> Finding | None:
+    """The other one communicates while it compiles."""
+    if not pair.other.compiles:
+        return None
+    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} without it"
+    return pair.about_other(Cause.STUCK_COLLECTIVE, says)
+
+
+def _recompile_limit(pair: Pair) -> Finding | None:
+    """The other one is in that region too, and a guard failed there."""
+    reason = pair.other.reason
+    if _region_of(pair.other) != pair.region or not reason:
+        return None
+    says = f"{pair.opening}; rank {pair.other.rank} did not compile: {reason}, and waits {pair.waits}"
+    line = line_in(pair.other, pair.region) or pair.other.wait_line
+    return Finding(Cause.RECOMPILE_LIMIT, says, (pair.other.rank,), line)
+
+
+def _extra_compile(pair: Pair) -> Finding | None:
+    """The other one is elsewhere."""
+    if pair.other.position is None or runs(pair.other, pair.region):
+        return None
+    says = f"rank {pair.compiled.rank} alone compiled {pair.at}; rank {pair.other.rank} waits {pair.waits}"
+    return Finding(Cause.EXTRA_COMPILE, says, (pair.compiled.rank,), pair.compiled.line)
+
+
+def _not_compiled(pair: Pair) -> Finding | None:
+    """The other one runs that function as it is."""
+    says = f"{pair.opening}; rank {pair.other.rank} did not compile, and waits {pair.waits}"
+    line = called_at(pair.other, pair.region) or pair.other.wait_line
+    return Finding(Cause.COMPILE_DISABLED, says, (pair.other.rank,), line)
+
+
+_FINDERS: tuple[Callable[[Pair], Finding | None], ...] = (
+    _while_compiling, _recompile_limit, _extra_compile, _not_compiled,
+)  # fmt: skip
+"""From what says most to what is left."""

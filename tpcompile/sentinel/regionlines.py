@@ -1,0 +1,65 @@
+"""State of a rank, a region -> the lines at which the rank is inside that region's function, compiled or not: pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.sentinel.messages import RankState
+
+
+def runs(state: RankState, region: str) -> bool:
+    """True when the rank is inside the function of that region, compiled or not."""
+    return bool(_inside(state, region))
+
+
+def line_in(state: RankState, region: str) -> UserLine | None:
+    """The line of that region's function at which the rank is; None when it is not inside of it."""
+    return next(iter(_inside(state, region)), None)
+
+
+def called_at(state: RankState, region: str) -> UserLine | None:
+    """The user's line from which the rank called that region's function, or where it is inside when none is known."""
+    return next(reversed(_inside(state, region)), None)
+
+
+def _inside(state: RankState, region: str) -> tuple[UserLine, ...]:
+    """The frame of that region's function and, where it is known, the one that called it."""
+    wanted = _code_of(region)
+    for stack in _stacks(state):
+        for number, frame in enumerate(stack):
+            if wanted.may_hold(frame) and _is_nearest(frame.line, wanted, state):
+                return stack[number : number + 2]
+    return ()
+
+
+def _stacks(state: RankState) -> list[tuple[UserLine, ...]]:
+    """The user's frames of the main thread, and those of the collective it is blocked in; innermost first."""
+    blocked_in = state.blocked_in
+    return [state.stack[::-1], blocked_in.stack if blocked_in else ()]
+
+
+class _Code(NamedTuple):
+    """Where a region's function begins."""
+
+    function: str
+    file: str
+    first_line: int
+
+    def may_hold(self, frame: UserLine) -> bool:
+        """True for a frame of a function of that name in that file."""
+        return frame.function == self.function and frame.file.endswith(self.file)
+
+
+def _code_of(region: str) -> _Code:
+    """Of a region that the user named, the name is all there is."""
+    name, _, place = region.rpartition(" ")
+    file, _, first_line = place.rpartition(":")
+    return _Code(name.rpartition(".")[2], file, int(first_line) if first_line.isdigit() else 0)
+
+
+def _is_nearest(line: int, wanted: _Code, state: RankState) -> bool:
+    """True when no other known function of that name in that file begins between its first line and `line`."""
+    known = [wanted, *map(_code_of, state.calls)]
+    begins = [code.first_line for code in known if code[:2] == wanted[:2]]
+    return wanted.first_line == max((begin for begin in begins if begin <= line), default=None)
