@@ -95,7 +95,7 @@ class Asking:
         """A line that says for whom this rank waits, from time to time; else empty."""
         waited_s, limit_s = now_s - self._moved_at_s, self._limits.skew_limit_s
         here = states.get(self._rank)
-        if waited_s <= self._tell_after_s or here is None or not waits(here):
+        if waited_s <= self._tell_after_s or here is None or not here.waits:
             return ""
         self._tell_after_s = min(2 * self._tell_after_s, self._tell_after_s + _TELL_EVERY_S)
         text = _describe_all(ByRank(states).without([self._rank]))
