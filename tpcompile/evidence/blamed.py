@@ -28,10 +28,14 @@ def rank_group(
     the program that enters it is taken.
     """
     frame_line = line or compile_.line
-    if cause in _WITHIN or compile_.entered_at is None:
+    entered_at = None if cause in _WITHIN else compile_.entered_at
+    if entered_at is None:
         return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
-    if item and item.line and is_installed(item.line):
-        item = item.model_copy(update={"line": compile_.entered_at})
-    if frame_line is None or is_installed(frame_line):
-        frame_line = compile_.entered_at
-    return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
+    if item and item.line:
+        item = item.model_copy(update={"line": _of_program(item.line, entered_at)})
+    return RankGroup(ranks=ranks, item=item, frame_line=_of_program(frame_line, entered_at))
+
+
+def _of_program(line: UserLine | None, entered_at: UserLine) -> UserLine:
+    """The line, or where it is not the program's that which enters it."""
+    return entered_at if line is None or is_installed(line) else line

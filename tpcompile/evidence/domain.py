@@ -83,7 +83,7 @@ class Seen:
 
 def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
     """Why the allow-list says that these items may differ: every one has its text; empty when it does not."""
-    texts = [item.text for item in items]
+    texts = list(map(attrgetter("text"), items))
     for allowed_layer, contains, reason in allowed:
         if allowed_layer == layer and all(contains in text for text in texts):
             return reason

@@ -91,8 +91,7 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
     layers = {"taint", _LAYERS[taint.what]}
     code = taint.line.code if taint.line else ""
     text = f"{taint.text} at {taint.line} {code}"
-    reasons = (reason for layer, contains, reason in allowed if layer in layers and contains in text)
-    return first(reasons) or ""
+    return next((reason for layer, contains, reason in allowed if layer in layers and contains in text), "")
 
 
 class _Tainted:

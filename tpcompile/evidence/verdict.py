@@ -152,11 +152,10 @@ def _exit_code(red: Sequence[Check], differing: Divergence | None) -> ExitCode:
 
 def _lead(red: Sequence[Check], differing: Divergence | None) -> Lead | None:
     """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
-    causes = first(check for check in red if check.id in checks.CAUSES)
-    if differing and causes is None:
-        return lead.of_divergence(differing)
-    worst = causes or first(red)
-    return lead.of_check(worst) if worst else None
+    worst = min(red, key=lambda check: check.id not in checks.CAUSES, default=None)
+    if worst and (differing is None or worst.id in checks.CAUSES):
+        return lead.of_check(worst)
+    return lead.of_divergence(differing) if differing else None
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:

@@ -29,12 +29,14 @@ _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    for guard in compile_.guards:
-        settings = state.settings_of(guard.expression) if guard.type == "GLOBAL_STATE" else {}
-        for setting, value in settings.items():
-            yield Item(kind=ItemKind.SETTING, about=setting, fields={"value": value})
-        if not settings:
-            yield _item(guard)
+    return itertools.chain.from_iterable(map(_items_of, compile_.guards))
+
+
+def _items_of(guard: Guard) -> list[Item]:
+    """The guard, or the settings that it holds."""
+    settings = state.settings_of(guard.expression) if guard.type == "GLOBAL_STATE" else {}
+    items = [Item(kind=ItemKind.SETTING, about=name, fields={"value": value}) for name, value in settings.items()]
+    return items or [_item(guard)]
 
 
 def _item(guard: Guard) -> Item:

@@ -83,8 +83,8 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
-    ends = [parts[start:] for start in range(len(parts))]
-    files = [os.path.join(folder, *end) for folder in _library_folders() for end in ends]
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    files = itertools.starmap(os.path.join, itertools.product(_library_folders(), ends))
     return any(code in linecache.getline(path, line) for path in files)
 
 

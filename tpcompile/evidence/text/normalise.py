@@ -134,10 +134,13 @@ class GroupRoles:
         return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)
 
 
+def stripped_lines(text: str) -> list[str]:
+    """The lines that hold anything."""
+    return list(filter(None, map(str.strip, text.splitlines())))
+
+
 def error(text: str) -> str:
     """The first line of an error; `backend='inductor' raised:` says nothing without the line after it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    is_headline = lines[0].endswith(":")
+    lines = stripped_lines(text)
+    is_headline = "".join(lines[:1]).endswith(":")
     return generic(" ".join(lines[: 2 if is_headline else 1]))
