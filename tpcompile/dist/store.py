@@ -110,6 +110,15 @@ class RankStore:
         others = range(self.world_size) if ranks is None else ranks
         return self.gather({r: f"{name}/{r}" for r in others}, timeout_s=timeout_s)[1]
 
+    def leave_together(self, *, timeout_s: float) -> None:
+        """Say that this rank needs the store no more; rank 0, which may serve it, waits until all have said so.
+
+        Where no launcher serves the store, it ends with rank 0's process.
+        """
+        self.put(f"left/{self.rank}", True)
+        if self.rank == 0:
+            self.gather({rank: f"left/{rank}" for rank in range(self.world_size)}, timeout_s=timeout_s)
+
 
 def _attempt() -> str:
     """Prefix of this start of the job: torchrun's store may outlive a restart, with all that the ranks before left.

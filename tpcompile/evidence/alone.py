@@ -125,7 +125,11 @@ class _Alone:
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function of its own, as an evaluation on one rank: no collective, nothing in its place."""
-        return cause == Cause.EXTRA_COMPILE and not (self.hangs() or self.not_shared())
+        return cause == Cause.EXTRA_COMPILE and self.is_apart()
+
+    def is_apart(self) -> bool:
+        """True when no rank waits for another in it, and the absent ranks compile nothing in its place."""
+        return not (self.hangs() or self.not_shared())
 
     def not_shared(self) -> list[Seen]:
         """Compiles on the absent ranks, of functions that the first present rank did not compile."""
@@ -194,6 +198,10 @@ class _Recompiled(_Alone):
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
         self.held = _held(failure) if self.has_earlier else ""
+
+    def is_beside(self, cause: Cause) -> bool:
+        """True for such a function that only these ranks have, however often they compile it."""
+        return not self.has_earlier and self.is_apart()
 
     def cause(self) -> Cause:
         """What the guard that failed is about."""

@@ -19,6 +19,8 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import capture_rules
 
 _NUMBERS = itertools.count()
+_LEAVING_S = 20.0
+"""Rank 0, which serves the store of a job that torchrun did not start, waits so long for ranks that still read."""
 
 
 class _Unseen:
@@ -67,6 +69,7 @@ def check_ranks(
     )
     side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=allowed))
     verdict = Exchange(client, range(world_size), others=_Unseen(), timeout_s=timeout_s).verdict(side)
+    client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
     if verdict is None:
         raise DivergenceError(f"rank {rank} got no verdict within {timeout_s:g} s; the judging rank fell silent")
     return verdict

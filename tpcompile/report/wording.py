@@ -48,12 +48,12 @@ def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
 
 
 def cause_lines(divergence: Divergence) -> list[str]:
-    """Cause, step, and the guard on both sides: what is known of why the ranks differ."""
+    """Cause, number of the call, and the guard on both sides: what is known of why the ranks differ."""
     odd = divergence.groups[-1].ranks if divergence.groups else ()
     usual = [rank for group in divergence.groups[:-1] for rank in group.ranks]
     lines = [f"cause: {divergence.cause.value}"] if divergence.cause != Cause.UNKNOWN else []
     if divergence.step is not None:
-        lines.append(f"step {divergence.step}")
+        lines.append(f"call {divergence.step}")
     if divergence.guard:
         lines.append(f"guard on {named_ranks(odd)}: {plain(divergence.guard)}")
     if divergence.held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text import normalise
@@ -25,6 +26,10 @@ _ALIAS = re.compile(r"^\s*(?P<alias>\w+) = reinterpret_tensor\((?P<buffer>\w+), 
 _REDUCED = re.compile(r"_c10d_functional\.all_reduce_(?:\.default)?\((?P<buffer>\w+)\b")
 _FREED = re.compile(r"^\s*(?:\w+ = \w+; )?del (?P<name>\w+)$")  # reusing the memory of a tensor reads nothing of it
 _NAME = re.compile(r"\b\w+\b")
+_SYMBOL = re.compile(r"^\s*(?P<symbol>s\d+) = (?P<argument>\w+)$")
+_ARGUMENTS = re.compile(r"^(?P<indent>\s*)(?P<names>\w.*?),? = args$", re.MULTILINE)
+_NUMBERED = re.compile(r"^(?:primals_\d+|arg\d+_\d+)$")
+_RETURN = re.compile(r"^(?P<indent>\s*)return \((?P<names>.*?),? *\)$")
 _START = "async_compile = AsyncCompile()"
 
 
@@ -42,8 +47,8 @@ def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, .
         Kernel(phase=phase, name=m["name"], kind=m["kind"], code=_clean(m["body"], roles))
         for m in _DEFINITION.finditer(body)
     ]
-    wrapper = _DEFINITION.sub("", body)
-    kernels.append(Kernel(phase=phase, name="call", kind="call", code=_clean(wrapper, roles)))
+    wrapper = without_unused_symbols(_clean(_DEFINITION.sub("", body), roles))
+    kernels.append(Kernel(phase=phase, name="call", kind="call", code=wrapper))
     return phase, tuple(kernels)
 
 
@@ -68,6 +73,32 @@ def overwritten_reads(wrapper: str) -> tuple[int, ...]:
         else:
             found |= {reduced[name] for name in _NAME.findall(line) if name in reduced}
     return tuple(sorted(found))
+
+
+def without_unused_symbols(wrapper: str) -> str:
+    """The `call` wrapper without symbols that nothing uses, see `tpcompile.evidence.text.fx.unused_symbols`.
+
+    Its other inputs are numbered anew, and what it returns for a symbol in place of a gradient, None, is left out.
+    """
+    lines = wrapper.splitlines()
+    times = Counter(_NAME.findall("\n".join(line for line in lines if not _RETURN.match(line))))
+    sets = [found for found in map(_SYMBOL.match, lines) if found is not None]
+    unused = [found for found in sets if times[found["symbol"]] == 1]
+    left_out = {"None"}.union(*(found.groups() for found in unused))
+    dropped = {found.string for found in unused}
+    kept = "\n".join(_filtered(line, left_out) for line in lines if line not in dropped)
+    inputs = [name for found in _ARGUMENTS.finditer(kept) for name in found["names"].split(", ")]
+    numbers = {name: f"input_{at}" for at, name in enumerate(inputs) if _NUMBERED.match(name)}
+    return _NAME.sub(lambda name: numbers.get(name[0], name[0]), kept)
+
+
+def _filtered(line: str, left_out: set[str]) -> str:
+    """The line of the inputs, or of what is returned, without those."""
+    for pattern, start, end in ((_ARGUMENTS, "", " = args"), (_RETURN, "return (", ")")):
+        if found := pattern.match(line):
+            names = [name for name in found["names"].split(", ") if name not in left_out]
+            return f"{found['indent']}{start}{', '.join(names)}{end}"
+    return line
 
 
 def _clean(code: str, roles: GroupRoles) -> str:

@@ -7,6 +7,7 @@ of the node they come from, annotations as values, `# File:` comments as the use
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ _NO_STACK = re.compile(r"# No stacktrace found")
 _CLASS_NAME = re.compile(r"^(\s*class )\S+?\(", re.MULTILINE)
 _STATEMENT = re.compile(r"^(?P<head>\s*\w+(?:\s*:\s*\"[^\"]*\")?\s*=\s*)(?P<value>.*?)(?:;  [\w =]*= None)?$")
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_SYMBOL_VALUE = re.compile(r"^Sym\((\w+)\)$")
+_WORD = re.compile(r"\w+")
 _COLLECTIVE = re.compile(r"^torch\.ops\.(_c10d_functional(_autograd)?|symm_mem|_dtensor)\.")
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
@@ -50,7 +53,8 @@ def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
     if tree is None:
         return Graph(kind=kind, nodes=tuple(_unparsed(source)))
     lines = _user_lines(source)
-    nodes = [node for cls in _of_type(tree.body, ast.ClassDef) for node in _class_nodes(cls, "", lines, roles)]
+    reader = _Readers(kind, lines, roles)
+    nodes = [node for cls in _of_type(tree.body, ast.ClassDef) for node in reader.nodes(cls, "")]
     return Graph(kind=kind, nodes=tuple(nodes))
 
 
@@ -113,11 +117,20 @@ def _user_lines(source: str) -> list[UserLine | None]:
     return lines
 
 
-def _class_nodes(cls: ast.ClassDef, scope: str, lines: list[UserLine | None], roles: GroupRoles) -> Iterator[Node]:
-    for forward in _of_type(cls.body, ast.FunctionDef):
-        yield from _Reader(scope, lines, roles).read(forward)
-    for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
-        yield from _class_nodes(inner, f"{scope}{index}/", lines, roles)
+@dataclass(frozen=True)
+class _Readers:
+    """What the reader of every `forward` of a graph is given."""
+
+    kind: str
+    lines: list[UserLine | None]
+    roles: GroupRoles
+
+    def nodes(self, cls: ast.ClassDef, scope: str) -> Iterator[Node]:
+        """Nodes of a graph, then those of its subgraphs."""
+        for forward in _of_type(cls.body, ast.FunctionDef):
+            yield from _Reader(scope, self).read(forward)
+        for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
+            yield from self.nodes(inner, f"{scope}{index}/")
 
 
 def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
@@ -167,14 +180,17 @@ class _Calls(ast.NodeVisitor):
 class _Reader(ast.NodeVisitor):
     """Statements of one `forward` -> nodes; holds the names seen so far."""
 
-    def __init__(self, scope: str, lines: list[UserLine | None], roles: GroupRoles) -> None:
-        self.scope, self.lines, self.roles = scope, lines, roles
+    def __init__(self, scope: str, given: _Readers) -> None:
+        self.scope, self.kind, self.lines, self.roles = scope, given.kind, given.lines, given.roles
         self.names: dict[str, int] = {}
         self.symbols: dict[str, str] = {}
         self.nodes: list[Node] = []
+        self.unused: frozenset[str] = frozenset()
 
     def read(self, forward: ast.FunctionDef) -> list[Node]:
-        for position, argument in enumerate(forward.args.args[1:]):
+        self.unused = unused_symbols(forward)
+        arguments = [argument for argument in forward.args.args[1:] if argument.arg not in self.unused]
+        for position, argument in enumerate(arguments):
             self.placeholder(argument, position)
         for statement in forward.body:
             self.visit(statement)
@@ -202,11 +218,22 @@ class _Reader(ast.NodeVisitor):
             self.names[node.target.id] = len(self.nodes) - 1
 
     def visit_Return(self, node: ast.Return) -> None:
-        args = () if node.value is None else (self.text(node.value),)
+        args = () if node.value is None else (self.text(self.returned(node.value)),)
         self.add("output", "output", node, args=args, name="output")
 
     def generic_visit(self, node: ast.AST) -> None:
         """Statements that torch does not print say nothing."""
+
+    def returned(self, value: ast.expr) -> ast.expr:
+        """What a lowered graph returns, without unused symbols kept for the backward, and without their gradients."""
+        if isinstance(value, ast.Tuple | ast.List):
+            value.elts = [one for one in value.elts if not self.is_of_symbol(one)]
+        return value
+
+    def is_of_symbol(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Constant):
+            return self.kind == "backward" and value.value is None
+        return isinstance(value, ast.Name) and value.id in self.unused
 
     def assign(self, target: ast.expr, value: ast.expr, annotation: ast.expr | None) -> None:
         if isinstance(target, ast.Name):
@@ -266,16 +293,40 @@ class _Reader(ast.NodeVisitor):
         )
 
     def value(self, annotation: ast.expr | None) -> str:
-        if annotation is None:
-            return ""
-        text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
-        text = _OPERATOR.sub(r"\1", str(text))  # a graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`
+        # A graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`.
+        text = _OPERATOR.sub(r"\1", _annotation(annotation))
         return normalise.symbols(normalise.generic(text), self.symbols)
 
     def text(self, expr: ast.expr) -> str:
         """Canonical text of an argument: references by index, everything else as written."""
         renamed = _Renamer(self.names, self.symbols).visit(ast.parse(ast.unparse(expr), mode="eval").body)
         return normalise.generic(ast.unparse(renamed)).replace("NODE_", "%")
+
+
+def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
+    """Placeholders for a size that nothing in the graph has or reads: where a view begins in its memory.
+
+    Torch makes one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
+    at `rank * n` has it, rank 0, whose offset is always 0, has not.
+    """
+    arguments = forward.args.args[1:]
+    annotations = {argument.arg: _annotation(argument.annotation) for argument in arguments}
+    symbols = {name: match[1] for name, text in annotations.items() if (match := _SYMBOL_VALUE.match(text))}
+    others = [text for name, text in annotations.items() if name not in symbols]
+    body = [statement for statement in forward.body if not isinstance(statement, ast.Return)]
+    for node in itertools.chain.from_iterable(map(ast.walk, body)):
+        if isinstance(node, ast.AnnAssign):
+            others.append(_annotation(node.annotation))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            others.append(node.id)
+    used = set(_WORD.findall(" ".join(others)))
+    return frozenset(name for name, symbol in symbols.items() if not used & {name, symbol})
+
+
+def _annotation(annotation: ast.expr | None) -> str:
+    if annotation is None:
+        return ""
+    return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -33,6 +33,7 @@ _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """A handle of a hook is a number that the process counts up, whichever module the hook is on."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
 _TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
+_OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
 _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
 
 
@@ -48,10 +49,15 @@ def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> 
     for text_line in text.splitlines():
         if manager := _MANAGER.match(text_line):
             sources[len(manager["bars"])] = normalise.generic(manager["source"])
-        elif (guard := _GUARD.match(text_line)) and not guard["type"].endswith("Manager"):
+        elif (guard := _GUARD.match(text_line)) and not _is_left_out(guard):
             source = sources.get(len(guard["bars"]) - 2, "")
             guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
     return tuple(guards)
+
+
+def _is_left_out(guard: re.Match[str]) -> bool:
+    """A manager, or that a view begins behind the first two elements of its memory, as on all ranks but the first."""
+    return guard["type"].endswith("Manager") or _OFFSET_BOUND.match(guard["rest"]) is not None
 
 
 def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[str]) -> Guard:

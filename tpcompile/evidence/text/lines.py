@@ -16,7 +16,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import last
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:dist|sentinel|capture)/")
+_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:capture|dist|evidence|parity|report|sentinel)/")
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
