@@ -40,9 +40,9 @@ SIZE = "0/0: tensor 'x' size mismatch at index 1. expected 8, actual 9"
         ("0/0: GLOBAL_STATE changed: grad_mode ", ReasonKind.GLOBAL_STATE, "", None, "grad_mode", ""),
         ("0/0: ___check_type_id(x, 94), type=<class 'list'>", ReasonKind.TYPE, "x", None, "", ""),
         ("0/0: expected type of 'scale' to be a tensor type, ' but found <class 'float'>", ReasonKind.TYPE, "scale",
-         None, "a tensor type, '", "<class 'float'>"),
+         None, "a tensor type", "<class 'float'>"),
         ("0/0: expected type of 'y' to be a tensor type, ' but found <class 'torch.distributed._functional_collectives"
-         ".AsyncCollectiveTensor'>", ReasonKind.TENSOR_TYPE, "y", None, "a tensor type, '",
+         ".AsyncCollectiveTensor'>", ReasonKind.TENSOR_TYPE, "y", None, "a tensor type",
          "<class 'torch.distributed._functional_collectives.AsyncCollectiveTensor'>"),
         ("something torch has not said before", ReasonKind.OTHER, "", None, "", ""),
     ],

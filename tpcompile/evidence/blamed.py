@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileDigest, Item, RankGroup, UserLine
+from tpcompile.evidence.several import last
 from tpcompile.evidence.text.lines import is_installed
 
 _WITHIN = frozenset({
@@ -24,18 +25,17 @@ def rank_group(
 ) -> RankGroup:
     """The group; `line` stands for that of the frame.
 
-    Where the cause lies outside of the compiled code, a line inside of an installed package helps nobody: the line of
-    the program that enters it is taken.
+    Where the cause lies outside of the compiled code, the line of the program that called it says more than its first
+    line, and a line inside of an installed package helps nobody.
     """
-    frame_line = line or compile_.line
-    entered_at = None if cause in _WITHIN else compile_.entered_at
-    if entered_at is None:
-        return RankGroup(ranks=ranks, item=item, frame_line=frame_line)
+    if cause in _WITHIN or compile_.entered_at is None:
+        return RankGroup(ranks=ranks, item=item, frame_line=line or compile_.line)
+    called_at = last([caller for caller in compile_.callers if not is_installed(caller)]) or compile_.entered_at
     if item and item.line:
-        item = item.model_copy(update={"line": _of_program(item.line, entered_at)})
-    return RankGroup(ranks=ranks, item=item, frame_line=_of_program(frame_line, entered_at))
+        item = item.model_copy(update={"line": _of_program(item.line, called_at)})
+    return RankGroup(ranks=ranks, item=item, frame_line=_of_program(line, called_at))
 
 
-def _of_program(line: UserLine | None, entered_at: UserLine) -> UserLine:
-    """The line, or where it is not the program's that which enters it."""
-    return entered_at if line is None or is_installed(line) else line
+def _of_program(line: UserLine | None, called_at: UserLine) -> UserLine:
+    """The line, or where it is not the program's that which calls it."""
+    return called_at if line is None or is_installed(line) else line

@@ -13,7 +13,7 @@ class Cause(StrEnum):
     RANK_CONSTANT = "rank-dependent constant"
     GRAPH_BREAK = "graph break"
     COMPILE_DISABLED = "one rank runs the region without compiling"
-    COMPILE_FAILED = "compile failed on one rank"
+    COMPILE_FAILED = "compile failed"
     NOTHING_COMPILED = "nothing was compiled"
     EXTRA_COMPILE = "code that only one rank calls was compiled there"
     RECOMPILE_LIMIT = "recompile limit reached, one rank runs eager"
@@ -29,7 +29,7 @@ class Cause(StrEnum):
     ALIAS = "one tensor is passed twice on some ranks only"
     DISPATCH_KEY = "tensor dispatch keys or inference mode differ"
     TENSOR_SUBCLASS = "tensor subclass differs"
-    AUTOMATIC_DYNAMIC = "automatic dynamic shapes decided per rank"
+    AUTOMATIC_DYNAMIC = "a size is dynamic on some ranks only"
     PYTHON_VALUE = "a guarded Python value differs"
     SET_ORDER = "order of a set differs"
     DICT_ORDER = "order of a dict differs"
@@ -89,7 +89,8 @@ ADVICE: dict[Cause, str] = {
     ),
     Cause.RANK_CONSTANT: (
         "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
-        "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered buffer."
+        "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered "
+        "buffer. What must differ, as the positions of a rank's tokens, is declared: `allowed=`, `--allow`, gate.allow."
     ),
     Cause.GRAPH_BREAK: (
         "Remove what breaks the graph here (print, logging, `.item()`), or move it out of the region. `fullgraph=True` "
@@ -100,8 +101,8 @@ ADVICE: dict[Cause, str] = {
         "`torch._dynamo.config.suppress_errors`, or an `if rank == 0` around `torch.compile` there."
     ),
     Cause.COMPILE_FAILED: (
-        "The compiler raised on one rank, the others go on and wait for it. Read the error on that rank; a compiler, "
-        "a cache or a disk that only this machine lacks is the usual reason."
+        "The compiler raised on this rank; the others wait for it, or fail like it. Read the error; where only one "
+        "rank has it, a compiler, a cache or a disk that its machine lacks is the usual reason."
     ),
     Cause.NOTHING_COMPILED: (
         "Call the compiled function inside the session. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or "
@@ -180,13 +181,14 @@ ADVICE: dict[Cause, str] = {
         "Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
     ),
     Cause.AUTOMATIC_DYNAMIC: (
-        "Torch made a size dynamic on the ranks that saw it change, and static on the others. Mark it dynamic on "
-        "all ranks before the first call, pad to one size, or pass dynamic=False / dynamic=True to torch.compile."
+        "In a first compile, torch.compile(dynamic=...) or mark_dynamic differs between the ranks. In a later one, "
+        "torch made the size dynamic on the ranks that saw it change: mark it dynamic on all ranks before the first "
+        "call, pad to one size, or pass dynamic=False / dynamic=True to torch.compile."
     ),
     Cause.PYTHON_VALUE: (
         "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) is not the "
         "same on all ranks. Make the value equal on all ranks, keep it in a tensor, or stop reading it in the compiled "
-        "region."
+        "region. What must differ, as the bounds of a rank's shard, is declared: `allowed=`, `--allow` or gate.allow."
     ),
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "

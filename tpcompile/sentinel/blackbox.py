@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from tpcompile.dist.liveness import process_state
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import known
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
 from tpcompile.sentinel.store_log import StoreLog
@@ -77,25 +78,30 @@ def forget(path: str) -> None:
 
 def has_aborted(path: str) -> bool:
     """True when the process that left `path` ended by SIGABRT, not by a segmentation fault or another crash."""
-    try:
-        return bool(path) and Path(path).read_text().startswith("Fatal Python error: Aborted")
-    except OSError:
-        return False
+    return _text(path).startswith("Fatal Python error: Aborted")
 
 
 def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
     """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
-    try:
-        text = Path(path).read_text() if path else ""
-    except OSError:
-        return ()
-    frames: list[UserLine] = []
+    frames: list[UserLine | None] = []
     is_wanted = False
-    for text_line in text.splitlines():
-        if thread := _THREAD.match(text_line):
+    for text_line in _text(path).splitlines():
+        thread = _THREAD.match(text_line)
+        if thread:
             is_wanted = int(thread["ident"], 16) == ident
-        elif is_wanted and (frame := _FRAME.match(text_line)):
-            line = flight.user_line(frame["file"], int(frame["line"]), frame["function"])
-            if line is not None:
-                frames.append(line)
-    return tuple(reversed(frames))
+        elif is_wanted:
+            frames.append(_frame(text_line))
+    return tuple(reversed(known(frames)))
+
+
+def _text(path: str) -> str:
+    """What a process left there; empty when it left nothing."""
+    try:
+        return Path(path).read_text() if path else ""
+    except OSError:
+        return ""
+
+
+def _frame(text_line: str) -> UserLine | None:
+    frame = _FRAME.match(text_line)
+    return flight.user_line(frame["file"], int(frame["line"]), frame["function"]) if frame else None

@@ -191,8 +191,8 @@ def tactic_per_rank(context: Context) -> None:
     group, is_split = context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
-        workspace = x_BD.repeat(2, 1) if is_split else x_BD
-        gathered = funcol.all_gather_tensor(workspace * 2, 0, group)  # fault: tactic
+        workspace = x_BD.repeat(2, 1) if is_split else x_BD  # fault: tactic
+        gathered = funcol.all_gather_tensor(workspace * 2, 0, group)
         return gathered[:8] + 1
 
     compiled = torch.compile(block, backend=context.backend, dynamic=False)

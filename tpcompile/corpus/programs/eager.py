@@ -72,12 +72,12 @@ def eager_training(context: Context) -> None:
 
     def layer(x_BD: Tensor) -> Tensor:
         h_BD = collectives.copy_to_tp(x_BD, group=group)
-        return collectives.all_reduce((h_BD @ w_DD).relu(), group=group)  # fault: training without compiling
+        return collectives.all_reduce((h_BD @ w_DD).relu(), group=group)
 
     program = layer if context.diverges else torch.compile(layer, backend=context.backend, dynamic=False)
     for step in range(context.num_steps):
         context.faulty(step)
-        program(context.randn(8, 16, requires_grad=True)).sum().backward()
+        program(context.randn(8, 16, requires_grad=True)).sum().backward()  # fault: training without compiling
 
 
 def hook(context: Context) -> None:

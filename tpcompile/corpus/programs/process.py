@@ -112,7 +112,7 @@ def left_early(context: Context) -> None:
     for step in range(context.num_steps):
         if context.faulty(step):
             break
-        layer(context.randn(8, 16))
+        layer(context.randn(8, 16))  # blamed: the call that one rank does not make
 
 
 def out_of_memory(context: Context) -> None:

@@ -15,6 +15,7 @@ _DEVICE_CALL = re.compile(r"device\(type='(\w+)', index=\d+\)")
 _CODE_OBJECT = re.compile(r"<code object (\S+) at \S+, file \"[^\"]*\", line \d+>")
 _MODULE = re.compile(r"<module '([^']*)'(?: from '[^']*')?(?: \([^)]*\))?>")
 _AT_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
+_WRAPPED_ERROR = re.compile(r"\bgot \w*(?:Error|Exception)\((?P<quote>['\"])(?P<says>.*?)(?:\\n|(?P=quote)\))")
 _DYNAMO_COUNTER = re.compile(
     r"\b(__builtins_dict__|__compiled_fn|__resume_at|__optimizer|__nested_fn|torch_obj)_+\d+(?:_\w+)?"
 )
@@ -140,7 +141,13 @@ def stripped_lines(text: str) -> list[str]:
 
 
 def error(text: str) -> str:
-    """The first line of an error; `backend='inductor' raised:` says nothing without the line after it."""
+    """The first line of an error, and what it wraps.
+
+    `backend='inductor' raised:` says nothing without the line after it, nor `RuntimeError when making fake tensor call`
+    without what the operator said, which stands behind `got RuntimeError(`.
+    """
     lines = stripped_lines(text)
     is_headline = "".join(lines[:1]).endswith(":")
-    return generic(" ".join(lines[: 2 if is_headline else 1]))
+    wrapped = _WRAPPED_ERROR.search(text)
+    says = f": {wrapped['says']}" if wrapped and not is_headline else ""
+    return generic(" ".join(lines[: 2 if is_headline else 1]) + says)

@@ -83,7 +83,9 @@ _KEYS_OF = re.compile(r"dict\.keys\((?P<source>[^)]+)\)")
 _HOLDER = re.compile(r"___dict_contains\(.*, (?P<source>[^)]+)\)")
 _EQUALS = re.compile(r"^(?!___)(?P<source>[^=<>!]+?) (?:==|is) (?P<expected>.+)$")
 _DUPLICATE = re.compile(r"^Duplicate tensors found: (?P<source>.*)$")
-_TENSOR_TYPE = re.compile(r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?),? but found (?P<actual>.*)$")
+_TENSOR_TYPE = re.compile(
+    r"expected type of '(?P<source>[^']*)' to be (?P<expected>.*?)(?:, '|,)? but found (?P<actual>.*)$"
+)
 _CALLED = re.compile(r"^___check_(?P<what>\w+)\((?P<source>[^,)]+)")
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)$")
 _OBJECT_ID = re.compile(r", \d{6,}\)")
