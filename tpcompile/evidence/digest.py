@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.recompiles import recompile_of
@@ -22,22 +23,21 @@ from tpcompile.evidence.records import (
     RankDigest,
     RankRead,
     RankRecord,
-    UserLine,
     value_item,
 )
-from tpcompile.evidence.several import phrase
+from tpcompile.evidence.several import indexed, phrase
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
-from tpcompile.evidence.text.lines import called_at, entered_at, is_library, own_line
+from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
 from tpcompile.evidence.text.reasons import nearest_reason
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
     """Hash everything one rank knows: what travels between ranks."""
     compiles = record.compiles
-    recompiled = [compile_ for compile_ in compiles if compile_.recompile_reasons]
+    recompiled = list(filter(attrgetter("recompile_reasons"), compiles))
     return RankDigest(
         rank=record.rank,
         domain=record.domain,
@@ -45,9 +45,9 @@ def digest_rank(record: RankRecord) -> RankDigest:
         environment=_sha(rank_items(record)),
         compiles=tuple(map(digest_compile, compiles, itertools.count())),
         counters=record.counters,
-        is_cut=record.is_cut or any(c.is_cut for c in compiles),
+        is_cut=any(map(attrgetter("is_cut"), [record, *compiles])),
         splits=splits_of(record),
-        regions_counted=sum(count.calls for count in record.regions),
+        regions_counted=sum(map(attrgetter("calls"), record.regions)),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
         recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
@@ -62,10 +62,10 @@ def digest_rank(record: RankRecord) -> RankDigest:
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, where=_where(compile_))]
+    found = list(itertools.chain.from_iterable(map(suspects_of, record.compiles, map(_where, record.compiles))))
     # The surest of a line is kept: one trace may have passed it by, another not.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
-    return tuple({(s.what, s.text, s.line): s for s in found}.values())
+    return tuple(indexed(found, attrgetter("what", "text", "line")).values())
 
 
 def _where(compile_: CompileRecord) -> str:
@@ -75,7 +75,7 @@ def _where(compile_: CompileRecord) -> str:
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
     wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
-    return tuple(item for wrapper in wrappers for item in _overwritten_in(wrapper, compile_))
+    return tuple(itertools.chain.from_iterable(map(_overwritten_in, wrappers, itertools.repeat(compile_))))
 
 
 def _overwritten_in(wrapper: Kernel, compile_: CompileRecord) -> Iterator[Item]:
@@ -97,7 +97,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         line=own_line(compile_.line, compile_.stack),
         entered_at=entered_at(compile_.line, compile_.stack),
         called_at=called_at(compile_.stack),
-        callers=_callers(compile_),
+        callers=tuple(own_lines(compile_.stack[:-1])),
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
@@ -123,10 +123,6 @@ def frame_name(compile_: CompileRecord) -> str:
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
 
 
-def _callers(compile_: CompileRecord) -> tuple[UserLine, ...]:
-    return tuple(line for line in compile_.stack[:-1] if not is_library(line))
-
-
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
     return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
@@ -149,8 +145,8 @@ def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
     """A layer that is a set has every item once, sorted: its order says nothing."""
     if is_ordered:
         return tuple(items)
-    unique = {item.key: item for item in items}
-    return tuple(unique[key] for key in sorted(unique))
+    unique = indexed(items, attrgetter("key"))
+    return tuple(map(unique.__getitem__, sorted(unique)))
 
 
 def _sha(items: Iterable[Item]) -> str:

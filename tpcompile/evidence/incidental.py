@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter, itemgetter
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
@@ -33,10 +35,10 @@ def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
     texts = [(_LAYERS[name], payload) for name, payload in payloads if name in _LAYERS]
     removed: list[Normalised] = []
-    for layer, parts in grouped(texts, lambda text: text[0]).items():
-        text = "\n".join(payload for _, payload in parts)
+    for layer, parts in grouped(texts, itemgetter(0)).items():
+        text = "\n".join(map(itemgetter(1), parts))
         removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
-    return tuple(found for found in removed if found.num_items)
+    return tuple(filter(attrgetter("num_items"), removed))
 
 
 def _removed(kind: str, layer: Layer, texts: Sequence[str]) -> Normalised:
@@ -74,7 +76,9 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed = [found for compile_ in slot.compiles.values() for found in compile_.normalised]
-    by_kind = grouped(removed, lambda found: (found.kind, found.layer))
-    differing = {key: seen for key, seen in by_kind.items() if differ(found.sha256 for found in seen)}
-    return Counter({key: max(found.num_items for found in seen) for key, seen in differing.items()})
+    removed = itertools.chain.from_iterable(slot.compiles.map(attrgetter("normalised")).values())
+    counts: Counter[tuple[str, Layer]] = Counter()
+    for key, seen in grouped(removed, attrgetter("kind", "layer")).items():
+        if differ(map(attrgetter("sha256"), seen)):
+            counts[key] = max(map(attrgetter("num_items"), seen))
+    return counts

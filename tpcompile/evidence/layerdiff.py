@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.blamed import rank_group
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Domain, group_by
+from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.headline import headline
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.kernels import is_reordered
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Groups, Items, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -41,7 +43,7 @@ _REACHED = {
 
 def environment(domain: Domain) -> list[Divergence]:
     """What differs between the ranks themselves."""
-    return of_slot(domain, Slot("", "", {digest.rank: _as_compile(digest) for digest in domain.ranks}))
+    return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
 
 
 def _as_compile(digest: RankDigest) -> CompileDigest:
@@ -60,17 +62,19 @@ class _Compile:
 
     def __init__(self, domain: Domain, slot: Slot) -> None:
         self.domain, self.slot = domain, slot
-        order = list(SPECS)
-        differing = [key for key in slot.keys if len(slot.groups(*key)) > 1]
-        self.differing = sorted(differing, key=lambda key: (order.index(key[0]), key[1] != "forward"))
-        self.layers = list(dict.fromkeys(layer for layer, _ in self.differing))
+        differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
+        self.differing = sorted(differing, key=attrgetter("place"))
+        """From cause to effect."""
+        self.keys = set(map(attrgetter("key"), differing))
+        self.layers = list(dict.fromkeys(map(attrgetter("layer"), self.differing)))
 
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
-        strict = [self.layer(key) for key in self.differing if SPECS[key[0]].is_strict]
-        red = [layer for layer in strict if layer.is_red]
-        below = self.explained_by(red) if red else self.lowered(strict) or self.backends()
-        return [*itertools.chain.from_iterable(layer.listed for layer in strict), *below]
+        by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
+        strict = by_kind.get(True, [])
+        red = list(filter(attrgetter("is_red"), strict))
+        below = self.explained_by(red) if red else self.lowered(strict, by_kind.get(False, [])) or self.backends()
+        return [*itertools.chain.from_iterable(map(attrgetter("listed"), strict)), *below]
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """Of several layers the one that names most directly what happened; the others are its consequences."""
@@ -79,16 +83,11 @@ class _Compile:
         backends = self.backends() if found.layer == Layer.COLLECTIVES else []
         return backends or [found.red()]
 
-    def layer(self, key: Key) -> _Layer:
-        """One layer in which groups of ranks differ."""
-        return _Layer(self, key, self.slot.groups(*key))
+    def seen(self, groups: Groups) -> list[Seen]:
+        """The compile as one rank of each group saw it."""
+        return self.domain.leaders(self.slot.compiles, groups)
 
-    def items(self, groups: Groups, key: Key) -> Items:
-        """Items of a layer, for groups of ranks."""
-        firsts = [ranks[0] for ranks in groups]
-        return tuple(self.domain.items(rank, self.slot.compiles[rank].index, *key) for rank in firsts)
-
-    def lowered(self, strict: Iterable[_Layer]) -> list[Divergence]:
+    def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
         """What differs below equal programs.
 
         A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
@@ -96,35 +95,26 @@ class _Compile:
         is padded in the backward. Nothing of that explains why the code issues its collectives in another order.
         """
         found: list[Divergence] = []
-        is_explained = any(layer.explains_below for layer in strict)
-        for key in self.differing:
-            layer, part = key
-            is_below = layer == Layer.KERNELS and (Layer.LOWERED, part) in self.differing
-            is_consequence = is_explained or is_below
-            if SPECS[layer].is_strict or (is_consequence and not self.is_reordered(key)):
+        is_explained = any(map(attrgetter("explains_below"), strict))
+        for layer in loose:
+            is_consequence = is_explained or layer.is_made_from_lowered
+            if is_consequence and not layer.is_reordered:
                 continue
-            here = self.layer(key)
-            found += here.findings()
-            if here.is_red and not found[-1].is_choice:
+            found += layer.findings()
+            if layer.is_red and not found[-1].is_choice:
                 break
-            is_explained |= here.is_red
+            is_explained |= layer.is_red
         return found
-
-    def is_reordered(self, key: Key) -> bool:
-        """True when the code issues its collectives in another order, although the graphs have the same."""
-        if key[0] != Layer.KERNELS or (Layer.COLLECTIVES, "") in self.differing:
-            return False  # declared: the code follows
-        return is_reordered(self.items(self.slot.groups(*key), key))
 
     def backends(self) -> list[Divergence]:
         """Ranks that lowered the same frame further than others, although none loaded it from a cache."""
         compiles = self.slot.compiles
-        is_loaded = any(compile_.is_loaded for compile_ in compiles.values())
-        reached = {rank: _reached(compile_) for rank, compile_ in compiles.items()}
-        groups = group_by(reached)
-        if is_loaded or self.domain.is_cut or "" in reached.values() or len(groups) == 1:
+        reached = compiles.map(_reached)
+        is_known = "" not in reached.values() and not self.domain.is_cut
+        if not is_known or any(compiles.map(attrgetter("is_loaded")).values()) or not reached.differ():
             return []
-        row = Row(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
+        groups = reached.groups()
+        row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
         return [
             Divergence(
                 layer=Layer.LOWERED,
@@ -141,16 +131,17 @@ class _Compile:
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with what they have, and the line of the frame."""
-        pairs = zip(groups, row, strict=True)
-        return tuple(rank_group(ranks, item, self.slot.compiles[ranks[0]], cause) for ranks, item in pairs)
+        compiles = map(attrgetter("compile"), self.seen(groups))
+        return tuple(map(rank_group, groups, row, compiles, itertools.repeat(cause)))
 
 
 def _reached(compile_: CompileDigest) -> str:
     """How far a compile went; nothing for a frame without a graph."""
-    layers = {digest.layer for digest in compile_.layers}
+    layers = set(map(attrgetter("layer"), compile_.layers))
     if not layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES}):
         return ""
-    return [text for layer, text in _REACHED.items() if layer in layers][-1]
+    furthest = max(layers & _REACHED.keys(), key=list(_REACHED).index)
+    return _REACHED[furthest]
 
 
 @dataclass
@@ -160,8 +151,6 @@ class _Layer:
     whole: _Compile
     key: Key
     groups: Groups
-    listed: list[Divergence] = field(default_factory=list)
-    """What is declared, or follows the rank's coordinate."""
 
     @property
     def layer(self) -> Layer:
@@ -169,43 +158,89 @@ class _Layer:
         return self.key[0]
 
     @property
+    def place(self) -> tuple[int, bool]:
+        """From cause to effect: the order of the layers, forward before backward."""
+        layer, part = self.key
+        return list(SPECS).index(layer), part != "forward"
+
+    @property
+    def spec(self) -> LayerSpec:
+        """How the layer is compared and explained."""
+        return SPECS[self.layer]
+
+    @property
     def is_red(self) -> bool:
         """True when something is left that nobody declared."""
         return bool(self.difference.rows)
 
     @property
+    def listed(self) -> list[Divergence]:
+        """What is declared, or follows the rank's coordinate."""
+        return self._judged[0]
+
+    @property
+    def difference(self) -> Difference:
+        """What is left."""
+        return self._judged[1]
+
+    @property
     def explains_below(self) -> bool:
         """True where lowered graphs and code follow from what is listed here."""
-        return self.layer != Layer.GUARDS or any(d.cls == DivergenceClass.RANK_PARAMETRIC for d in self.listed)
+        return self.layer != Layer.GUARDS or DivergenceClass.RANK_PARAMETRIC in map(attrgetter("cls"), self.listed)
 
-    def __post_init__(self) -> None:
-        """Tell what is declared, or follows the rank's coordinate, from what is left."""
-        spec, items = SPECS[self.layer], self.whole.items(self.groups, self.key)
-        differing = rows_of(items, is_ordered=spec.is_ordered)
-        followed = spec.follow(Difference(self.layer, self.groups, items, differing, self))
+    @property
+    def is_made_from_lowered(self) -> bool:
+        """True for code whose lowered graph differs, too."""
+        layer, part = self.key
+        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.keys
+
+    @property
+    def is_reordered(self) -> bool:
+        """True when the code issues its collectives in another order, although the graphs have the same."""
+        # Where collectives are declared the code follows.
+        is_own = self.layer == Layer.KERNELS and (Layer.COLLECTIVES, "") not in self.whole.keys
+        return is_own and is_reordered(self._own_items)
+
+    @functools.cached_property
+    def _seen(self) -> list[Seen]:
+        return self.whole.seen(self.groups)
+
+    @functools.cached_property
+    def _compiles(self) -> list[CompileDigest]:
+        return list(map(attrgetter("compile"), self._seen))
+
+    @property
+    def _own_items(self) -> Items:
+        return tuple(map(methodcaller("items", *self.key), self._seen))
+
+    @functools.cached_property
+    def _judged(self) -> tuple[list[Divergence], Difference]:
+        """What is declared, or follows the rank's coordinate, told from what is left."""
+        items = self._own_items
+        differing = rows_of(items, is_ordered=self.spec.is_ordered)
+        followed = self.spec.follow(Difference(self.layer, self.groups, items, differing, self))
+        listed = []
         if followed.rows:
-            self.listed.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
+            listed.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
         by_reason = grouped(followed.left, lambda row: self.whole.domain.reason(self.layer, row))
         left = by_reason.pop("", [])
-        if by_reason:
-            reason, declared = next(iter(by_reason.items()))
+        for reason, declared in itertools.islice(by_reason.items(), 1):
             title = headline(declared[0], self.groups)
-            self.listed.append(self._listed(declared[0], DivergenceClass.DECLARED, title, reason))
-        self.difference = Difference(self.layer, self.groups, items, tuple(left), self)
+            listed.append(self._listed(declared[0], DivergenceClass.DECLARED, title, reason))
+        return listed, Difference(self.layer, self.groups, items, tuple(left), self)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
         """Why it differs."""
-        return SPECS[self.layer].explain(self.difference)
+        return self.spec.explain(self.difference)
 
     # What an explanation may ask of the compile.
 
     def items(self, layer: Layer) -> Items:
         """Items of another layer, for the groups of this one; none where that layer was not observed."""
-        compiles = self.whole.slot.compiles
-        if any(compiles[ranks[0]].sha(layer) is None for ranks in self.groups):
-            return tuple(() for _ in self.groups)
-        return self.whole.items(self.groups, (layer, ""))
+        if None in map(methodcaller("sha", layer), self._compiles):
+            return ((),) * len(self.groups)
+        return tuple(map(methodcaller("items", layer), self._seen))
 
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""
@@ -213,16 +248,16 @@ class _Layer:
 
     def is_symbolic(self) -> tuple[bool, ...]:
         """For each group: a size is a symbol."""
-        return tuple(self.whole.slot.compiles[ranks[0]].is_dynamic for ranks in self.groups)
+        return tuple(map(attrgetter("is_dynamic"), self._compiles))
 
     def coordinates(self) -> Groups:
         """For each group: places of its ranks in the domain."""
-        places = {d.rank: d.coordinate for d in self.whole.domain.ranks}
-        return tuple(tuple(places[rank] for rank in ranks) for ranks in self.groups)
+        places = self.whole.domain.digests.map(attrgetter("coordinate"))
+        return tuple(tuple(map(places.__getitem__, ranks)) for ranks in self.groups)
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        reads = itertools.chain.from_iterable(d.sure_reads for d in self.whole.domain.ranks)
+        reads = itertools.chain.from_iterable(map(attrgetter("sure_reads"), self.whole.domain.ranks))
         return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
@@ -252,7 +287,7 @@ class _Layer:
             step=self.whole.slot.step,
             is_rank_known=0 < len(found.guilty) < len(groups),
             advice=found.cause.advice,
-            consequences=tuple(layer for layer in self.whole.layers if layer != self.layer),
+            consequences=tuple(filter(self.layer.__ne__, self.whole.layers)),
         )
 
     def _shown(self, found: Explanation) -> tuple[list[int], Groups]:
@@ -262,17 +297,18 @@ class _Layer:
         """
         programs = self._programs() if found.directness == Directness.VALUE else ()
         if len(programs) > 1:
-            index_of = {ranks[0]: index for index, ranks in enumerate(self.groups)}
-            return [index_of[ranks[0]] for ranks in programs], programs
-        order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
-        return order, tuple(self.groups[index] for index in order)
+            firsts, leaders = list(map(_leader, self.groups)), map(_leader, programs)
+            return list(map(firsts.index, leaders)), programs
+        order = sorted(range(len(self.groups)), key=found.guilty.__contains__)
+        return order, tuple(map(self.groups.__getitem__, order))
 
     def _programs(self) -> Groups:
         """Ranks by program, where each program is that of one or several groups; else nothing."""
         programs = self.whole.slot.groups(Layer.GRAPH)
-        firsts = {ranks[0] for ranks in self.groups}
-        is_split = all(any(set(ranks) <= set(own) for own in programs) for ranks in self.groups)
-        return programs if is_split and firsts.issuperset(own[0] for own in programs) else ()
+        firsts = set(map(_leader, self.groups))
+        program_of = {rank: set(ranks) for ranks in programs for rank in ranks}
+        is_split = all(program_of.get(ranks[0], set()).issuperset(ranks) for ranks in self.groups)
+        return programs if is_split and firsts.issuperset(map(_leader, programs)) else ()
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
@@ -293,9 +329,14 @@ class _Layer:
         return f"{where} ({part})" if part else where
 
 
+def _leader(ranks: tuple[int, ...]) -> int:
+    """The rank that stands for a group."""
+    return ranks[0]
+
+
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
     """What the guard says on the first side and on the last; nothing unless all have it."""
     if not guard or not guard.is_full:
         return "", ""
-    says = [item.says for item in guard.picked(order).present]
-    return says[0], says[-1]
+    shown = guard.picked(order).present
+    return shown[0].says, shown[-1].says

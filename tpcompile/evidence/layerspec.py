@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import Protocol
 
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord, UserLine
-from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.base import lines_of
 
-Groups = tuple[tuple[int, ...], ...]
 Items = tuple[tuple[Item, ...], ...]
 """Items of a layer, one tuple per group of ranks."""
 
@@ -25,7 +25,7 @@ class Row(tuple[Item | None, ...]):
     @property
     def present(self) -> tuple[Item, ...]:
         """The items there are."""
-        return tuple(item for item in self if item is not None)
+        return tuple(filter(None, self))
 
     @property
     def first(self) -> Item:
@@ -45,7 +45,7 @@ class Row(tuple[Item | None, ...]):
     @property
     def lines(self) -> tuple[UserLine, ...]:
         """The user's lines that are known."""
-        return tuple(known(item.line for item in self.present))
+        return tuple(lines_of(self.present))
 
     def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
         """What the items have there, each once."""
@@ -60,6 +60,14 @@ class Row(tuple[Item | None, ...]):
         """The note of every group; empty for a group without one."""
         return [item.notes.get(name, "") if item else "" for item in self]
 
+    def has_all(self, note: str) -> bool:
+        """True when every group has that note."""
+        return all(self.notes(note))
+
+    def values(self, field: str) -> list[str]:
+        """That field of the items there are."""
+        return [item.fields[field] for item in self.present]
+
     def differs_in_note(self, name: str) -> bool:
         """True when the groups have different notes of that name."""
         return len(set(self.notes(name))) > 1
@@ -71,7 +79,7 @@ class Row(tuple[Item | None, ...]):
 
     def picked(self, order: Sequence[int]) -> Row:
         """The same of the groups in another order."""
-        return Row(self[index] for index in order)
+        return Row(map(self.__getitem__, order))
 
 
 class Directness(IntEnum):
@@ -132,7 +140,7 @@ class Difference:
 
     def rows_with(self, note: str) -> list[Row]:
         """Rows in which every group has that note."""
-        return [row for row in self.rows if all(row.notes(note))]
+        return list(filter(methodcaller("has_all", note), self.rows))
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,11 @@ class Explanation:
     hangs: bool = False
     guard: Row = field(default_factory=Row)
     """The guard behind it, where there is one."""
+
+
+def in_one_part(*, is_observed: bool) -> Sequence[str]:
+    """The parts of a layer that has one only."""
+    return ("",) if is_observed else ()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from tpcompile.evidence.text.ranks import ranks_text
 def of_divergence(divergence: Divergence) -> Lead:
     """Cause, difference, ranks, line and advice of a finding."""
     culprits = divergence.culprits
-    everybody = tuple(rank for group in divergence.groups for rank in group.ranks)
     return Lead(
         cause=divergence.cause,
         says=divergence.title.removeprefix(f"{divergence.cause}: "),  # the cause stands before it
-        ranks=culprits or tuple(sorted(everybody)),
+        ranks=culprits or divergence.ranks,
         is_rank_known=bool(culprits),
         line=divergence.line,
         do_first=_first_sentence(divergence.advice),

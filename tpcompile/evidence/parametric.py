@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
+from tpcompile.evidence.byrank import Groups
+from tpcompile.evidence.layerspec import Difference, Followed, Items, Row
 from tpcompile.evidence.records import Item, Layer
 from tpcompile.evidence.rows import differing_places
 from tpcompile.evidence.several import differ, grouped

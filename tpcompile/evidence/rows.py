@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from operator import attrgetter, methodcaller
 
 from tpcompile.evidence.layerspec import Items, Row
 from tpcompile.evidence.records import Item, ItemKind
@@ -39,19 +40,23 @@ def first_difference(items: Items) -> int:
     return len(list(itertools.takewhile(lambda row: not row.differs, columns)))
 
 
+def own_items(items: Items) -> Items:
+    """Of each group what not all groups have."""
+    common = common_keys(items)
+    return tuple(tuple(item for item in group if item.key not in common) for group in items)
+
+
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     """Items about the same thing in one row; a value that differs comes before a thing that only one side has."""
-    common = common_keys(items)
-    own = [[item for item in group if item.key not in common] for group in items]
-    columns = [grouped(group, lambda item: item.about) for group in own]
+    columns = [grouped(group, attrgetter("about")) for group in own_items(items)]
     subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
-    rows = [row for about in subjects for row in _side_by_side([column.get(about, []) for column in columns])]
+    rows = [row for about in subjects for row in _side_by_side(map(methodcaller("get", about, ()), columns))]
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
 def differing_places(items: Items) -> list[Row]:
     """Rows of groups with equally many items, by position, where they differ."""
-    return [row for row in _side_by_side(items) if row.differs]
+    return list(filter(attrgetter("differs"), _side_by_side(items)))
 
 
 def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
@@ -60,25 +65,18 @@ def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
 
 def _by_position(items: Items) -> tuple[Row, ...]:
     """Of more than two groups: the item that some have more, or else what stands at the same place."""
-    inserted = _inserted(items)
-    if inserted is not None:
-        return (inserted,)
-    return tuple(differing_places(items))
+    return tuple(_inserted(items) or differing_places(items))
 
 
-def _inserted(items: Items) -> Row | None:
-    """The first item, where every longer group has one more before what the shorter ones begin with."""
-    shortest = min(items, key=len)
-    if not shortest or not differ(map(len, items)):
-        return None
-    begin = _skeleton(shortest[0])
-    row: list[Item | None] = []
-    for group in items:
-        extra = len(group) - len(shortest)
-        if _skeleton(group[min(extra, len(group) - 1)]) != begin:
-            return None
-        row.append(group[0] if extra else None)
-    return Row(row)
+def _inserted(items: Items) -> list[Row]:
+    """The first item, where every longer group has more before what the shorter ones begin with; else nothing."""
+    length = len(min(items, key=len))
+    if not length or not differ(map(len, items)):
+        return []
+    continued = [group[len(group) - length] for group in items]
+    if differ(map(_skeleton, continued)):
+        return []
+    return [Row(group[0] if len(group) > length else None for group in items)]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
@@ -95,13 +93,13 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
         else:
             changed += rows
     # What is inserted moves edges: that is its consequence.
-    is_moved = not all(row.is_full for row in changed)
+    is_moved = not all(map(attrgetter("is_full"), changed))
     return tuple(changed if is_moved else [*changed, *edges])
 
 
 def _places(rows: Iterable[Row]) -> dict[str, str]:
     """Place of a node on one side -> its place on the other."""
-    pairs = [row.present for row in rows if row.is_full]
+    pairs = map(attrgetter("present"), filter(attrgetter("is_full"), rows))
     return {ours.about: theirs.about for ours, theirs in pairs}
 
 

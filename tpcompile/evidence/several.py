@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+A = TypeVar("A")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -35,3 +36,31 @@ def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     for value in values:
         found.setdefault(by(value), []).append(value)
     return found
+
+
+def indexed(values: Iterable[T], by: Callable[[T], K]) -> dict[K, T]:
+    """Values by something of their own; of several that have the same, the last."""
+    return {by(value): value for value in values}
+
+
+def unlike(values: Iterable[T], others: Iterable[T], by: Callable[[T], Hashable]) -> list[T]:
+    """Values that have nothing in common with any of the others."""
+    taken = set(map(by, others))
+    return [value for value in values if by(value) not in taken]
+
+
+def first_answer(questions: Iterable[Callable[[T], A | None]], about: T) -> A | None:
+    """What the first question says that has an answer."""
+    for ask in questions:
+        answer = ask(about)
+        if answer is not None:
+            return answer
+    return None
+
+
+def decided(rules: Iterable[tuple[Callable[[T], bool], A]], about: T, *, otherwise: A) -> A:
+    """What the first rule says that holds."""
+    for holds, says in rules:
+        if holds(about):
+            return says
+    return otherwise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
-from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint
+from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
 from tpcompile.evidence.several import first
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
@@ -22,8 +24,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
     groups = red[0].groups if red else ()
     nothing, observed = _untainted(digests)
     found = Status.FAIL if red else Status.INFO
-    first_line = first(taint.line for taint in mine)
-    is_code_seen = any(digest.is_code_seen for digest in digests)
+    is_code_seen = any(map(attrgetter("is_code_seen"), digests))
     return Check(
         id=CheckId.UNTAINTED,
         mode=mode,
@@ -31,8 +32,8 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
         expected="none, or allowed with a reason",
         observed=(_counted(mine) if mine else observed) + ("" if is_code_seen else "; traced code was not looked at"),
         details=tuple(map(taint_text, mine)),
-        line=first_line,
-        ranks=tuple(sorted(rank for group in groups for rank in group.ranks)),
+        line=first(map(attrgetter("line"), mine)),
+        ranks=ranks_of(groups),
     )
 
 
@@ -42,20 +43,20 @@ def _is_red(taint: Taint) -> bool:
 
 def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
     """What is said where nothing was found."""
-    is_observed = any(digest.compiles for digest in digests)
+    is_observed = any(map(attrgetter("compiles"), digests))
     return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
 
 
 def _counted(taints: Sequence[Taint]) -> str:
-    kinds = [_ALLOWED if taint.reason else taint.grade.value for taint in taints]
-    said = [f"{kinds.count(kind)} {kind}" for kind in _KINDS if kind in kinds]
+    kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
+    said = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
     shown = min(taints, key=lambda taint: bool(taint.reason))
     return f"{', '.join(said)}; first: {shown.text}"
 
 
 def taint_text(taint: Taint) -> str:
     """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
-    values = [f"rank {ranks_text(group.ranks)}: {value_text(group.item)}" for group in taint.groups if group.item]
+    values = [f"rank {ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = "; ".join([taint.kind.value, *values])
     end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
     at = f" at {taint.line}" if taint.line else ""

@@ -40,8 +40,8 @@ class Details(Generic[_T]):
 
     def of(self, ranks: Iterable[int]) -> dict[int, _T]:
         """What these ranks say; a rank is missing when nobody with its hash answers."""
-        found = {rank: self._of(rank) for rank in ranks}
-        return {rank: said for rank, said in found.items() if said is not None}
+        said = [(rank, self._of(rank)) for rank in ranks]
+        return {rank: answer for rank, answer in said if answer is not None}
 
     def _of(self, rank: int) -> _T | None:
         sha = self.shas[rank]

@@ -49,11 +49,15 @@ class RankFacts(Frozen):
     shards: dict[str, Weight] = {}
     """Sharded parameters and buffers, without their bits: shapes must fit together."""
 
+    def of(self, group: str) -> dict[str, str]:
+        """The facts of one group, nothing for one that was not taken."""
+        return self.groups.get(group, {})
+
     def part(self, group: str) -> RankFacts:
         """The facts of one group alone: what travels when it is asked for."""
         if group == SHARDS:
             return RankFacts(shards=self.shards)
-        return RankFacts(groups={group: self.groups.get(group, {})})
+        return RankFacts(groups={group: self.of(group)})
 
     def sha(self, group: str) -> str:
         """Hash of one group."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
+from tpcompile.evidence.several import differ
 from tpcompile.parity.weights import Weight
 
 
@@ -12,20 +14,20 @@ def misfit(shards: Mapping[int, Weight]) -> str:
 
     Dims whose full size nobody knows (another mesh axis shards them too) are not checked.
     """
-    first = next(iter(shards.values()))
-    shapes = [weight.shape for weight in shards.values()]
-    if len({weight.full_shape for weight in shards.values()}) > 1:
+    weights = list(shards.values())
+    shapes = list(map(attrgetter("shape"), weights))
+    full, dim = weights[0].full_shape, weights[0].dim
+    if differ(map(attrgetter("full_shape"), weights)):
         return "the ranks declare different full shapes"
-    if len({len(shape) for shape in shapes}) > 1:
+    if differ(map(len, shapes)):
         return "the shards have different numbers of dims"
-    if first.full_shape is None:
-        return "" if len(set(shapes)) == 1 else "shard shapes differ, and nobody declared the full shape they tile"
-    if len(first.full_shape) != len(shapes[0]):
-        return f"the shards do not have the dims of the declared full shape {_text(first.full_shape)}"
-    dims = range(len(first.full_shape)) if first.dim is None else [first.dim]
-    if any(_tiles(shapes, first.full_shape, dim) for dim in dims):
-        return ""
-    return f"the shards do not tile the full shape {_text(first.full_shape)}"
+    if full is None:
+        return "shard shapes differ, and nobody declared the full shape they tile" if differ(shapes) else ""
+    if len(full) != len(shapes[0]):
+        return f"the shards do not have the dims of the declared full shape {_text(full)}"
+    dims = range(len(full)) if dim is None else [dim]
+    does_tile = any(_tiles(shapes, full, dim) for dim in dims)
+    return "" if does_tile else f"the shards do not tile the full shape {_text(full)}"
 
 
 def shard_text(weight: Weight) -> str:

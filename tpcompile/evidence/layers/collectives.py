@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
-from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row, in_one_part
+from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer, UserLine
 from tpcompile.evidence.rows import differing_places, rows_of
 from tpcompile.evidence.several import differ, first
 
@@ -24,7 +26,7 @@ UNUSED = "result is dropped"
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return (_item(collective) for collective in compile_.collectives)
+    return map(_item, compile_.collectives)
 
 
 def _item(collective: Collective) -> Item:
@@ -43,11 +45,9 @@ def _item(collective: Collective) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A rank that loaded its code from a cache has the Dynamo graph only, whose collectives are worded differently."""
-    if not compile_.graphs or (compile_.is_cut and not compile_.guards):
-        return ()
-    has_lowered = any(graph.kind != "dynamo" for graph in compile_.graphs)
+    is_begun = bool(compile_.graphs) and (bool(compile_.guards) or not compile_.is_cut)
     is_lost = compile_.is_cut or compile_.is_loaded
-    return ("",) if has_lowered or not is_lost else ()
+    return in_one_part(is_observed=is_begun and (compile_.has_lowered or not is_lost))
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -61,17 +61,11 @@ def _is_recomputed(cause: Cause, row: Row) -> bool:
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
-    is_shifted = not all(row.is_full for row in rows)
-    if is_shifted:
+    if not all(map(attrgetter("is_full"), rows)):
         rows = _in_place(items) or rows
-    pair = first(row for row in rows if row.is_full)
-    cause = _cause(items, rows[0], pair)
-    row = rows[0]
-    if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = differing_places(items)[0]
-    elif cause == Cause.EXTRA_COLLECTIVE:
-        extra = first(row for row in rows if not row.is_full)
-        row = _at_own_line(extra, items) if extra else row
+    cause = _cause(items, rows)
+    show = _SHOWN.get(cause)
+    row = show(items, rows) if show else rows[0]
     # Sizes and dtypes follow from what goes in, and the backward from what recomputes; the rest is the program's own.
     follows = cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row)
     directness = Directness.RESULT if follows else Directness.COLLECTIVE
@@ -79,18 +73,39 @@ def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
 
 
-def _at_own_line(extra: Row, items: Items) -> Row:
-    """The extra one; of several that are equal the one at a line from which nobody else issues.
+def _first_place(items: Items, _rows: Sequence[Row]) -> Row:
+    return differing_places(items)[0]
 
-    Aligned by content, the last of them is taken for it.
+
+def _extra(items: Items, rows: Sequence[Row]) -> Row:
+    """The first one that not all groups issue; of several that are equal the one at a line of its own.
+
+    Aligned by content, the last of them is taken for it; from the line of its own nobody else issues.
     """
-    lacking = [group for index, group in enumerate(items) if index not in extra.owners]
-    theirs = {item.line for group in lacking for item in group}
-    own = {}
-    for index in extra.owners:
-        equal = [item for item in items[index] if item.key == extra.first.key]
-        own[index] = next((item for item in equal if item.line not in theirs), extra[index])
-    return Row(own.get(index) for index in range(len(items)))
+    extra = first(itertools.filterfalse(attrgetter("is_full"), rows))
+    if extra is None:
+        return rows[0]
+    lacking = [group for item, group in zip(extra, items, strict=True) if item is None]
+    theirs = set(map(attrgetter("line"), itertools.chain.from_iterable(lacking)))
+    key = extra.first.key
+    return Row(_of_own_line(item, group, key, theirs) for item, group in zip(extra, items, strict=True))
+
+
+def _of_own_line(
+    item: Item | None, group: Sequence[Item], key: tuple[str, ...], theirs: set[UserLine | None]
+) -> Item | None:
+    if item is None:
+        return None
+    equal = (other for other in group if other.key == key)
+    return first(other for other in equal if other.line not in theirs) or item
+
+
+_SHOWN = {
+    Cause.ORDER_FORWARD: _first_place,
+    Cause.ORDER_BACKWARD: _first_place,
+    Cause.EXTRA_COLLECTIVE: _extra,
+}
+"""Causes that another row shows than the first."""
 
 
 def _in_place(items: Items) -> Sequence[Row]:
@@ -107,16 +122,17 @@ def _ops(group: Sequence[Item]) -> tuple[str, ...]:
 
 def _unwaited(row: Row) -> frozenset[int]:
     """Groups that read a result which the others wait for."""
-    return frozenset(index for index, item in enumerate(row) if item and item.fields["waited"] == str(False))
+    return frozenset(index for index in row.owners if row.picked([index]).first.fields["waited"] == str(False))
 
 
-def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
+def _cause(items: Items, rows: Sequence[Row]) -> Cause:
     # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
     orders = [tuple(map(_unnumbered, group)) for group in items]
+    pair = first(filter(attrgetter("is_full"), rows))
     if not differ(orders):
         return Cause.GROUP
-    if not differ(tuple(sorted(order)) for order in orders):
-        return Cause.ORDER_BACKWARD if row.first.about == "backward" else Cause.ORDER_FORWARD
+    if not differ(map(tuple, map(sorted, orders))):
+        return Cause.ORDER_BACKWARD if rows[0].first.about == "backward" else Cause.ORDER_FORWARD
     is_longer = differ(map(len, items))
     return Cause.EXTRA_COLLECTIVE if is_longer or pair is None else _field_cause(pair)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from tpcompile.evidence import state
@@ -11,7 +12,7 @@ from tpcompile.evidence.records import Item, Layer, RankRecord, value_item
 
 
 def _items(record: RankRecord) -> Iterator[Item]:
-    return (value_item(key, value) for key, value in sorted(record.environment))
+    return itertools.starmap(value_item, sorted(record.environment))
 
 
 def _explain(difference: Difference) -> Explanation:

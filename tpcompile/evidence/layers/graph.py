@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import methodcaller
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
-from tpcompile.evidence.records.base import known
-from tpcompile.evidence.rows import common_keys, keys, rows_of
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.rows import keys, own_items, rows_of
+from tpcompile.evidence.several import differ, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_program
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -34,21 +35,23 @@ _SAYS_MORE = frozenset({*_METADATA, Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Ca
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    for graph in compile_.graphs:
-        if graph.kind == "dynamo":
-            yield from graph_items(graph)
-    yield from map(_break_item, compile_.breaks)
-    if compile_.failure:
-        line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
-        fields = {"error": compile_.failure}
-        yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
+    graphs = map(graph_items, compile_.graphs_of("dynamo"))
+    breaks = map(_break_item, compile_.breaks)
+    return itertools.chain(itertools.chain.from_iterable(graphs), breaks, _failures(compile_))
+
+
+def _failures(compile_: CompileRecord) -> list[Item]:
+    """The error of a compile that failed."""
+    if not compile_.failure:
+        return []
+    line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
+    return [Item(kind=ItemKind.FAILURE, about="compile failed", fields={"error": compile_.failure}, line=line)]
 
 
 def graph_items(graph: Graph) -> Iterator[Item]:
     """Items of one FX graph, a node each, in order."""
     for nodes in graph.scopes:
-        for index in range(len(nodes)):
-            yield _node_item(nodes, index)
+        yield from map(_node_item, itertools.repeat(nodes), range(len(nodes)))
 
 
 def _node_item(nodes: Sequence[Node], index: int) -> Item:
@@ -64,7 +67,7 @@ def _node_item(nodes: Sequence[Node], index: int) -> Item:
         about=f"{node.scope}%{index}",
         fields={"op": node.op, "target": node.target, "args": args, "value": node.value},
         notes=notes,
-        line=blamed_line(list(nodes), index),
+        line=blamed_line(nodes, index),
     )
 
 
@@ -80,7 +83,7 @@ def _break_item(found: GraphBreak) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before."""
-    return ("",) if compile_.graphs or not compile_.is_cut else ()
+    return in_one_part(is_observed=bool(compile_.graphs) or not compile_.is_cut)
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -93,7 +96,7 @@ def _guard_behind(difference: Difference) -> Row:
     if not difference.compile.differs(Layer.GUARDS):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
-    return first(row for row in rows if all(row.notes("value"))) or Row()
+    return next(filter(methodcaller("has_all", "value"), rows), Row())
 
 
 def _with_collectives(difference: Difference) -> Explanation:
@@ -108,8 +111,7 @@ def _with_collectives(difference: Difference) -> Explanation:
 def _ended(difference: Difference) -> Explanation | None:
     """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
     ends = tuple(tuple(filter(_is_end, group)) for group in difference.items)
-    everywhere = common_keys(ends)
-    own = Row(first(end for end in group if end.key not in everywhere) for group in ends)
+    own = Row(map(first, own_items(ends)))
     return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners) if own.present else None
 
 
@@ -125,27 +127,50 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = _shown(difference)
-    cause = _cause(row)
-    if cause == Cause.RANK_BRANCH and _is_dropped(difference):
-        return _unused(difference, row)
-    iterated = _set_behind(difference, row) if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) else None
-    if iterated is not None:
-        columns = zip(*difference.items, strict=True)
-        reordered = next(column for column in columns if differ(map(_op, column)))
-        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, iterated) for item in reordered))
-    if differ(difference.compile.is_symbolic()):
-        return _symbolic(difference)
-    directness = _DIRECTNESS.get(cause, Directness.PROGRAM)
-    return Explanation(cause, directness, row, hangs=directness == Directness.COLLECTIVE)
+    row = next(filter(_does_something, difference.rows), difference.rows[0])
+    node = _Node(difference, row, _cause(row))
+    return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
 
 
-def _symbolic(difference: Difference) -> Explanation:
+@dataclass(frozen=True)
+class _Node:
+    """The first node that differs and does something: inputs and outputs follow from the nodes that use them."""
+
+    difference: Difference
+    row: Row
+    cause: Cause
+
+
+def _different(node: _Node) -> Explanation:
+    """The node says what happened."""
+    directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
+    return Explanation(node.cause, directness, node.row, hangs=directness == Directness.COLLECTIVE)
+
+
+def _reordered(node: _Node) -> Explanation | None:
+    """The same ops in the order of a set, where no rank is read."""
+    is_ordered = node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or not _is_permuted(node.difference)
+    if is_ordered or node.difference.compile.rank_reads():
+        return None
+    loop = _set_behind(node)
+    if loop is None:
+        return None
+    moved = next(filter(_has_different_ops, zip(*node.difference.items, strict=True)))
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved))
+
+
+def _has_different_ops(column: Iterable[Item]) -> bool:
+    return differ(map(_op, column))
+
+
+def _symbolic(node: _Node) -> Explanation | None:
     """A size that is a symbol on some ranks only: everything made from it differs, so no node says more."""
-    pairs = zip(difference.groups, difference.compile.is_symbolic(), strict=True)
-    ranks = [rank for group, is_symbolic in pairs if is_symbolic for rank in group]
+    groups, is_symbolic = node.difference.groups, node.difference.compile.is_symbolic()
+    if not differ(is_symbolic):
+        return None
+    ranks = list(itertools.chain.from_iterable(itertools.compress(groups, is_symbolic)))
     says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
-    nothing = Row(None for _ in difference.groups)
+    nothing = Row([None] * len(groups))
     return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
 
 
@@ -159,10 +184,8 @@ _DIRECTNESS = {
 """How directly a node that differs names what happened; a node by default is just the program."""
 
 
-def _shown(difference: Difference) -> Row:
-    """The first node that does something: inputs and outputs follow from the nodes that use them."""
-    calls = [row for row in difference.rows if all(map(_is_call, row.present))]
-    return calls[0] if calls else difference.rows[0]
+def _does_something(row: Row) -> bool:
+    return all(map(_is_call, row.present))
 
 
 def _is_call(item: Item) -> bool:
@@ -188,60 +211,56 @@ def _of_collective(row: Row) -> Cause:
 
 def _of_values(row: Row) -> Cause:
     """The same call with another result: the metadata of what it reads differs."""
-    values = [node.fields["value"] for node in row.present]
+    values = row.values("value")
     if differ("#" in value for value in values):
         return Cause.AUTOMATIC_DYNAMIC
-    parts = [found for value in values for found in _VALUE.findall(value)]
-    if len(parts) < len(values):
+    parts = list(itertools.chain.from_iterable(map(_VALUE.findall, values)))
+    differing = list(itertools.compress(_METADATA, map(differ, zip(*parts, strict=True))))
+    if len(parts) < len(values) or not differing:
         return Cause.UNKNOWN
-    causes = [cause for cause, *column in zip(_METADATA, *parts, strict=True) if differ(column)]
-    if not causes:
-        return Cause.UNKNOWN
-    return Cause.COLLECTIVE_SIZES if any(row.notes("collective")) else causes[0]
+    return Cause.COLLECTIVE_SIZES if any(row.notes("collective")) else differing[0]
 
 
-def _is_dropped(difference: Difference) -> bool:
-    """True when the forward issues the same collectives, and one group never reads a result.
+def _dropped(node: _Node) -> Explanation | None:
+    """The collective whose result one group never reads, where the forward issues the same collectives.
 
     The backward may differ then: where it recomputes the forward, it recomputes what is read.
     """
-    forward = [list(filter(_is_forward, group)) for group in difference.compile.items(Layer.COLLECTIVES)]
-    dropped = [tuple(UNUSED in item.notes for item in group) for group in forward]
-    return differ(dropped) and not differ(map(keys, forward))
+    if node.cause != Cause.RANK_BRANCH:
+        return None
+    collectives = node.difference.compile.items(Layer.COLLECTIVES)
+    forward = [tuple(filter(_is_forward, group)) for group in collectives]
+    is_dropped = [tuple(map(_is_unused, group)) for group in forward]
+    if not differ(is_dropped) or differ(map(keys, forward)):
+        return None
+    dropped = Row(first(filter(_is_unused, group)) for group in collectives)
+    if dropped.is_full:
+        return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, node.row)
+    return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
 def _is_forward(collective: Item) -> bool:
     return collective.about == "forward"
 
 
-def _unused(difference: Difference, row: Row) -> Explanation:
-    """The collective whose result one group drops, where only some groups drop any."""
-    collectives = difference.compile.items(Layer.COLLECTIVES)
-    dropped = Row(first(item for item in group if UNUSED in item.notes) for group in collectives)
-    if dropped.is_full:
-        return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
-    return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
+def _is_unused(collective: Item) -> bool:
+    return UNUSED in collective.notes
 
 
-def _set_behind(difference: Difference, row: Row) -> UserLine | None:
-    """Where a set is iterated, when the ranks run the same ops in a different order there and no rank is read.
-
-    In the function of the ops, or else in another one of that file: the loop may call what does the work.
-    """
-    if difference.compile.rank_reads() or not _is_permuted(difference):
-        return None
-    guards = itertools.chain.from_iterable(difference.compile.items(Layer.GUARDS))
-    loops = known(guard.line for guard in guards if "set" in guard.notes)
-    near = [loop for loop in loops if _is_near(loop, row)]
-    functions = {(line.file, line.function) for line in row.lines}
-    within = [loop for loop in near if _is_in(loop.file, loop.function, functions)]
+def _set_behind(node: _Node) -> UserLine | None:
+    """Where a set is iterated: in the function of the ops, or else in their file, in a loop that calls them."""
+    guards = itertools.chain.from_iterable(node.difference.compile.items(Layer.GUARDS))
+    loops = lines_of(guard for guard in guards if "set" in guard.notes)
+    near = [loop for loop in loops if _is_near(loop, node.row)]
+    functions = {(line.file, line.function) for line in node.row.lines}
+    within = [loop for loop in near if _is_in(loop, functions)]
     return first([*within, *near])
 
 
 def _is_permuted(difference: Difference) -> bool:
     """True when the ranks run the same ops, of more than one kind, in a different order."""
-    ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
-    return len(set(ops[0])) > 1 and not differ(map(tuple, ops))
+    ops = [tuple(sorted(map(_op, filter(_is_node, group)))) for group in difference.items]
+    return differ(ops[0]) and not differ(ops)
 
 
 def _is_near(line: UserLine, row: Row) -> bool:
@@ -263,9 +282,9 @@ def _op(item: Item) -> tuple[str, str, str]:
     return item.fields["op"], item.fields["target"], item.notes["constants"]
 
 
-def _is_in(file: str, function: str, functions: set[tuple[str, str]]) -> bool:
+def _is_in(line: UserLine, functions: set[tuple[str, str]]) -> bool:
     """Torch may have cut the front of the path."""
-    return any(known == function and whole.endswith(file) for whole, known in functions)
+    return any(function == line.function and whole.endswith(line.file) for whole, function in functions)
 
 
 SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Layer
-from tpcompile.evidence.rows import common_keys
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer
+from tpcompile.evidence.rows import own_items
+from tpcompile.evidence.several import differ
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
@@ -19,28 +22,29 @@ _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|add
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
     kernels = [kernel for kernel in compile_.kernels if kernel.phase == part]
-    for kernel in kernels:
-        for code in kernel.code.splitlines():
-            yield Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code})
+    return itertools.chain.from_iterable(map(_lines, kernels))
+
+
+def _lines(kernel: Kernel) -> list[Item]:
+    return [Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code}) for code in kernel.code.splitlines()]
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    phases = {kernel.phase for kernel in compile_.kernels}
-    return [part for part in ("forward", "backward") if part in phases]
+    phases = set(map(attrgetter("phase"), compile_.kernels))
+    return list(filter(phases.__contains__, ("forward", "backward")))
 
 
 def _explain(difference: Difference) -> Explanation:
     hangs = is_reordered(difference.items)
-    everywhere = common_keys(difference.items)
-    lines = {item.key: item.fields["code"] for group in difference.items for item in group}
-    is_chosen = any(_MATMUL_CHOICE.search(lines[key]) for key in lines.keys() - everywhere)
+    own = itertools.chain.from_iterable(own_items(difference.items))
+    is_chosen = any(_MATMUL_CHOICE.search(item.fields["code"]) for item in own)
     cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
     return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
 
 
 def is_reordered(items: Items) -> bool:
     """True when the generated code issues other collectives, or the same in another order: a hang."""
-    return len({tuple(_issued(group)) for group in items}) > 1
+    return differ(map(tuple, map(_issued, items)))
 
 
 def _issued(items: Sequence[Item]) -> Iterator[tuple[str, str]]:

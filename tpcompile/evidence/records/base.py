@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -44,6 +45,19 @@ class UserLine(Frozen):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+class HasLine(Protocol):
+    """What may come from a line of source."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """That line, where it is known."""
+
+
+def lines_of(things: Iterable[HasLine]) -> list[UserLine]:
+    """The lines that are known."""
+    return known(thing.line for thing in things)
 
 
 def known(lines: Iterable[UserLine | None]) -> list[UserLine]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Literal
 
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
 from tpcompile.evidence.several import first, grouped
 
 
@@ -197,16 +199,25 @@ class CompileRecord(Frozen):
     @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
-        return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]
+        return list(itertools.chain.from_iterable(map(attrgetter("nodes"), self.graphs_of("dynamo"))))
 
     @property
     def traced_lines(self) -> list[UserLine]:
         """Lines that nodes of the Dynamo graph or guards come from; of a guard's file only the end may be known."""
-        return known([*(node.line for node in self.dynamo_nodes), *(guard.line for guard in self.guards)])
+        return lines_of([*self.dynamo_nodes, *self.guards])
+
+    @property
+    def has_lowered(self) -> bool:
+        """True when there is a graph made from that of Dynamo."""
+        return len(self.graphs_of("dynamo")) < len(self.graphs)
+
+    def graphs_of(self, *kinds: str) -> list[Graph]:
+        """The graphs of these kinds, in order."""
+        return [graph for graph in self.graphs if graph.kind in kinds]
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
-        return first(graph for graph in self.graphs if graph.kind == kind)
+        return first(self.graphs_of(kind))
 
 
 class PhaseCounters(Frozen):

@@ -108,5 +108,6 @@ def _user_line(comments: Sequence[str], known: Sequence[str]) -> UserLine | None
         return None
     # torch keeps only the last characters of a long path
     ends = [path for path in known if path.endswith(line.file)]
-    full = [path for path in ends if f"/{path}".endswith(f"/{line.file}")] or ends
-    return line.model_copy(update={"file": full[0]}) if len(full) == 1 else line
+    whole = [path for path in ends if f"/{path}".endswith(f"/{line.file}")]
+    fitting = whole or ends
+    return line.model_copy(update={"file": fitting[0]}) if len(fitting) == 1 else line

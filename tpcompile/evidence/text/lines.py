@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def is_library(line: UserLine) -> bool:
     return _is_library(line.file, line.line, line.code)
 
 
+def users(line: UserLine | None) -> UserLine | None:
+    """The line where it is the user's, else None."""
+    return None if line is None or is_library(line) else line
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str, line: int, code: str) -> bool:
     return is_library_file(file) or _is_cut_library(file, line, code)
@@ -51,7 +57,12 @@ def is_installed(line: UserLine) -> bool:
 
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
-    return last([line for line in stack if not is_library(line)])
+    return last(own_lines(stack))
+
+
+def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
+    """The lines of the user's, in order."""
+    return list(itertools.filterfalse(is_library, stack))
 
 
 def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
@@ -66,7 +77,7 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
-    return last([frame for frame in stack if not is_library(frame) and not is_installed(frame)]) or own
+    return last(list(itertools.filterfalse(is_installed, own_lines(stack)))) or own
 
 
 def called_at(stack: Sequence[UserLine]) -> UserLine | None:
@@ -86,8 +97,8 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
-    ends = [parts[start:] for start in range(len(parts))]
-    files = [os.path.join(folder, *end) for folder in _library_folders() for end in ends]
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    files = itertools.starmap(os.path.join, itertools.product(_library_folders(), ends))
     return any(code in linecache.getline(path, line) for path in files)
 
 
