@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, methodcaller
 
 from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
@@ -35,19 +34,19 @@ class Slot:
         """Name for the reader: phase, compile ids and frame; empty for what belongs to the rank itself."""
         if not self.frame:
             return ""
-        labels = sorted(set(self.compiles.map(attrgetter("compile_id")).values()))
+        labels = sorted({compile_.compile_id for compile_ in self.taken.values()})
         return phrase(self.phase, f"compile {'/'.join(labels)} of {self.frame}")
 
     @property
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
-        return first(self.compiles.found(attrgetter("step")).values())
+        return first(self.compiles.found(lambda compile_: compile_.step).values())
 
     @property
     def keys(self) -> list[tuple[Layer, str]]:
         """Layers and parts that any rank observed."""
-        observed = self.compiles.map(attrgetter("shas")).values()
-        return list(dict.fromkeys(itertools.chain.from_iterable(observed)))
+        shas = [compile_.shas for compile_ in self.compiles.values()]
+        return list(dict.fromkeys(itertools.chain.from_iterable(shas)))
 
     @property
     def differing(self) -> list[tuple[Layer, str]]:
@@ -56,7 +55,7 @@ class Slot:
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
         """Ranks by equal hash of a layer; those that did not observe it are left out."""
-        return self.compiles.found(methodcaller("sha", layer, part)).groups()
+        return self.compiles.found(lambda compile_: compile_.sha(layer, part)).groups()
 
     @property
     def is_resumed(self) -> bool:

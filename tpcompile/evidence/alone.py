@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from tpcompile.evidence import state
 from tpcompile.evidence.align import Slot, content
 from tpcompile.evidence.blamed import rank_group
+from tpcompile.evidence.bygroup import Items
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.entries import reason_of
@@ -153,7 +153,7 @@ class _Alone:
         return self._has(ItemKind.FAILURE)
 
     def _has(self, kind: ItemKind) -> bool:
-        return kind in map(attrgetter("kind"), self.program)
+        return any(item.kind == kind for item in self.program)
 
     def is_regional(self) -> bool:
         """True when one side compiles a frame whose parts the other side compiles."""
@@ -161,9 +161,8 @@ class _Alone:
 
     def is_missing_there(self) -> bool:
         """True when the absent ranks never compiled the frame, and are the odd ones."""
-        others = map(self.domain.digests.__getitem__, self.absent)
-        has_compiled = any(other.compiles for other in others)
-        return not self.has_earlier and (not has_compiled or self._are_fewer())
+        idle = self.domain.digests.among(self.absent).where(lambda digest: not digest.compiles)
+        return not self.has_earlier and (len(idle) == len(self.absent) or self._are_fewer())
 
     def _are_fewer(self) -> bool:
         return len(self.absent) < len(self.present)
@@ -227,8 +226,9 @@ class _Recompiled(_Alone):
 
     def _setting(self) -> str:
         """The setting of the process that differs from the compile before, by the guards of both."""
-        rows = rows_of((_settings(self.theirs), _settings(self.ours)), is_ordered=False)
-        changed = first(filter(attrgetter("is_full"), rows))
+        both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
+        rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
+        changed = first(row for row in rows if row.is_full)
         if changed is None:
             return f"{', '.join(state.settings_changed(self.failure.expected))} changed"
         return headline(changed, (self.absent, self.present))
@@ -262,11 +262,6 @@ _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
     (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
 )
 """Why ranks compiled alone without a guard that failed; the first that holds."""
-
-
-def _settings(seen: Seen) -> tuple[Item, ...]:
-    """The settings of the process that guards hold."""
-    return tuple(item for item in seen.observed(Layer.GUARDS) if item.kind == ItemKind.SETTING)
 
 
 def _inlines(whole: Seen, part: Seen) -> bool:

@@ -31,7 +31,7 @@ def rank_group(
     if cause in _WITHIN or called_at is None:
         return RankGroup(ranks=ranks, item=item, frame_line=line or compile_.line)
     if item and item.line:
-        item = item.model_copy(update={"line": _of_program(item.line, called_at)})
+        item = item.at(_of_program(item.line, called_at))
     return RankGroup(ranks=ranks, item=item, frame_line=_of_program(line, called_at))
 
 

@@ -13,6 +13,11 @@ Groups = tuple[tuple[int, ...], ...]
 """Ranks in groups of equal ones."""
 
 
+def ranks_in(groups: Groups, indices: Iterable[int]) -> list[int]:
+    """The ranks of some of the groups."""
+    return [rank for index in sorted(indices) for rank in groups[index]]
+
+
 def itself(value: T) -> T:
     """What is compared where nothing else is said."""
     return value

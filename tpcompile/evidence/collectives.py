@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
 from tpcompile.evidence.several import first
@@ -19,7 +18,6 @@ _REFERENCE = re.compile(r"^%(\d+)$")
 _ANY_REFERENCE = re.compile(r"%\d+")
 _VALUE = re.compile(r"^(?:DTensor\()?([a-z]+\d*\w*)(\[[^\]]*\])")
 _GROUP = "group:"
-_IS_GROUP = re.compile(_GROUP)
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
 _REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
 
@@ -28,21 +26,17 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
     graphs = list(graphs)
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
-    found = itertools.chain.from_iterable(map(_in_graph, lowered or graphs))
+    scopes = [_Scope(nodes, graph.kind) for graph in lowered or graphs for nodes in graph.scopes]
+    found = [collective for scope in scopes for collective in scope.collectives()]
     return tuple(sorted(found, key=lambda collective: collective.phase == "backward"))
-
-
-def _in_graph(graph: Graph) -> Iterator[Collective]:
-    phase = "backward" if graph.kind == "backward" else "forward"
-    scopes = map(_Scope, graph.scopes, itertools.repeat(phase))
-    return itertools.chain.from_iterable(map(_Scope.collectives, scopes))
 
 
 class _Scope:
     """The nodes of one subgraph, and what reads what."""
 
-    def __init__(self, nodes: Sequence[Node], phase: str) -> None:
-        self.nodes, self.phase = nodes, phase
+    def __init__(self, nodes: Sequence[Node], kind: str) -> None:
+        self.nodes = nodes
+        self.phase = "backward" if kind == "backward" else "forward"
         self.waits: dict[str, str] = {}
         """Reference to a result -> that to its wait."""
         self.read: set[str] = set()
@@ -60,7 +54,7 @@ class _Scope:
     def collective(self, index: int, op: str) -> Collective:
         node = self.nodes[index]
         texts = [text.strip("'\"") for text in node.arguments]
-        group = next(filter(_IS_GROUP.match, texts), "")
+        group = first(text for text in texts if text.startswith(_GROUP)) or ""
         dtype, shape = next(iter(_VALUE.findall(self.operand(node).value)), ("", ""))
         wait = self.waits.get(f"%{index}")
         is_in_place = _INPLACE.match(node.target) is not None
@@ -68,7 +62,7 @@ class _Scope:
         return Collective(
             phase=self.phase,
             op=op,
-            reduce_op=next(filter(_REDUCE_OPS.__contains__, texts), ""),
+            reduce_op=first(text for text in texts if text in _REDUCE_OPS) or "",
             dtype=dtype,
             shape=shape,
             group=group.removeprefix(_GROUP),
@@ -90,5 +84,5 @@ def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     that came from user code is named instead.
     """
     outwards = itertools.chain(range(index, -1, -1), range(index + 1, len(nodes)))
-    lines = map(users, map(attrgetter("line"), map(nodes.__getitem__, outwards)))
+    lines = (users(nodes[place].line) for place in outwards)
     return first(filter(None, lines)) or nodes[index].line

@@ -7,16 +7,15 @@ group of equal ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from tpcompile.evidence import order
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.alone import compiled_alone
+from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, sides
 from tpcompile.evidence.layerdiff import environment, of_slot
-from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -62,7 +61,7 @@ def _explains_others(divergence: Divergence) -> tuple[int, ...]:
     if divergence.cause == Cause.REGIONAL_COMPILE:
         return divergence.ranks
     if divergence.cause == Cause.GRAPH_BREAK:
-        return ranks_of(filter(attrgetter("item"), divergence.groups))
+        return ranks_of(group for group in divergence.groups if group.item)
     return ()
 
 
@@ -74,7 +73,7 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     if found is None:
         name, labels = order.labels(complete, ranks)
         return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)] if labels.differ() else []
-    reason = domain.reason(Layer.COLLECTIVES, Row(map(attrgetter("item"), found.groups)))
+    reason = domain.reason(Layer.COLLECTIVES, Row(group.item for group in found.groups))
     if reason:
         found = found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
     return [found]
@@ -83,7 +82,7 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content, loaded from a cache by some ranks and compiled by others: information."""
     outcomes = [slot.compiles.map(_cache_outcome).where(bool) for slot in slots]
-    split = first(filter(ByRank.differ, outcomes))
+    split = first(ranks for ranks in outcomes if ranks.differ())
     if split is None:
         return []
     return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)]
@@ -114,4 +113,4 @@ def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
 
 
 def _whole(digest: RankDigest) -> tuple[int, str]:
-    return digest.rank, digest.environment + "".join(map(attrgetter("sha256"), digest.layers))
+    return digest.rank, digest.environment + "".join(layer.sha256 for layer in digest.layers)

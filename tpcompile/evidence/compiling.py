@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
 from typing import Any
 
 from tpcompile.evidence.collectives import collectives_of
@@ -32,7 +31,7 @@ _DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
 def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
     """The stack of a `dynamo_start`, outermost first; `table` holds the file names torch sent before."""
     frames = start.metadata["dynamo_start"].get("stack", [])
-    return tuple(map(_stack_line, frames, itertools.repeat(table)))
+    return tuple(_stack_line(frame, table) for frame in frames)
 
 
 def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
@@ -65,12 +64,12 @@ class LoggedEvents:
 
     def of_last_attempt(self, name: str) -> list[TraceEvent]:
         """Events of that name in the last attempt that has any: what earlier ones saw was thrown away."""
-        by_attempt = grouped(self.all(name), attrgetter("attempt"))
+        by_attempt = grouped(self.all(name), lambda event: event.attempt)
         return by_attempt[max(by_attempt)] if by_attempt else []
 
     def payloads(self, name: str) -> list[str]:
         """What the events of that name carry."""
-        return list(map(attrgetter("payload"), self.all(name)))
+        return [event.payload for event in self.all(name)]
 
     @property
     def start(self) -> TraceEvent | None:
@@ -99,13 +98,13 @@ class LoggedEvents:
             kernels=self.kernels(roles),
             breaks=self.breaks(),
             recompile_reasons=self.recompile_reasons(),
-            cache=tuple(filter(CACHE_EVENTS.__contains__, map(attrgetter("name"), self.events))),
+            cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
             failure=self.failure(),
             failure_line=self.failure_line(),
             rank_reads=self.rank_reads(),
             limit_reached=self.limit_reached(),
             is_cut=is_ended and self.last("compilation_metrics") is None,
-            normalised=normalised(map(attrgetter("name", "payload"), self.events)),
+            normalised=normalised((event.name, event.payload) for event in self.events),
         )
 
     def graph_events(self) -> list[TraceEvent]:
@@ -117,7 +116,7 @@ class LoggedEvents:
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt."""
         sources = self.of_last_attempt("describe_source")
-        attempts = set(map(attrgetter("attempt"), sources))
+        attempts = {source.attempt for source in sources}
         described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
         tensors = indexed((event.metadata["describe_tensor"] for event in described), _described)
         constants: dict[str, str] = {}
@@ -134,7 +133,7 @@ class LoggedEvents:
         """Of the generated code, forward before backward."""
         parsed = [parse_kernels(code, roles=roles) for code in self.payloads("inductor_output_code")]
         parsed.sort(key=lambda part: part[0] == "backward")
-        return tuple(itertools.chain.from_iterable(map(itemgetter(1), parsed)))
+        return tuple(kernel for _, kernels in parsed for kernel in kernels)
 
     def breaks(self) -> tuple[GraphBreak, ...]:
         """Each once, by line."""
@@ -184,8 +183,8 @@ def _described(body: Mapping[str, Any]) -> tuple[object, object]:
 
 def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
     """Whole paths that are known from the same compile."""
-    nodes = itertools.chain.from_iterable(map(attrgetter("nodes"), graphs))
-    return set(map(attrgetter("file"), [*stack, *lines_of(nodes)]))
+    nodes = [node for graph in graphs for node in graph.nodes]
+    return {line.file for line in [*stack, *lines_of(nodes)]}
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:

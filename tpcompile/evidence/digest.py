@@ -7,9 +7,7 @@ nothing can be hashed that cannot be explained.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.recompiles import recompile_of
@@ -17,7 +15,6 @@ from tpcompile.evidence.records import (
     CompileDigest,
     CompileRecord,
     Item,
-    Kernel,
     Layer,
     LayerDigest,
     RankDigest,
@@ -25,7 +22,7 @@ from tpcompile.evidence.records import (
     RankRecord,
     value_item,
 )
-from tpcompile.evidence.several import indexed, phrase
+from tpcompile.evidence.several import first, indexed, phrase
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
@@ -37,17 +34,17 @@ from tpcompile.evidence.text.reasons import nearest_reason
 def digest_rank(record: RankRecord) -> RankDigest:
     """Hash everything one rank knows: what travels between ranks."""
     compiles = record.compiles
-    recompiled = list(filter(attrgetter("recompile_reasons"), compiles))
+    recompiled = [compile_ for compile_ in compiles if compile_.recompile_reasons]
     return RankDigest(
         rank=record.rank,
         domain=record.domain,
         coordinate=record.coordinate,
         environment=_sha(rank_items(record)),
-        compiles=tuple(map(digest_compile, compiles, itertools.count())),
+        compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
         counters=record.counters,
-        is_cut=any(map(attrgetter("is_cut"), [record, *compiles])),
+        is_cut=record.is_cut or any(compile_.is_cut for compile_ in compiles),
         splits=splits_of(record),
-        regions_counted=sum(map(attrgetter("calls"), record.regions)),
+        regions_counted=sum(region.calls for region in record.regions),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
         recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
@@ -55,17 +52,17 @@ def digest_rank(record: RankRecord) -> RankDigest:
         suspects=_suspects(record),
         is_code_seen=any(c.rank_reads is not None for c in compiles),
         undeclared_ops=record.undeclared_ops,
-        overwritten=tuple(itertools.chain.from_iterable(map(overwritten_items, compiles))),
+        overwritten=tuple(item for compile_ in compiles for item in overwritten_items(compile_)),
         facts=record.facts,
     )
 
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    found = list(itertools.chain.from_iterable(map(suspects_of, record.compiles, map(_where, record.compiles))))
+    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, _where(compile_))]
     # The surest of a line is kept: one trace may have passed it by, another not.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
-    return tuple(indexed(found, attrgetter("what", "text", "line")).values())
+    return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())
 
 
 def _where(compile_: CompileRecord) -> str:
@@ -75,15 +72,14 @@ def _where(compile_: CompileRecord) -> str:
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
     wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
-    return tuple(itertools.chain.from_iterable(map(_overwritten_in, wrappers, itertools.repeat(compile_))))
+    found = [(wrapper.phase, number) for wrapper in wrappers for number in overwritten_reads(wrapper.code)]
+    return tuple(_overwritten(compile_, phase, number) for phase, number in found)
 
 
-def _overwritten_in(wrapper: Kernel, compile_: CompileRecord) -> Iterator[Item]:
-    issued = [c.line for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
-    line_of = dict(enumerate(issued))
-    for number in overwritten_reads(wrapper.code):
-        about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
-        yield value_item(about, "destroys what is read later", line=line_of.get(number))
+def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
+    lines = [c.line for c in compile_.collectives if (c.phase, c.op) == (phase, "all_reduce")]
+    about = f"{phase} all-reduce #{number} of {frame_name(compile_)}"
+    return value_item(about, "destroys what is read later", line=first(lines[number:]))
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
@@ -145,8 +141,8 @@ def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
     """A layer that is a set has every item once, sorted: its order says nothing."""
     if is_ordered:
         return tuple(items)
-    unique = indexed(items, attrgetter("key"))
-    return tuple(map(unique.__getitem__, sorted(unique)))
+    unique = indexed(items, lambda item: item.key)
+    return tuple(item for _, item in sorted(unique.items()))
 
 
 def _sha(items: Iterable[Item]) -> str:

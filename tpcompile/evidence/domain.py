@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
+from tpcompile.evidence.bygroup import ByGroup, Row
 from tpcompile.evidence.byrank import ByRank, Groups
-from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
 from tpcompile.evidence.several import grouped
 
@@ -43,16 +42,20 @@ class Domain:
     @property
     def is_cut(self) -> bool:
         """True when the log of any rank ends early."""
-        return any(map(attrgetter("is_cut"), self.ranks))
+        return any(digest.is_cut for digest in self.ranks)
 
     @functools.cached_property
     def digests(self) -> ByRank[RankDigest]:
         """The digest of each rank."""
         return ByRank({digest.rank: digest for digest in self.ranks})
 
-    def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> list[Seen]:
+    def coordinates(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Places of some ranks in the domain."""
+        return tuple(self.digests[rank].coordinate for rank in ranks)
+
+    def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> ByGroup[Seen]:
         """One compile as the first rank of each group saw it."""
-        return [Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups]
+        return ByGroup(Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups)
 
     def seen_by(self, rank: int) -> list[Seen]:
         """The compiles of a rank, in order."""
@@ -83,7 +86,7 @@ class Seen:
 
 def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
     """Why the allow-list says that these items may differ: every one has its text; empty when it does not."""
-    texts = list(map(attrgetter("text"), items))
+    texts = [item.text for item in items]
     for allowed_layer, contains, reason in allowed:
         if allowed_layer == layer and all(contains in text for text in texts):
             return reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from operator import attrgetter
 
 from tpcompile.evidence.domain import Seen
 from tpcompile.evidence.records import Item, Layer
@@ -40,7 +39,7 @@ def _distance(seen: Seen, reason: str) -> float:
 
 
 def _inputs(seen: Seen) -> dict[str, Item]:
-    return indexed(seen.observed(Layer.INPUTS), attrgetter("about"))
+    return indexed(seen.observed(Layer.INPUTS), lambda item: item.about)
 
 
 def _num_differing(theirs: Item, ours: Item) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 
-from tpcompile.evidence.byrank import Groups
-from tpcompile.evidence.layerspec import Row
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import Groups, ranks_in
 from tpcompile.evidence.records import Item, ItemKind
 from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import ranks_text
@@ -29,8 +28,7 @@ def headline(row: Row, groups: Groups) -> str:
         return "the ranks differ"
     if row.is_full:
         return _between(row)
-    have = itertools.chain.from_iterable(itertools.compress(groups, row))
-    return f"{_alone(row.first)}, on rank {ranks_text(list(have))} only"
+    return f"{_alone(row.first)}, on rank {ranks_text(ranks_in(groups, row.owners))} only"
 
 
 def spoken(source: str) -> str:
@@ -54,7 +52,7 @@ def _between(row: Row) -> str:
 
 
 def _values(row: Row) -> str:
-    return f"{row.first.about}: {_versus(map(attrgetter('says'), row.present))}"
+    return f"{row.first.about}: {_versus(item.says for item in row.present)}"
 
 
 def _nodes(row: Row) -> str:
@@ -78,7 +76,7 @@ def _guards(row: Row) -> str:
         return f"{spoken(notes.get('subject', row.first.about))} == {_versus(row.notes('value'))}"
     about = f"guard on {spoken(row.first.about)}"
     properties = notes if "keys" in notes else {}
-    differing = first(filter(row.differs_in_note, properties))
+    differing = first(name for name in properties if row.differs_in_note(name))
     if differing:
         return f"{about}: {differing} {_versus(row.notes(differing))}"
     return f"{about}: {_versus(map(spoken, row.values('expression')))}"
@@ -87,7 +85,7 @@ def _guards(row: Row) -> str:
 def _fields(row: Row) -> str:
     """The fields in which they differ, the first two."""
     first = row.first
-    differing = list(filter(row.differs_in, first.fields))
+    differing = [name for name in first.fields if row.differs_in(name)]
     if "op" in differing:
         return f"{first.about}: {_versus(row.values('op'))}"
     about = spoken(first.about) if first.kind == ItemKind.INPUT else f"{first.about} {first.fields['op']}"

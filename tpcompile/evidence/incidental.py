@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from operator import attrgetter, itemgetter
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
@@ -33,12 +31,14 @@ _LAYERS = {
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
-    texts = [(_LAYERS[name], payload) for name, payload in payloads if name in _LAYERS]
+    texts: dict[Layer, str] = {}
+    for name, payload in payloads:
+        if layer := _LAYERS.get(name):
+            texts[layer] = f"{texts[layer]}\n{payload}" if layer in texts else payload
     removed: list[Normalised] = []
-    for layer, parts in grouped(texts, itemgetter(0)).items():
-        text = "\n".join(map(itemgetter(1), parts))
+    for layer, text in texts.items():
         removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
-    return tuple(filter(attrgetter("num_items"), removed))
+    return tuple(one for one in removed if one.num_items)
 
 
 def _removed(kind: str, layer: Layer, texts: Sequence[str]) -> Normalised:
@@ -76,9 +76,9 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed = itertools.chain.from_iterable(slot.compiles.map(attrgetter("normalised")).values())
+    removed = [one for compile_ in slot.compiles.values() for one in compile_.normalised]
     counts: Counter[tuple[str, Layer]] = Counter()
-    for key, seen in grouped(removed, attrgetter("kind", "layer")).items():
-        if differ(map(attrgetter("sha256"), seen)):
-            counts[key] = max(map(attrgetter("num_items"), seen))
+    for key, seen in grouped(removed, lambda one: (one.kind, one.layer)).items():
+        if differ(one.sha256 for one in seen):
+            counts[key] = max(one.num_items for one in seen)
     return counts

@@ -6,17 +6,17 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.blamed import rank_group
+from tpcompile.evidence.bygroup import ByGroup, Items, Row
 from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.headline import headline
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.kernels import is_reordered
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -63,18 +63,19 @@ class _Compile:
     def __init__(self, domain: Domain, slot: Slot) -> None:
         self.domain, self.slot = domain, slot
         differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
-        self.differing = sorted(differing, key=attrgetter("place"))
+        self.differing = sorted(differing, key=lambda layer: layer.place)
         """From cause to effect."""
-        self.keys = set(map(attrgetter("key"), differing))
-        self.layers = list(dict.fromkeys(map(attrgetter("layer"), self.differing)))
+        self.layers = list(dict.fromkeys(layer.layer for layer in self.differing))
 
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
         by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
         strict = by_kind.get(True, [])
-        red = list(filter(attrgetter("is_red"), strict))
-        below = self.explained_by(red) if red else self.lowered(strict, by_kind.get(False, [])) or self.backends()
-        return [*itertools.chain.from_iterable(map(attrgetter("listed"), strict)), *below]
+        listed = [divergence for layer in strict for divergence in layer.listed]
+        red = [layer for layer in strict if layer.is_red]
+        if red:
+            return [*listed, *self.explained_by(red)]
+        return [*listed, *(self.lowered(strict, by_kind.get(False, [])) or self.backends())]
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """Of several layers the one that names most directly what happened; the others are its consequences."""
@@ -83,7 +84,7 @@ class _Compile:
         backends = self.backends() if found.layer == Layer.COLLECTIVES else []
         return backends or [found.red()]
 
-    def seen(self, groups: Groups) -> list[Seen]:
+    def seen(self, groups: Groups) -> ByGroup[Seen]:
         """The compile as one rank of each group saw it."""
         return self.domain.leaders(self.slot.compiles, groups)
 
@@ -95,7 +96,7 @@ class _Compile:
         is padded in the backward. Nothing of that explains why the code issues its collectives in another order.
         """
         found: list[Divergence] = []
-        is_explained = any(map(attrgetter("explains_below"), strict))
+        is_explained = any(layer.explains_below for layer in strict)
         for layer in loose:
             is_consequence = is_explained or layer.is_made_from_lowered
             if is_consequence and not layer.is_reordered:
@@ -110,8 +111,8 @@ class _Compile:
         """Ranks that lowered the same frame further than others, although none loaded it from a cache."""
         compiles = self.slot.compiles
         reached = compiles.map(_reached)
-        is_known = "" not in reached.values() and not self.domain.is_cut
-        if not is_known or any(compiles.map(attrgetter("is_loaded")).values()) or not reached.differ():
+        is_unknown = self.domain.is_cut or "" in reached.values()
+        if is_unknown or compiles.where(lambda compile_: compile_.is_loaded) or not reached.differ():
             return []
         groups = reached.groups()
         row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
@@ -131,13 +132,13 @@ class _Compile:
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with what they have, and the line of the frame."""
-        compiles = map(attrgetter("compile"), self.seen(groups))
-        return tuple(map(rank_group, groups, row, compiles, itertools.repeat(cause)))
+        columns = zip(groups, row, self.seen(groups), strict=True)
+        return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
 
 
 def _reached(compile_: CompileDigest) -> str:
     """How far a compile went; nothing for a frame without a graph."""
-    layers = set(map(attrgetter("layer"), compile_.layers))
+    layers = {digest.layer for digest in compile_.layers}
     if not layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES}):
         return ""
     furthest = max(layers & _REACHED.keys(), key=list(_REACHED).index)
@@ -186,32 +187,28 @@ class _Layer:
     @property
     def explains_below(self) -> bool:
         """True where lowered graphs and code follow from what is listed here."""
-        return self.layer != Layer.GUARDS or DivergenceClass.RANK_PARAMETRIC in map(attrgetter("cls"), self.listed)
+        return self.layer != Layer.GUARDS or _follows_rank(self.listed)
 
     @property
     def is_made_from_lowered(self) -> bool:
         """True for code whose lowered graph differs, too."""
         layer, part = self.key
-        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.keys
+        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.slot.differing
 
     @property
     def is_reordered(self) -> bool:
         """True when the code issues its collectives in another order, although the graphs have the same."""
         # Where collectives are declared the code follows.
-        is_own = self.layer == Layer.KERNELS and (Layer.COLLECTIVES, "") not in self.whole.keys
+        is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
         return is_own and is_reordered(self._own_items)
 
     @functools.cached_property
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> ByGroup[Seen]:
         return self.whole.seen(self.groups)
 
     @functools.cached_property
-    def _compiles(self) -> list[CompileDigest]:
-        return list(map(attrgetter("compile"), self._seen))
-
-    @property
     def _own_items(self) -> Items:
-        return tuple(map(methodcaller("items", *self.key), self._seen))
+        return Items(seen.items(*self.key) for seen in self._seen)
 
     @functools.cached_property
     def _judged(self) -> tuple[list[Divergence], Difference]:
@@ -238,26 +235,24 @@ class _Layer:
 
     def items(self, layer: Layer) -> Items:
         """Items of another layer, for the groups of this one; none where that layer was not observed."""
-        if None in map(methodcaller("sha", layer), self._compiles):
-            return ((),) * len(self.groups)
-        return tuple(map(methodcaller("items", layer), self._seen))
+        is_known = all(seen.compile.sha(layer) for seen in self._seen)
+        return Items(seen.items(layer) if is_known else () for seen in self._seen)
 
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""
         return layer in self.whole.layers
 
-    def is_symbolic(self) -> tuple[bool, ...]:
+    def is_symbolic(self) -> ByGroup[bool]:
         """For each group: a size is a symbol."""
-        return tuple(map(attrgetter("is_dynamic"), self._compiles))
+        return self._seen.map(lambda seen: seen.compile.is_dynamic)
 
     def coordinates(self) -> Groups:
         """For each group: places of its ranks in the domain."""
-        places = self.whole.domain.digests.map(attrgetter("coordinate"))
-        return tuple(tuple(map(places.__getitem__, ranks)) for ranks in self.groups)
+        return tuple(map(self.whole.domain.coordinates, self.groups))
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        reads = itertools.chain.from_iterable(map(attrgetter("sure_reads"), self.whole.domain.ranks))
+        reads = [read for digest in self.whole.domain.ranks for read in digest.sure_reads]
         return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
@@ -287,7 +282,7 @@ class _Layer:
             step=self.whole.slot.step,
             is_rank_known=0 < len(found.guilty) < len(groups),
             advice=found.cause.advice,
-            consequences=tuple(filter(self.layer.__ne__, self.whole.layers)),
+            consequences=tuple(layer for layer in self.whole.layers if layer != self.layer),
         )
 
     def _shown(self, found: Explanation) -> tuple[list[int], Groups]:
@@ -297,18 +292,18 @@ class _Layer:
         """
         programs = self._programs() if found.directness == Directness.VALUE else ()
         if len(programs) > 1:
-            firsts, leaders = list(map(_leader, self.groups)), map(_leader, programs)
-            return list(map(firsts.index, leaders)), programs
-        order = sorted(range(len(self.groups)), key=found.guilty.__contains__)
-        return order, tuple(map(self.groups.__getitem__, order))
+            firsts = [ranks[0] for ranks in self.groups]
+            return [firsts.index(ranks[0]) for ranks in programs], programs
+        order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
+        return order, tuple(self.groups[index] for index in order)
 
     def _programs(self) -> Groups:
         """Ranks by program, where each program is that of one or several groups; else nothing."""
         programs = self.whole.slot.groups(Layer.GRAPH)
-        firsts = set(map(_leader, self.groups))
-        program_of = {rank: set(ranks) for ranks in programs for rank in ranks}
-        is_split = all(program_of.get(ranks[0], set()).issuperset(ranks) for ranks in self.groups)
-        return programs if is_split and firsts.issuperset(map(_leader, programs)) else ()
+        graphs = self.whole.slot.compiles.map(lambda compile_: compile_.sha(Layer.GRAPH))
+        is_split = not any(graphs.among(ranks).differ() for ranks in self.groups)
+        firsts = {ranks[0] for ranks in self.groups}
+        return programs if is_split and all(ranks[0] in firsts for ranks in programs) else ()
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
@@ -329,9 +324,9 @@ class _Layer:
         return f"{where} ({part})" if part else where
 
 
-def _leader(ranks: tuple[int, ...]) -> int:
-    """The rank that stands for a group."""
-    return ranks[0]
+def _follows_rank(listed: Iterable[Divergence]) -> bool:
+    """True where something follows the rank's coordinate, and is not declared."""
+    return any(divergence.cls == DivergenceClass.RANK_PARAMETRIC for divergence in listed)
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:

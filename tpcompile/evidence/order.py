@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import methodcaller
 
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.byrank import ByRank, Groups
@@ -59,8 +58,7 @@ def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str
 
 
 def _order(slots: Sequence[Slot], rank: int) -> list[int]:
-    indices = [slot.compiles[rank].index for slot in slots]
-    return sorted(range(len(slots)), key=indices.__getitem__)
+    return sorted(range(len(slots)), key=lambda number: slots[number].compiles[rank].index)
 
 
 def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
@@ -68,7 +66,7 @@ def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
 
 
 def _has_collectives(slot: Slot) -> bool:
-    return any(slot.compiles.map(methodcaller("num_items", Layer.COLLECTIVES)).values())
+    return bool(slot.compiles.where(lambda compile_: compile_.num_items(Layer.COLLECTIVES)))
 
 
 def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:

@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Sequence
 
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import Groups
-from tpcompile.evidence.layerspec import Difference, Followed, Items, Row
+from tpcompile.evidence.layerspec import Difference, Followed
 from tpcompile.evidence.records import Item, Layer
-from tpcompile.evidence.rows import differing_places
 from tpcompile.evidence.several import differ, grouped
 
 _INTEGER = re.compile(r"(?<![\w.%#])-?\d+(?![\w.])")
@@ -51,10 +51,10 @@ def constants(items: Items, coordinates: Groups) -> list[Row]:
     `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
     is_alone = set(map(len, coordinates)) == {1}
-    if differ(map(len, items)) or not is_alone:
+    if items.differ(len) or not is_alone:
         return []
     places = [at for (at,) in coordinates]
-    rows = differing_places(items)
+    rows = items.differing()
     return rows if all(_is_parametric(row, places) for row in rows) else []
 
 

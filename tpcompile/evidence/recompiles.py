@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
@@ -94,7 +93,7 @@ def recompile_causes(
     to recompile."""
     seen = [_Seen(digest.rank, recompile) for digest in digests for recompile in digest.recompiles]
     unasked = [one for one in seen if one.recompile.phase not in expected_phases]
-    causes = map(_cause, grouped(unasked, attrgetter("key")).values())
+    causes = map(_cause, grouped(unasked, lambda one: one.key).values())
     return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.frame, cause.guard)))
 
 
@@ -129,10 +128,10 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         guard=first.reason.guard,
         kind=first.reason.kind.value,
         count=len(seen),
-        ranks=tuple(sorted(set(map(attrgetter("rank"), seen)))),
-        phases=tuple(dict.fromkeys(map(attrgetter("recompile.phase"), seen))),
+        ranks=tuple(sorted({one.rank for one in seen})),
+        phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
         frame=first.recompile.frame,
-        values=_values(list(map(attrgetter("change"), seen))),
+        values=_values([one.change for one in seen]),
         line=first.recompile.line,
         advice=advice_for(first.reason),
     )

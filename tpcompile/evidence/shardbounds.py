@@ -11,8 +11,9 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import Groups
-from tpcompile.evidence.layerspec import Difference, Followed, Items, Row
+from tpcompile.evidence.layerspec import Difference, Followed
 from tpcompile.evidence.parametric import addresses, integer_columns
 from tpcompile.evidence.records import Layer
 from tpcompile.evidence.rows import rows_of

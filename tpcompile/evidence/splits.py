@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from operator import attrgetter, itemgetter
 
 from tpcompile.evidence.records import (
     Check,
@@ -70,7 +69,7 @@ def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[s
     if splits:
         worst = max(splits, key=lambda pair: pair[1].regions_per_call)
         return _check(mode, Status.FAIL, splits, worst[1])
-    is_counted = any(map(attrgetter("regions_counted"), digests))
+    is_counted = any(digest.regions_counted for digest in digests)
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
@@ -100,7 +99,7 @@ def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], s
         status=status,
         expected=_EXPECTED,
         observed=_observed(shown, ranks),
-        details=_details(list(map(itemgetter(1), splits))),
+        details=_details([split for _, split in splits]),
         ranks=ranks,
         line=_line(shown),
     )
@@ -148,11 +147,11 @@ def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
 
 
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
-    entered = [(at, c) for c in filter(attrgetter("graphs"), compiles) if (at := runs_at(c))]
+    entered = [(at, c) for c in compiles if c.graphs and (at := runs_at(c))]
     by_function = grouped(entered, lambda pair: (pair[1].phase, *_function(pair[0])))
     for (phase, *_), pairs in by_function.items():
         at = pairs[0][0]
-        pieces = _lines(map(itemgetter(1), pairs))
+        pieces = _lines(compile_ for _, compile_ in pairs)
         yield SplitCall(phase=phase, runs_at=at, name=at.function, pieces=pieces, skipped=skipped_frame(at, skipped))
 
 
@@ -190,5 +189,5 @@ def _why(split: SplitCall) -> str:
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
     texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
-    pieces = itertools.chain.from_iterable(map(attrgetter("pieces"), splits))
-    return tuple(dict.fromkeys([*texts, *map("compiled on its own: {}".format, pieces), _ADVICE]))
+    pieces = [f"compiled on its own: {piece}" for split in splits for piece in split.pieces]
+    return tuple(dict.fromkeys([*texts, *pieces, _ADVICE]))

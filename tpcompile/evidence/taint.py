@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from tpcompile.evidence.align import Slot, align
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, sides
-from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     Grade,
     Item,
@@ -40,8 +39,8 @@ RANK_VARIABLES = frozenset({
 _NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
 _STRING = re.compile(r"'[^']*'")
 _NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
-    TaintKind.RANK: attrgetter("rank"),
-    TaintKind.GROUP_RANK: attrgetter("coordinate"),
+    TaintKind.RANK: lambda digest: digest.rank,
+    TaintKind.GROUP_RANK: lambda digest: digest.coordinate,
     TaintKind.LOCAL_RANK: lambda digest: digest.places.get("local rank"),
     TaintKind.DEVICE_INDEX: lambda digest: digest.places.get("device index"),
 }
@@ -110,20 +109,20 @@ class _Tainted:
     def taints(self) -> list[Taint]:
         """Constants with the read that made them, guards with the read that asked for them, then what is left."""
         slots = align(self.ranks)
-        reads = list(map(self.read, itertools.filterfalse(_is_setting, self.suspects("read"))))
+        reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
         differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
         observed = [_explained(taint, reads) for taint in differing]
         left = unlike(reads, observed, lambda taint: (taint.kind, str(taint.line)))
-        named = unlike(self.named(), observed, attrgetter("text", "line"))
+        named = unlike(self.named(), observed, lambda taint: (taint.text, taint.line))
         return [*observed, *left, *named]
 
     def guards(self, slot: Slot) -> list[Taint]:
         """Guards about one value that say different things."""
         groups = slot.groups(Layer.GUARDS)
-        rows: Iterable[Row] = filter(_is_of_python, self.rows(slot, Layer.GUARDS, groups))
+        rows = [row for row in self.rows(slot, Layer.GUARDS, groups) if _is_of_python(row)]
         if len(slot.groups(Layer.GRAPH)) != 1:
             # Another program has other guards: a consequence, not a cause.
-            rows = filter(attrgetter("is_full"), rows)
+            rows = [row for row in rows if row.is_full]
         return [_observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot) for row in rows]
 
     def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
@@ -145,28 +144,30 @@ class _Tainted:
         """What differs in one layer of one compile; nothing when the hashes agree."""
         if len(groups) < 2:
             return ()
-        items = map(methodcaller("items", layer), self.domain.leaders(slot.compiles, groups))
-        return rows_of(tuple(items), is_ordered=layer == Layer.GRAPH)
+        items = self.domain.leaders(slot.compiles, groups).map(lambda seen: seen.items(layer))
+        return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
 
     def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
         """What the first number is that follows the ranks."""
         columns = zip(*map(_NUMBER.findall, calls), strict=False)
         kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
-        return next(filter(TaintKind.DIFFERS.__ne__, kinds), TaintKind.DIFFERS)
+        return min(kinds, key=lambda kind: kind == TaintKind.DIFFERS, default=TaintKind.DIFFERS)
 
     def kind_of(self, values: ByRank[str]) -> TaintKind:
         """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
-        is_number = {kind: values.items() <= numbers.items() for kind, numbers in self.numbers.items()}
-        kinds = filter(is_number.__getitem__, is_number)
-        return next(kinds, TaintKind.DIFFERS) if values.differ() else TaintKind.DIFFERS
+        if values.differ():
+            for kind, numbers in self.numbers.items():
+                if values.items() <= numbers.items():
+                    return kind
+        return TaintKind.DIFFERS
 
     def read(self, seen: ByRank[RankRead]) -> Taint:
         """A read in traced code, of one line and text over all ranks and compiles."""
-        reads = seen.map(attrgetter("value"))
+        reads = seen.map(lambda read: read.value)
         shown = seen.first
         # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
         matters = reads.differ() or shown.kind not in _MAY_BE_EQUAL
-        is_sure = any(seen.map(attrgetter("is_sure")).values()) and not shown.receiver
+        is_sure = not shown.receiver and bool(seen.where(lambda read: read.is_sure))
         # By the number of that kind, where the rank did not say what it read.
         numbers = self.numbers.get(shown.kind, ByRank({}))
         values = ByRank({rank: value or numbers.get(rank, "") for rank, value in reads.items()})
@@ -198,7 +199,7 @@ def _is_setting(seen: ByRank[RankRead]) -> bool:
     """True for a variable that is equal everywhere: an ordinary setting."""
     read = seen.first
     is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
-    return is_variable and not seen.map(attrgetter("value")).differ()
+    return is_variable and not seen.differ(lambda read: read.value)
 
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:

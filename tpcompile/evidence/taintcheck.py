@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 
 from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
-from tpcompile.evidence.several import first
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -24,7 +22,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
     groups = red[0].groups if red else ()
     nothing, observed = _untainted(digests)
     found = Status.FAIL if red else Status.INFO
-    is_code_seen = any(map(attrgetter("is_code_seen"), digests))
+    is_code_seen = any(digest.is_code_seen for digest in digests)
     return Check(
         id=CheckId.UNTAINTED,
         mode=mode,
@@ -32,7 +30,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
         expected="none, or allowed with a reason",
         observed=(_counted(mine) if mine else observed) + ("" if is_code_seen else "; traced code was not looked at"),
         details=tuple(map(taint_text, mine)),
-        line=first(map(attrgetter("line"), mine)),
+        line=mine[0].line if mine else None,
         ranks=ranks_of(groups),
     )
 
@@ -43,7 +41,7 @@ def _is_red(taint: Taint) -> bool:
 
 def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
     """What is said where nothing was found."""
-    is_observed = any(map(attrgetter("compiles"), digests))
+    is_observed = any(digest.compiles for digest in digests)
     return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
 
 

@@ -8,15 +8,14 @@ source file, where it is at hand and still the one that was traced.
 from __future__ import annotations
 
 import bisect
-import itertools
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known, lines_of
 from tpcompile.evidence.several import first, indexed, last
+from tpcompile.evidence.text.lines import own_lines
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
@@ -24,9 +23,9 @@ _MAX_LINES = 60
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
     """Replace the lines of library code, where the caller can be told."""
-    nodes = itertools.chain.from_iterable(map(attrgetter("nodes"), graphs))
+    nodes = [node for graph in graphs for node in graph.nodes]
     lines = set(lines_of([*nodes, *guards]))
-    own = set(itertools.filterfalse(is_library, lines))
+    own = set(own_lines(lines))
     if own == lines:
         return tuple(graphs)
     return tuple(_Lines(graph, own).replaced() for graph in graphs)
@@ -73,7 +72,7 @@ def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) ->
     """Lines of the function of a line that call one of these, by number."""
     near = [line for line in known if _same_function(line, before)]
     calling = [line for line in [*near, *_source_around(before)] if _calls(line, names)]
-    return indexed(calling, attrgetter("line"))
+    return indexed(calling, lambda line: line.line)
 
 
 def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Literal
 
 from tpcompile.errors import ExitCode
@@ -91,14 +89,14 @@ def conclude(
     divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
-    found = [*map(_absent_check, itertools.repeat(rules), absent), *problems]
+    found = [*(_absent_check(rules, rank) for rank in absent), *problems]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    red = list(filter(attrgetter("is_red"), found))
-    differing = first(filter(attrgetter("is_red"), divergences))
+    red = [check for check in found if check.is_red]
+    differing = first(divergence for divergence in divergences if divergence.is_red)
     exit_code = _exit_code(red, differing)
     told = _lead(red, differing)
     return Verdict(
@@ -120,7 +118,7 @@ def conclude(
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     """Details out of the records themselves."""
-    by_rank = indexed(records, attrgetter("rank"))
+    by_rank = indexed(records, lambda record: record.rank)
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = by_rank[rank]
@@ -141,7 +139,7 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
 
 
 def _exit_code(red: Sequence[Check], differing: Divergence | None) -> ExitCode:
-    failed = set(map(attrgetter("id"), red))
+    failed = {check.id for check in red}
     if CheckId.TIMED_OUT in failed:
         return ExitCode.TIMEOUT
     # With nothing compiled no other check says anything, so this code wins over a plain failure.
@@ -159,7 +157,7 @@ def _lead(red: Sequence[Check], differing: Divergence | None) -> Lead | None:
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
-    passed = list(map(attrgetter("status"), found)).count(Status.PASS)
+    passed = sum(check.status == Status.PASS for check in found)
     ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
     where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
     return f"{ranks}{where}; {passed} checks passed"

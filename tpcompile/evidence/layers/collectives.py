@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row, in_one_part
-from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer, UserLine
-from tpcompile.evidence.rows import differing_places, rows_of
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
+from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.several import first
 
 _CAUSES = {
     "op": Cause.EXTRA_COLLECTIVE,
@@ -61,20 +60,30 @@ def _is_recomputed(cause: Cause, row: Row) -> bool:
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
-    if not all(map(attrgetter("is_full"), rows)):
-        rows = _in_place(items) or rows
+    is_shifted = not all(row.is_full for row in rows)
+    if is_shifted and not items.each(_op).differ():
+        # Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
+        rows = items.differing()
     cause = _cause(items, rows)
-    show = _SHOWN.get(cause)
-    row = show(items, rows) if show else rows[0]
+    row = rows[0]
+    if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
+        row = items.differing()[0]
+    elif cause == Cause.EXTRA_COLLECTIVE:
+        row = _extra(items, rows)
     # Sizes and dtypes follow from what goes in, and the backward from what recomputes; the rest is the program's own.
     follows = cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row)
     directness = Directness.RESULT if follows else Directness.COLLECTIVE
-    guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
+    guilty = row.where(_is_unwaited) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
 
 
-def _first_place(items: Items, _rows: Sequence[Row]) -> Row:
-    return differing_places(items)[0]
+def _op(item: Item) -> str:
+    return item.fields["op"]
+
+
+def _is_unwaited(item: Item | None) -> bool:
+    """True where a group reads a result which the others wait for."""
+    return item is not None and item.fields["waited"] == str(False)
 
 
 def _extra(items: Items, rows: Sequence[Row]) -> Row:
@@ -82,59 +91,28 @@ def _extra(items: Items, rows: Sequence[Row]) -> Row:
 
     Aligned by content, the last of them is taken for it; from the line of its own nobody else issues.
     """
-    extra = first(itertools.filterfalse(attrgetter("is_full"), rows))
+    extra = first(row for row in rows if not row.is_full)
     if extra is None:
         return rows[0]
-    lacking = [group for item, group in zip(extra, items, strict=True) if item is None]
-    theirs = set(map(attrgetter("line"), itertools.chain.from_iterable(lacking)))
-    key = extra.first.key
-    return Row(_of_own_line(item, group, key, theirs) for item, group in zip(extra, items, strict=True))
-
-
-def _of_own_line(
-    item: Item | None, group: Sequence[Item], key: tuple[str, ...], theirs: set[UserLine | None]
-) -> Item | None:
-    if item is None:
-        return None
-    equal = (other for other in group if other.key == key)
-    return first(other for other in equal if other.line not in theirs) or item
-
-
-_SHOWN = {
-    Cause.ORDER_FORWARD: _first_place,
-    Cause.ORDER_BACKWARD: _first_place,
-    Cause.EXTRA_COLLECTIVE: _extra,
-}
-"""Causes that another row shows than the first."""
-
-
-def _in_place(items: Items) -> Sequence[Row]:
-    """Rows by position, where all groups issue the same ops in the same places; else nothing.
-
-    Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
-    """
-    return () if differ(map(_ops, items)) else differing_places(items)
-
-
-def _ops(group: Sequence[Item]) -> tuple[str, ...]:
-    return tuple(item.fields["op"] for item in group)
-
-
-def _unwaited(row: Row) -> frozenset[int]:
-    """Groups that read a result which the others wait for."""
-    return frozenset(index for index in row.owners if row.picked([index]).first.fields["waited"] == str(False))
+    lacking = items.picked(extra.where(lambda item: item is None))
+    theirs = {item.line for item in lacking.all}
+    wanted = extra.first.key
+    own = items.only(lambda item: item.key == wanted and item.line not in theirs).map(first)
+    return Row(found and (at_line or found) for found, at_line in zip(extra, own, strict=True))
 
 
 def _cause(items: Items, rows: Sequence[Row]) -> Cause:
     # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
-    orders = [tuple(map(_unnumbered, group)) for group in items]
-    pair = first(filter(attrgetter("is_full"), rows))
-    if not differ(orders):
+    orders = items.each(_unnumbered)
+    if not orders.differ():
         return Cause.GROUP
-    if not differ(map(tuple, map(sorted, orders))):
+    if not orders.differ(lambda issued: tuple(sorted(issued))):
         return Cause.ORDER_BACKWARD if rows[0].first.about == "backward" else Cause.ORDER_FORWARD
-    is_longer = differ(map(len, items))
-    return Cause.EXTRA_COLLECTIVE if is_longer or pair is None else _field_cause(pair)
+    pair = first(row for row in rows if row.is_full)
+    if pair is None or items.differ(len):
+        return Cause.EXTRA_COLLECTIVE
+    # The first field in which collectives of one op differ.
+    return first(cause for field, cause in _CAUSES.items() if pair.differs_in(field)) or Cause.EXTRA_COLLECTIVE
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
@@ -143,12 +121,6 @@ def _unnumbered(item: Item) -> tuple[str, ...]:
     if item.fields["group"].startswith("group#"):
         names.remove("group")
     return (item.about, *(item.fields[name] for name in names))
-
-
-def _field_cause(row: Row) -> Cause:
-    """Cause by the first field in which collectives of one op differ."""
-    differing = filter(row.differs_in, _CAUSES)
-    return _CAUSES[next(differing, "op")]
 
 
 def issued(difference: Difference) -> Explanation | None:

@@ -6,15 +6,16 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import methodcaller
 
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import ranks_in
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row, in_one_part
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.rows import keys, own_items, rows_of
+from tpcompile.evidence.rows import rows_of
 from tpcompile.evidence.several import differ, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_program
 from tpcompile.evidence.text import normalise
@@ -51,7 +52,7 @@ def _failures(compile_: CompileRecord) -> list[Item]:
 def graph_items(graph: Graph) -> Iterator[Item]:
     """Items of one FX graph, a node each, in order."""
     for nodes in graph.scopes:
-        yield from map(_node_item, itertools.repeat(nodes), range(len(nodes)))
+        yield from (_node_item(nodes, index) for index in range(len(nodes)))
 
 
 def _node_item(nodes: Sequence[Node], index: int) -> Item:
@@ -96,7 +97,7 @@ def _guard_behind(difference: Difference) -> Row:
     if not difference.compile.differs(Layer.GUARDS):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
-    return next(filter(methodcaller("has_all", "value"), rows), Row())
+    return first(row for row in rows if row.has_all("value")) or Row()
 
 
 def _with_collectives(difference: Difference) -> Explanation:
@@ -110,13 +111,9 @@ def _with_collectives(difference: Difference) -> Explanation:
 
 def _ended(difference: Difference) -> Explanation | None:
     """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
-    ends = tuple(tuple(filter(_is_end, group)) for group in difference.items)
-    own = Row(map(first, own_items(ends)))
+    ends = difference.items.only(lambda item: item.kind in _ENDS)
+    own = Row(ends.own().map(first))
     return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners) if own.present else None
-
-
-def _is_end(item: Item) -> bool:
-    return item.kind in _ENDS
 
 
 def _end_cause(item: Item) -> Cause:
@@ -127,7 +124,7 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = next(filter(_does_something, difference.rows), difference.rows[0])
+    row = first(row for row in difference.rows if _does_something(row)) or difference.rows[0]
     node = _Node(difference, row, _cause(row))
     return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
 
@@ -148,27 +145,55 @@ def _different(node: _Node) -> Explanation:
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    """The same ops in the order of a set, where no rank is read."""
-    is_ordered = node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or not _is_permuted(node.difference)
-    if is_ordered or node.difference.compile.rank_reads():
+    """The same ops, of more than one kind, in the order of a set, where no rank is read."""
+    is_same_call = node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT)
+    ops = node.difference.items.only(_is_node).map(_sorted_ops)
+    if is_same_call or ops.differ() or not differ(ops[0]) or node.difference.compile.rank_reads():
         return None
     loop = _set_behind(node)
     if loop is None:
         return None
-    moved = next(filter(_has_different_ops, zip(*node.difference.items, strict=True)))
-    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved))
+    moved = next(row for row in node.difference.items.places() if differ(map(_op, row.present)))
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
 
 
-def _has_different_ops(column: Iterable[Item]) -> bool:
-    return differ(map(_op, column))
+def _set_behind(node: _Node) -> UserLine | None:
+    """Where a set is iterated: in the function of the ops, or else in their file, in a loop that calls them."""
+    guards = node.difference.compile.items(Layer.GUARDS)
+    loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
+    near = [loop for loop in loops if _functions_in(loop.file, node.row)]
+    return min(near, key=lambda loop: loop.function not in _functions_in(loop.file, node.row), default=None)
+
+
+def _functions_in(file: str, row: Row) -> set[str]:
+    """Functions of a file in which the row is; torch may have cut the front of its path."""
+    return {line.function for line in row.lines if line.file.endswith(file)}
+
+
+def _in_loop(item: Item, iterated: UserLine) -> Item:
+    """The item at the loop over the set, unless it is in that function itself."""
+    is_there = item.line is not None and item.line.function == iterated.function
+    return item if is_there else item.at(iterated)
+
+
+def _is_node(item: Item) -> bool:
+    return item.kind == ItemKind.NODE
+
+
+def _sorted_ops(nodes: Iterable[Item]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(map(_op, nodes)))
+
+
+def _op(item: Item) -> tuple[str, ...]:
+    return item.fields["op"], item.fields["target"], item.notes["constants"]
 
 
 def _symbolic(node: _Node) -> Explanation | None:
     """A size that is a symbol on some ranks only: everything made from it differs, so no node says more."""
     groups, is_symbolic = node.difference.groups, node.difference.compile.is_symbolic()
-    if not differ(is_symbolic):
+    if not is_symbolic.differ():
         return None
-    ranks = list(itertools.chain.from_iterable(itertools.compress(groups, is_symbolic)))
+    ranks = ranks_in(groups, is_symbolic.where(bool))
     says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
     nothing = Row([None] * len(groups))
     return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
@@ -185,11 +210,7 @@ _DIRECTNESS = {
 
 
 def _does_something(row: Row) -> bool:
-    return all(map(_is_call, row.present))
-
-
-def _is_call(item: Item) -> bool:
-    return item.fields.get("op") not in ("placeholder", "output")
+    return not row.distinct(lambda item: item.fields.get("op")) & {"placeholder", "output"}
 
 
 def _cause(row: Row) -> Cause:
@@ -214,11 +235,12 @@ def _of_values(row: Row) -> Cause:
     values = row.values("value")
     if differ("#" in value for value in values):
         return Cause.AUTOMATIC_DYNAMIC
-    parts = list(itertools.chain.from_iterable(map(_VALUE.findall, values)))
-    differing = list(itertools.compress(_METADATA, map(differ, zip(*parts, strict=True))))
-    if len(parts) < len(values) or not differing:
+    parts = [match.groups() for value in values if (match := _VALUE.match(value))]
+    if len(parts) < len(values):
         return Cause.UNKNOWN
-    return Cause.COLLECTIVE_SIZES if any(row.notes("collective")) else differing[0]
+    columns = zip(_METADATA, zip(*parts, strict=True), strict=True)
+    differing = first(cause for cause, texts in columns if differ(texts)) or Cause.UNKNOWN
+    return Cause.COLLECTIVE_SIZES if differing in _METADATA and any(row.notes("collective")) else differing
 
 
 def _dropped(node: _Node) -> Explanation | None:
@@ -229,62 +251,17 @@ def _dropped(node: _Node) -> Explanation | None:
     if node.cause != Cause.RANK_BRANCH:
         return None
     collectives = node.difference.compile.items(Layer.COLLECTIVES)
-    forward = [tuple(filter(_is_forward, group)) for group in collectives]
-    is_dropped = [tuple(map(_is_unused, group)) for group in forward]
-    if not differ(is_dropped) or differ(map(keys, forward)):
+    forward = collectives.only(lambda item: item.about == "forward")
+    if forward.each(lambda item: item.key).differ() or not forward.each(_is_unused).differ():
         return None
-    dropped = Row(first(filter(_is_unused, group)) for group in collectives)
+    dropped = Row(collectives.only(_is_unused).map(first))
     if dropped.is_full:
         return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, node.row)
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
-def _is_forward(collective: Item) -> bool:
-    return collective.about == "forward"
-
-
 def _is_unused(collective: Item) -> bool:
     return UNUSED in collective.notes
-
-
-def _set_behind(node: _Node) -> UserLine | None:
-    """Where a set is iterated: in the function of the ops, or else in their file, in a loop that calls them."""
-    guards = itertools.chain.from_iterable(node.difference.compile.items(Layer.GUARDS))
-    loops = lines_of(guard for guard in guards if "set" in guard.notes)
-    near = [loop for loop in loops if _is_near(loop, node.row)]
-    functions = {(line.file, line.function) for line in node.row.lines}
-    within = [loop for loop in near if _is_in(loop, functions)]
-    return first([*within, *near])
-
-
-def _is_permuted(difference: Difference) -> bool:
-    """True when the ranks run the same ops, of more than one kind, in a different order."""
-    ops = [tuple(sorted(map(_op, filter(_is_node, group)))) for group in difference.items]
-    return differ(ops[0]) and not differ(ops)
-
-
-def _is_near(line: UserLine, row: Row) -> bool:
-    """True for a line of a file in which the row is; torch may have cut the front of its path."""
-    return any(other.file.endswith(line.file) for other in row.lines)
-
-
-def _in_loop(item: Item, iterated: UserLine) -> Item:
-    """The item at the loop over the set, unless it is in that function itself."""
-    is_there = item.line is not None and item.line.function == iterated.function
-    return item if is_there else item.model_copy(update={"line": iterated})
-
-
-def _is_node(item: Item) -> bool:
-    return item.kind == ItemKind.NODE
-
-
-def _op(item: Item) -> tuple[str, str, str]:
-    return item.fields["op"], item.fields["target"], item.notes["constants"]
-
-
-def _is_in(line: UserLine, functions: set[tuple[str, str]]) -> bool:
-    """Torch may have cut the front of the path."""
-    return any(function == line.function and whole.endswith(line.file) for whole, function in functions)
 
 
 SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
 from tpcompile.evidence import state
+from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
 from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, Row, in_one_part
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
 from tpcompile.evidence.several import differ, first, first_answer
@@ -30,14 +29,14 @@ _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return itertools.chain.from_iterable(map(_items_of, compile_.guards))
+    for guard in compile_.guards:
+        yield from _settings(guard) or [_item(guard)]
 
 
-def _items_of(guard: Guard) -> list[Item]:
-    """The guard, or the settings that it holds."""
+def _settings(guard: Guard) -> list[Item]:
+    """The settings that the guard on the state of the process holds."""
     settings = state.settings_of(guard.expression) if guard.type == "GLOBAL_STATE" else {}
-    items = [Item(kind=ItemKind.SETTING, about=name, fields={"value": value}) for name, value in settings.items()]
-    return items or [_item(guard)]
+    return [Item(kind=ItemKind.SETTING, about=name, fields={"value": value}) for name, value in settings.items()]
 
 
 def _item(guard: Guard) -> Item:
@@ -64,7 +63,7 @@ def _one_sided(difference: Difference) -> Explanation:
 
 def _setting(difference: Difference) -> Explanation | None:
     """A setting of the process: the same cause as when a guard on it fails in mid-run."""
-    rows = list(filter(_is_setting, difference.rows))
+    rows = [row for row in difference.rows if _is_setting(row)]
     if not rows:
         return None
     # The first that has a cause of its own, or else the first.
@@ -87,22 +86,18 @@ def _arranged(difference: Difference) -> Explanation | None:
 
 def _is_permuted(difference: Difference, container: str) -> bool:
     """True when all ranks have the same keys: other keys are another dict, not another order."""
-    guards = difference.compile.items(Layer.GUARDS)
-    return not differ(tuple(_sorted_keys(group, container)) for group in guards)
-
-
-def _sorted_keys(guards: Sequence[Item], container: str) -> list[str]:
-    return sorted(guard.notes["value"] for guard in guards if guard.notes.get("container") == container)
+    elements = difference.compile.items(Layer.GUARDS).only(lambda guard: guard.notes.get("container") == container)
+    keys = elements.each(lambda guard: guard.notes["value"])
+    return not keys.differ(lambda own: tuple(sorted(own)))
 
 
 def _one_object(difference: Difference) -> Explanation | None:
     """`A is B` where others guard A and B as two tensors."""
-    inputs = itertools.chain.from_iterable(difference.compile.items(Layer.INPUTS))
-    tensors = set(map(attrgetter("about"), inputs))
-    for row in itertools.filterfalse(attrgetter("is_full"), difference.rows):
-        both = next(filter(None, row.notes("same")), "").split(" is ")
-        if tensors.issuperset(both):
-            return _tied(row, both)
+    tensors = {item.about for item in difference.compile.items(Layer.INPUTS).all}
+    for row in difference.rows:
+        names = (first(filter(None, row.notes("same"))) or "").split(" is ")
+        if not row.is_full and tensors.issuperset(names):
+            return _tied(row, names)
     return None
 
 
@@ -125,7 +120,7 @@ def _tensor(difference: Difference) -> Explanation | None:
 
 def _value(difference: Difference) -> Explanation | None:
     """A Python value that all ranks guard, each its own: it says why the programs differ, when they do."""
-    rows = list(filter(_has_values, difference.rows))
+    rows = [row for row in difference.rows if _has_values(row)]
     program = program_rows(difference)
     is_explained = bool(program) or difference.compile.differs(Layer.INPUTS)
     if not rows or not is_explained:
@@ -141,16 +136,15 @@ def _placed(row: Row, nodes: Row) -> Row:
 
     Behind a branch a rank is further down in the function: of its lines the first is nearest to what it asked.
     """
-    if not differ(map(attrgetter("file", "function"), nodes.lines)) and nodes.lines:
-        nearest = min(nodes.lines, key=attrgetter("line"))
+    functions = {(line.file, line.function) for line in nodes.lines}
+    if len(functions) == 1:
+        nearest = min(nodes.lines, key=lambda line: line.line)
         return Row(_placed_at(item, nearest) for item in row)
     return Row(_placed_at(item, node.line if node else None) for item, node in zip(row, nodes, strict=True))
 
 
 def _placed_at(item: Item | None, line: UserLine | None) -> Item | None:
-    if item is None or item.line is not None:
-        return item
-    return item.model_copy(update={"line": line})
+    return item and item.at(item.line or line)
 
 
 def _has_values(row: Row) -> bool:
@@ -166,8 +160,8 @@ def _held(row: Row) -> list[str]:
 
 def _nearest(rows: Sequence[Row], program: Sequence[Row]) -> Row:
     """The guard asked for on the line of the first node that differs, or else the first on a value of the user's."""
-    places = set(itertools.chain.from_iterable(map(_places, program[:1])))
-    return first(itertools.filterfalse(lambda row: places.isdisjoint(_places(row)), rows)) or _of_user(rows)
+    places = _places(program[0]) if program else set()
+    return first(row for row in rows if places & _places(row)) or _of_user(rows)
 
 
 def _places(row: Row) -> set[tuple[str, int]]:
@@ -189,17 +183,18 @@ def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Ca
 
 def _is_same_call(nodes: Row) -> bool:
     """True for the same op on the same line on all ranks."""
-    is_one_line = not differ(map(attrgetter("file", "line"), nodes.lines))
-    return nodes.is_full and is_one_line and len(nodes.distinct(lambda item: item.fields.get("target"))) == 1
+    lines = {(line.file, line.line) for line in nodes.lines}
+    targets = nodes.distinct(lambda item: item.fields.get("target"))
+    return nodes.is_full and len(lines) <= 1 and len(targets) == 1
 
 
 def _is_rank(row: Row, difference: Difference) -> bool:
     """True when every rank compares with its own rank, or with its place in the group."""
     values = [{value.strip("b'\"")} for value in _held(row)]
-    return values in (_as_texts(difference.groups), _as_texts(difference.compile.coordinates()))
+    return values in (_texts(difference.groups), _texts(difference.compile.coordinates()))
 
 
-def _as_texts(numbers: Groups) -> list[set[str]]:
+def _texts(numbers: Groups) -> list[set[str]]:
     """The numbers of each group."""
     return [set(map(str, own)) for own in numbers]
 
@@ -207,8 +202,8 @@ def _as_texts(numbers: Groups) -> list[set[str]]:
 def _checked(row: Row) -> Cause:
     """Cause of a guard that differs under equal graphs."""
     types = row.distinct(lambda item: item.fields.get("type"))
-    says = " ".join(map(attrgetter("says"), row.present))
-    if types & _TYPES and _SUBCLASSES.search(says):
+    is_subclass = any(_SUBCLASSES.search(item.says) for item in row.present)
+    if types & _TYPES and is_subclass:
         return Cause.TENSOR_SUBCLASS
     if row.differs_in_note("size") and _DYNAMIC in " ".join(row.notes("size")):
         return Cause.AUTOMATIC_DYNAMIC

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row, in_one_part
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
-from tpcompile.evidence.several import differ
 
 _CAUSES = {
     "dtype": Cause.DTYPE,
@@ -53,8 +53,8 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _cause(row: Row, difference: Difference) -> Cause:
-    differing = list(filter(row.differs_in, _CAUSES))
-    if "shape" in differing and differ(difference.compile.is_symbolic()):
+    differing = [field for field in _CAUSES if row.differs_in(field)]
+    if "shape" in differing and difference.compile.is_symbolic().differ():
         return Cause.AUTOMATIC_DYNAMIC
     if differing == ["requires_grad"]:
         return requires_grad_cause(row.first.about)

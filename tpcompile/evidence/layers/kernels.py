@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
+from tpcompile.evidence.bygroup import Items
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer
-from tpcompile.evidence.rows import own_items
-from tpcompile.evidence.several import differ
 
-_ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
+_ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
 """A view of a buffer, at an offset that may follow the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
@@ -30,28 +28,26 @@ def _lines(kernel: Kernel) -> list[Item]:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    phases = set(map(attrgetter("phase"), compile_.kernels))
-    return list(filter(phases.__contains__, ("forward", "backward")))
+    phases = {kernel.phase for kernel in compile_.kernels}
+    return [phase for phase in ("forward", "backward") if phase in phases]
 
 
 def _explain(difference: Difference) -> Explanation:
     hangs = is_reordered(difference.items)
-    own = itertools.chain.from_iterable(own_items(difference.items))
-    is_chosen = any(_MATMUL_CHOICE.search(item.fields["code"]) for item in own)
+    is_chosen = any(_MATMUL_CHOICE.search(item.fields["code"]) for item in difference.items.own().all)
     cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
     return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
 
 
 def is_reordered(items: Items) -> bool:
     """True when the generated code issues other collectives, or the same in another order: a hang."""
-    return differ(map(tuple, map(_issued, items)))
+    return items.differ(_issued)
 
 
-def _issued(items: Sequence[Item]) -> Iterator[tuple[str, str]]:
-    for item in items:
-        match = _ISSUED.search(_VIEW.sub("buf0", item.fields["code"]))
-        if match and "wait_tensor" not in match[1]:
-            yield match[1], _BUFFER.sub("%", match[2])
+def _issued(items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
+    """Op and arguments of the collectives that lines of code issue, in order."""
+    found = [_ISSUED.search(_VIEW.sub("buf0", item.fields["code"])) for item in items]
+    return tuple((match[1], _BUFFER.sub("%", match[2])) for match in found if match)
 
 
 SPEC = LayerSpec(layer=Layer.KERNELS, explain=_explain, items=_items, parts=_parts, is_strict=False)

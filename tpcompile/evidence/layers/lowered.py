@@ -11,7 +11,6 @@ from tpcompile.evidence.layers.graph import graph_items
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.parametric import lowered_constants
 from tpcompile.evidence.records import CompileRecord, Item, Layer
-from tpcompile.evidence.several import differ
 
 _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
 """Part of the layer -> kinds of its graphs."""
@@ -33,9 +32,9 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _cause(difference: Difference) -> Cause:
-    if differ(map(_num_padded, difference.items)):
+    if difference.items.differ(_num_padded):
         return Cause.AUTOTUNE  # Inductor times whether padding a matmul makes it faster, each rank for itself
-    return Cause.PARTITIONER if differ(map(_num_saved, difference.items)) else Cause.COMPILER_PASS
+    return Cause.PARTITIONER if difference.items.differ(_num_saved) else Cause.COMPILER_PASS
 
 
 def _num_padded(items: Sequence[Item]) -> int:

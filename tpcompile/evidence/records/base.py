@@ -123,6 +123,10 @@ class Item(Frozen):
         """The whole item as one line, for the reader and for the allow-list."""
         return f"{self.about} :: {self.says}"
 
+    def at(self, line: UserLine | None) -> Item:
+        """The same at that line."""
+        return self.model_copy(update={"line": line})
+
 
 def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:
     """An item that says one value."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, Literal
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
@@ -199,7 +197,7 @@ class CompileRecord(Frozen):
     @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
-        return list(itertools.chain.from_iterable(map(attrgetter("nodes"), self.graphs_of("dynamo"))))
+        return [node for graph in self.graphs_of("dynamo") for node in graph.nodes]
 
     @property
     def traced_lines(self) -> list[UserLine]:

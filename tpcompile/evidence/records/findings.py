@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from enum import StrEnum
-from operator import attrgetter
 from typing import Literal
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known, lines_of
 from tpcompile.evidence.records.compile import TaintKind
 from tpcompile.evidence.several import first
 
@@ -46,7 +44,7 @@ class RankGroup(Frozen):
 
 def ranks_of(groups: Iterable[RankGroup]) -> tuple[int, ...]:
     """All ranks of some groups, sorted."""
-    return tuple(sorted(itertools.chain.from_iterable(map(attrgetter("ranks"), groups))))
+    return tuple(sorted(rank for group in groups for rank in group.ranks))
 
 
 def items_of(groups: Iterable[RankGroup]) -> list[tuple[tuple[int, ...], Item]]:
@@ -96,9 +94,9 @@ class Divergence(Frozen):
     @property
     def line(self) -> UserLine | None:
         """The user's line to blame: an item's before a frame's, the odd ranks' before the others'."""
-        groups = self.groups[::-1]
-        items = [item.line for _, item in items_of(groups)]
-        return first(known([*items, *map(attrgetter("frame_line"), groups)]))
+        sides = self.groups[::-1]
+        items = lines_of(side.item for side in sides if side.item)
+        return first([*items, *known(side.frame_line for side in sides)])
 
     @property
     def is_red(self) -> bool:

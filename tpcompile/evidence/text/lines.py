@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import linecache
 import os
 import re
@@ -62,7 +61,7 @@ def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
 
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
     """The lines of the user's, in order."""
-    return list(itertools.filterfalse(is_library, stack))
+    return [line for line in stack if not is_library(line)]
 
 
 def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
@@ -77,7 +76,7 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
-    return last(list(itertools.filterfalse(is_installed, own_lines(stack)))) or own
+    return _of_program(stack) or own
 
 
 def called_at(stack: Sequence[UserLine]) -> UserLine | None:
@@ -89,7 +88,12 @@ def called_at(stack: Sequence[UserLine]) -> UserLine | None:
     before = last(stack[:-1])
     if before is None or not before.file.endswith(_CALLS_MODULE):
         return None
-    return last([line for line in stack[:-1] if not is_library(line) and not is_installed(line)])
+    return _of_program(stack[:-1])
+
+
+def _of_program(stack: Sequence[UserLine]) -> UserLine | None:
+    """The innermost line of the user's that is not in an installed package."""
+    return last([line for line in own_lines(stack) if not is_installed(line)])
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:
@@ -98,7 +102,7 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
         return False
     parts = file.split("/")
     ends = ["/".join(parts[start:]) for start in range(len(parts))]
-    files = itertools.starmap(os.path.join, itertools.product(_library_folders(), ends))
+    files = [os.path.join(folder, end) for folder in _library_folders() for end in ends]
     return any(code in linecache.getline(path, line) for path in files)
 
 
