@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.layerspec import Difference, Followed
-from tpcompile.evidence.records import Item, Layer
+from tpcompile.evidence.records import Item, ItemKind, Layer
 from tpcompile.evidence.several import differ, grouped
 
 _INTEGER = re.compile(r"(?<![\w.%#])-?\d+(?![\w.])")
@@ -64,7 +64,8 @@ def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
 
 def addresses(row: Row) -> bool:
     """True for nodes that differ in integers only, and use them to address data."""
-    if not row.is_full or differ(map(_call, row.present)):
+    is_of_nodes = row.is_full and all(item.kind == ItemKind.NODE for item in row.present)
+    if not is_of_nodes or differ(map(_call, row.present)):
         return False
     is_bound = _ADDRESSING.match(row.first.fields["target"]) is not None
     return is_bound or _INTEGER_VALUE.search(row.first.fields["value"]) is not None
