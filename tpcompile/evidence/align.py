@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
-from tpcompile.evidence.several import first, phrase
+from tpcompile.evidence.several import find, first, phrase
 
 
 @dataclass
@@ -100,7 +100,7 @@ def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest
     left = []
     for compile_ in compiles:
         candidates = free.get(key(compile_), iter(()))
-        slot = first(slot for slot in candidates if rank not in slot.taken)
+        slot = find(candidates, lambda slot: rank not in slot.taken)
         if slot is None:
             left.append(compile_)
         else:

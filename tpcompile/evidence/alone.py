@@ -27,7 +27,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import decided, first, last, unlike
+from tpcompile.evidence.several import decided, find, last, unlike
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
@@ -228,7 +228,7 @@ class _Recompiled(_Alone):
         """The setting of the process that differs from the compile before, by the guards of both."""
         both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
         rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
-        changed = first(row for row in rows if row.is_full)
+        changed = find(rows, lambda row: row.is_full)
         if changed is None:
             return f"{', '.join(state.settings_changed(self.failure.expected))} changed"
         return headline(changed, (self.absent, self.present))
@@ -251,7 +251,7 @@ class _Recompiled(_Alone):
             return None  # nothing was compiled for the value that exceeded the limit
         layer = Layer.INPUTS if self.failure.kind in _TENSOR_CAUSES else Layer.GUARDS
         source = _short(self.failure.source)
-        return first(item for item in seen.observed(layer) if _short(item.about) == source)
+        return find(seen.observed(layer), lambda item: _short(item.about) == source)
 
 
 _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (

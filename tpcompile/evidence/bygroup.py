@@ -94,7 +94,7 @@ class Row(ByGroup[Item | None]):
     @property
     def differs(self) -> bool:
         """True unless all groups have the same."""
-        return not self.is_full or len(self.distinct(lambda item: item.key)) > 1
+        return not self.agree_in(lambda item: item.key)
 
     @property
     def lines(self) -> tuple[UserLine, ...]:
@@ -110,9 +110,17 @@ class Row(ByGroup[Item | None]):
         """What the items have there, each once."""
         return frozenset(map(of, self.present))
 
-    def differs_in(self, *fields: str) -> bool:
-        """True when the items there are have different values in one of the fields."""
-        return any(differ(self.values(field)) for field in fields)
+    def all_are(self, holds: Callable[[Item], object]) -> bool:
+        """True when every group has an item, and one of which that holds."""
+        return self.is_full and all(map(holds, self.present))
+
+    def agree_in(self, what: Callable[[Item], Hashable]) -> bool:
+        """True when every group has an item, and the same in that."""
+        return self.is_full and len(self.distinct(what)) == 1
+
+    def differing(self, fields: Iterable[str]) -> list[str]:
+        """Those of the fields in which the items there are have different values."""
+        return [field for field in fields if differ(self.values(field))]
 
     def differs_in_note(self, name: str) -> bool:
         """True when the groups have different notes of that name."""

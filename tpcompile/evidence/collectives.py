@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find, first
 from tpcompile.evidence.text.lines import is_library, is_library_file, users
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
@@ -54,7 +54,7 @@ class _Scope:
     def collective(self, index: int, op: str) -> Collective:
         node = self.nodes[index]
         texts = [text.strip("'\"") for text in node.arguments]
-        group = first(text for text in texts if text.startswith(_GROUP)) or ""
+        group = find(texts, lambda text: text.startswith(_GROUP)) or ""
         dtype, shape = next(iter(_VALUE.findall(self.operand(node).value)), ("", ""))
         wait = self.waits.get(f"%{index}")
         is_in_place = _INPLACE.match(node.target) is not None
@@ -62,7 +62,7 @@ class _Scope:
         return Collective(
             phase=self.phase,
             op=op,
-            reduce_op=first(text for text in texts if text in _REDUCE_OPS) or "",
+            reduce_op=find(texts, lambda text: text in _REDUCE_OPS) or "",
             dtype=dtype,
             shape=shape,
             group=group.removeprefix(_GROUP),

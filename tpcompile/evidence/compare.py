@@ -25,7 +25,7 @@ from tpcompile.evidence.records import (
     ranks_of,
     value_item,
 )
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find
 
 __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 
@@ -82,7 +82,7 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content, loaded from a cache by some ranks and compiled by others: information."""
     outcomes = [slot.compiles.map(_cache_outcome).where(bool) for slot in slots]
-    split = first(ranks for ranks in outcomes if ranks.differ())
+    split = find(outcomes, lambda ranks: ranks.differ())
     if split is None:
         return []
     return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)]
@@ -91,7 +91,7 @@ def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
 def _cache_outcome(compile_: CompileDigest) -> str:
     """Whether any of it was compiled, or all of it loaded; nothing where no cache was asked."""
     ends = {event.rpartition("_")[2] for event in compile_.cache}
-    return first(outcome for outcome in ("miss", "hit") if outcome in ends) or ""
+    return find(("miss", "hit"), lambda outcome: outcome in ends) or ""
 
 
 def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: ByRank[str]) -> Divergence:

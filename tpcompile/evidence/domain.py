@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.bygroup import ByGroup, Row
@@ -37,7 +37,7 @@ class Domain:
 
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""
-        return reason_for(layer, row.present, self.allowed)
+        return reason_for([layer], [item.text for item in row.present], self.allowed)
 
     @property
     def is_cut(self) -> bool:
@@ -84,11 +84,10 @@ class Seen:
         return () if self.compile.sha(layer) is None else self.items(layer)
 
 
-def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
-    """Why the allow-list says that these items may differ: every one has its text; empty when it does not."""
-    texts = [item.text for item in items]
-    for allowed_layer, contains, reason in allowed:
-        if allowed_layer == layer and all(contains in text for text in texts):
+def reason_for(layers: Collection[str], texts: Sequence[str], allowed: Allowed) -> str:
+    """Why the allow-list says for one of the layers that these texts may differ; empty when it does not."""
+    for layer, contains, reason in allowed:
+        if layer in layers and all(contains in text for text in texts):
             return reason
     return ""
 

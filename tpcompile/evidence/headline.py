@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.byrank import Groups, ranks_in
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.several import differ, find
 from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
@@ -76,7 +76,7 @@ def _guards(row: Row) -> str:
         return f"{spoken(notes.get('subject', row.first.about))} == {_versus(row.notes('value'))}"
     about = f"guard on {spoken(row.first.about)}"
     properties = notes if "keys" in notes else {}
-    differing = first(name for name in properties if row.differs_in_note(name))
+    differing = find(properties, row.differs_in_note)
     if differing:
         return f"{about}: {differing} {_versus(row.notes(differing))}"
     return f"{about}: {_versus(map(spoken, row.values('expression')))}"
@@ -85,7 +85,7 @@ def _guards(row: Row) -> str:
 def _fields(row: Row) -> str:
     """The fields in which they differ, the first two."""
     first = row.first
-    differing = [name for name in first.fields if row.differs_in(name)]
+    differing = row.differing(first.fields)
     if "op" in differing:
         return f"{first.about}: {_versus(row.values('op'))}"
     about = spoken(first.about) if first.kind == ItemKind.INPUT else f"{first.about} {first.fields['op']}"

@@ -73,6 +73,11 @@ class Difference:
         """Rows in which every group has that note."""
         return [row for row in self.rows if row.has_all(note)]
 
+    def following(self, rows: Sequence[Row], says: str) -> Followed:
+        """These rows follow the rank's coordinate, the others are left."""
+        left = [row for row in self.rows if row not in rows]
+        return Followed(left, rows, says if rows else "")
+
 
 @dataclass(frozen=True)
 class Followed:

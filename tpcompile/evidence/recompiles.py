@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.several import first, grouped
+from tpcompile.evidence.several import find, first, grouped
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"^L\['(.*?)'\]")
@@ -82,8 +82,8 @@ def _full(line: UserLine | None, compile_: CompileRecord) -> UserLine | None:
     """The line with its whole path: torch keeps only the end of it in a comment."""
     if line is None:
         return None
-    file = first(frame.file for frame in compile_.stack if frame.file.endswith(line.file))
-    return line.model_copy(update={"file": file or line.file})
+    whole = find(compile_.stack, lambda frame: frame.file.endswith(line.file))
+    return line.model_copy(update={"file": whole.file}) if whole else line
 
 
 def recompile_causes(

@@ -15,6 +15,11 @@ def first(values: Iterable[T]) -> T | None:
     return next(iter(values), None)
 
 
+def find(values: Iterable[T], holds: Callable[[T], object]) -> T | None:
+    """The first value of which that holds, None when there is none."""
+    return first(filter(holds, values))
+
+
 def last(values: Sequence[T]) -> T | None:
     """The last value, None when there is none."""
     return next(reversed(values), None)

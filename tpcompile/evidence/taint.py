@@ -14,7 +14,7 @@ from typing import Literal
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import ByRank, Groups
-from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, sides
+from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
 from tpcompile.evidence.records import (
     Grade,
     Item,
@@ -28,7 +28,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import first, grouped, phrase, unlike
+from tpcompile.evidence.several import find, first, grouped, phrase, unlike
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -90,7 +90,7 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
     layers = {"taint", _LAYERS[taint.what]}
     code = taint.line.code if taint.line else ""
     text = f"{taint.text} at {taint.line} {code}"
-    return next((reason for layer, contains, reason in allowed if layer in layers and contains in text), "")
+    return reason_for(layers, [text], allowed)
 
 
 class _Tainted:
@@ -204,7 +204,7 @@ def _is_setting(seen: ByRank[RankRead]) -> bool:
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
     """The taint with kind, and line where it has none, of the read that caused it."""
-    read = first(read for read in reads if _is_asked_by(taint, read))
+    read = find(reads, lambda read: _is_asked_by(taint, read))
     if read is None:
         return taint
     changes = {
@@ -270,7 +270,7 @@ def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
 
 def _differs_in_constants(row: Row) -> bool:
     """True for nodes that are one op on the same operands, with other numbers or texts."""
-    return row.is_full and len(row.distinct(_skeleton)) == 1
+    return row.agree_in(_skeleton)
 
 
 def _skeleton(item: Item) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from tpcompile.evidence.records import (
     Taint,
     Verdict,
 )
-from tpcompile.evidence.several import first, indexed
+from tpcompile.evidence.several import find, indexed
 from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.taintcheck import taint_check
 
@@ -96,7 +96,7 @@ def conclude(
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
     red = [check for check in found if check.is_red]
-    differing = first(divergence for divergence in divergences if divergence.is_red)
+    differing = find(divergences, lambda divergence: divergence.is_red)
     exit_code = _exit_code(red, differing)
     told = _lead(red, differing)
     return Verdict(

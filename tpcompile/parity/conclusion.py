@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence import lead
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, Verdict, ranks_of
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find
 from tpcompile.parity.facts import SHARDS
 
 MAX_NAMED = 16
@@ -41,7 +40,7 @@ def _why_late(absent: Mapping[int, str], silent: Sequence[int]) -> Cause:
 
 def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], num_keys: int) -> Check:
     """One line of the table for one group of facts."""
-    red = list(filter(attrgetter("is_red"), found))
+    red = [divergence for divergence in found if divergence.is_red]
     equal = "consistent" if group == SHARDS else "equal"
     listed = f"{len(found)} declared" if found else f"{equal}: {num_keys}"
     check = Check(
@@ -57,7 +56,7 @@ def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], n
     more = f"; {len(names) - 3} more" if len(red) > 3 else ""
     failed = {
         "status": Status.FAIL,
-        "observed": "; ".join(map(attrgetter("title"), red[:3])) + more,
+        "observed": "; ".join(divergence.title for divergence in red[:3]) + more,
         "ranks": tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
         "cause": red[0].cause,
     }
@@ -82,7 +81,7 @@ def conclude(
     """Checks and divergences -> the verdict; the first red thing is its summary."""
     told = _lead(checks, divergences)
     status, exit_code = (Status.FAIL, ExitCode.FAIL) if told else (Status.PASS, ExitCode.PASS)
-    passed = list(map(attrgetter("status"), checks)).count(Status.PASS)
+    passed = sum(check.status == Status.PASS for check in checks)
     return Verdict(
         status=status,
         exit_code=exit_code,
@@ -98,8 +97,8 @@ def conclude(
 
 def _lead(checks: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
     """A rank that did not report explains a difference; a difference explains every other failed check."""
-    failed = first(filter(attrgetter("is_red"), checks))
-    red = first(filter(attrgetter("is_red"), divergences))
+    failed = find(checks, lambda check: check.is_red)
+    red = find(divergences, lambda divergence: divergence.is_red)
     if failed is None:
         return None  # the check of its group is red with every red difference
     if red is None or failed.id == CheckId.REPORTED:

@@ -57,7 +57,7 @@ def difference(
     ranks = [group for group, _ in groups]
     items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
     cls, advice = kind.cls, f"{kind.advice} {kind.cause.advice}".strip()
-    reason = reason_for(kind.layer, items, allowed)
+    reason = reason_for([kind.layer], [item.text for item in items], allowed)
     if reason:
         cls, advice = DivergenceClass.DECLARED, f"declared: {reason}"
     says = found or sides_text((group, _shown(value, kind)) for group, value in reversed(groups))

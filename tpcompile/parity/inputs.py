@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping
-from operator import attrgetter, methodcaller
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from tpcompile.dist.exchange import Fetch, Question, Side
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
+from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.arguments import aspects_of, named_leaves
 from tpcompile.parity.conclusion import MAX_NAMED, conclude, group_check, reported
@@ -107,19 +107,19 @@ def _judge(
 ) -> Verdict:
     ranks = sorted({*shas, *absent})
     domain = f"{axis} {ranks_text(ranks)}"
-    facts = ByRank(Details(fetch, {}, shas, InputFacts.model_validate).of(shas))
+    facts = Details(fetch, {}, shas, InputFacts.model_validate).of(shas)
     silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []
     names: list[str] = []
-    steps = facts.map(attrgetter("step"))
+    steps = facts.map(lambda own: own.step)
     if steps.differ():
         found.append(difference("step", steps.map(str).sides(), kind=_STEP, domain=domain))
     else:
         rows = _rows(facts)
-        names = [key for key, *_ in rows]
-        located_at = [_located(row, fetch) for row in rows[:1]]
-        ends = itertools.chain(located_at, itertools.repeat(""))
-        found += [_named(row, at, domain=domain, own=own) for row, at in zip(rows[:MAX_NAMED], ends, strict=False)]
+        names = [row.name for row in rows]
+        for row in rows[:MAX_NAMED]:
+            at = "" if found else _located(row, fetch)
+            found.append(_named(row, at, domain=domain, own=own))
     checks = [
         reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
         group_check("inputs", found, names, len(own.names)),
@@ -128,36 +128,41 @@ def _judge(
     return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains=domains)
 
 
-_Row = tuple[str, str, Groups]
-"""Argument, the first aspect of it that differs, values by rank."""
+@dataclass(frozen=True)
+class _Row:
+    """An argument in which ranks differ."""
+
+    name: str
+    aspect: str
+    """The first that differs."""
+    groups: Groups
 
 
 def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
     """The arguments that differ, in the order of the call."""
-    names = dict.fromkeys(itertools.chain.from_iterable(facts.map(attrgetter("names")).values()))
+    names = dict.fromkeys(name for own in facts.values() for name in own.names)
     rows = [_first_row(name, facts) for name in names]
     return [row for row in rows if row is not None]
 
 
 def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
     """The first aspect in which ranks differ, if there is one."""
-    for aspect in _KINDS:
-        values = facts.map(methodcaller("aspect", name, aspect))
-        if values.differ():
-            return name, aspect, values.sides()
-    return None
+    rows = [_row(name, aspect, facts) for aspect in _KINDS]
+    return find(rows, lambda row: len(row.groups) > 1)
+
+
+def _row(name: str, aspect: str, facts: ByRank[InputFacts]) -> _Row:
+    return _Row(name, aspect, facts.map(lambda own: own.aspect(name, aspect)).sides())
 
 
 def _located(row: _Row, fetch: Fetch) -> str:
     """The first element that differs, of a tensor that differs in its bits only."""
-    name, aspect, groups = row
-    return located(fetch, groups, name) if aspect == "bits" else ""
+    return located(fetch, row.groups, row.name) if row.aspect == "bits" else ""
 
 
 def _named(row: _Row, at: str, *, domain: str, own: InputFacts) -> Divergence:
-    name, aspect, groups = row
-    title = f"input {name} {aspect}".strip()
-    return difference(title, groups, kind=_KINDS[aspect], domain=domain, found=at, step=own.step)
+    title = f"input {row.name} {row.aspect}".strip()
+    return difference(title, row.groups, kind=_KINDS[row.aspect], domain=domain, found=at, step=own.step)
 
 
 def _sha(facts: InputFacts) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 
 from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.byrank import ByRank, entry
@@ -84,22 +83,24 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._by_rank = ByRank({digest.rank: digest for digest in self.digests})
-        self._shas = self._by_rank.map(attrgetter("shas"))
+        self._shas = self._by_rank.map(lambda digest: digest.shas)
+        self._domains = grouped(self._by_rank, lambda rank: self._by_rank[rank].domain)
         asked = set[str]().union(*self._shas.values())
         self._details = {group: self._details_of(group) for group in asked}
 
     def _details_of(self, group: str) -> Details[RankFacts]:
-        shas = self._shas.map(methodcaller("get", group, ""))
+        shas = self._shas.map(lambda shas: shas.get(group, ""))
         return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
 
     def verdict(self) -> Verdict:
         """All checks of all groups."""
         checks = [reported(len(self.digests), self.absent, timeout_s=self.timeout_s), *self._answered()]
         divergences: list[Divergence] = []
-        for group in filter(self._details.__contains__, KINDS):
-            check, found = self._group(group)
-            checks.append(check)
-            divergences += found
+        for group in KINDS:
+            if group in self._details:
+                check, found = self._group(group)
+                checks.append(check)
+                divergences += found
         checks += [*self._undeclared(), *self._changed_everywhere(), *self._own()]
         return conclude(
             checks,
@@ -113,11 +114,9 @@ class Judge:
         """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
         if group not in self._details:
             return {}
-        domains = self._by_rank.map(attrgetter("domain"))
-        ranks = sorted(domains, key=domains.__getitem__)
-        return {"": ranks} if group == TOPOLOGY else grouped(ranks, domains.__getitem__)
+        return {"": list(self._by_rank)} if group == TOPOLOGY else dict(sorted(self._domains.items()))
 
-    def _known(self, group: str, *, num_ranks: int = 1) -> list[dict[int, RankFacts]]:
+    def _known(self, group: str, *, num_ranks: int = 1) -> list[ByRank[RankFacts]]:
         """What the ranks of each scope say of a group, of scopes with so many ranks or more."""
         scopes = self._scopes(group).values()
         return [self._details[group].of(ranks) for ranks in scopes if len(ranks) >= num_ranks]
@@ -134,7 +133,7 @@ class Judge:
                 found.append(self._silent(group, domain, ranks, known))
                 continue
             num_keys = max(num_keys, *(_size(facts, group) for facts in known.values()))
-            rows = self._misfits(known) if group == SHARDS else self._rows(known, group)
+            rows = _misfits(known) if group == SHARDS else _rows(known, group)
             names += [row.key for row in rows]
             found += self._named(group, domain, rows)
         return group_check(group, found, names, num_keys), found
@@ -164,18 +163,6 @@ class Judge:
             step=self.step,
         )
 
-    def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[_Found]:
-        """Keys that do not have one value on all ranks."""
-        rows = _differing(ByRank(facts).map(methodcaller("of", group)))
-        return list(filter(_is_news, rows)) if group == WEIGHTS else rows
-
-    def _misfits(self, facts: Mapping[int, RankFacts]) -> list[_Found]:
-        """Shards that do not add up to one tensor."""
-        shards = ByRank(facts).map(attrgetter("shards"))
-        names = sorted(set[str]().union(*shards.values()))
-        rows = [_misfit(name, shards) for name in names]
-        return list(filter(attrgetter("note"), rows))
-
     def _located(self, group: str, row: _Found) -> str:
         if group != WEIGHTS:
             return ""
@@ -184,7 +171,7 @@ class Judge:
     # Checks beside them.
 
     def _answered(self) -> list[Check]:
-        failed = self._by_rank.map(attrgetter("unresolved")).where(bool)
+        failed = self._by_rank.map(lambda digest: digest.unresolved).where(bool)
         details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
         if not failed:
             return []
@@ -205,7 +192,7 @@ class Judge:
         sizes = [0]
         for known in self._known(UNDECLARED, num_ranks=2):
             sizes += map(_num_undeclared, known.values())
-            rows += self._rows(known, UNDECLARED)
+            rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
             return []
@@ -221,7 +208,7 @@ class Judge:
         """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
         common: set[str] = set()
         for known in self._known(CHANGES):
-            changed = ByRank(known).map(methodcaller("of", CHANGES)).map(set)
+            changed = known.map(lambda own: set(own.of(CHANGES)))
             common |= set[str]().union(*changed.values()).intersection(*changed.values())
         if not common:
             return []
@@ -230,17 +217,15 @@ class Judge:
         return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
 
     def _own(self) -> list[Check]:
-        rows = _differing(self._by_rank.map(attrgetter("own")))
+        rows = _differing(self._by_rank.map(lambda digest: digest.own))
         details = [f"{row.key}: {sides_text(row.groups)}" for row in rows]
-        names = ", ".join(map(attrgetter("key"), rows))
+        names = ", ".join(row.key for row in rows)
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Domain -> groups of ranks that hold the same, shards apart."""
         texts = self._shas.map(_compared)
-        domains = self._by_rank.map(attrgetter("domain"))
-        by_domain = grouped(domains, domains.__getitem__)
-        return {domain: texts.among(ranks).groups() for domain, ranks in by_domain.items()}
+        return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
 
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
@@ -252,11 +237,28 @@ def _compared(shas: Mapping[str, str]) -> str:
     return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
 
 
+def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
+    """Keys that do not have one value on all ranks."""
+    rows = _differing(facts.map(lambda own: own.of(group)))
+    return [row for row in rows if group != WEIGHTS or _is_news(row)]
+
+
+def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
+    """Shards that do not add up to one tensor."""
+    shards = facts.map(lambda own: own.shards)
+    rows = [_misfit(name, shards) for name in sorted(set[str]().union(*shards.values()))]
+    return [row for row in rows if row.note]
+
+
 def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
     """Keys that do not have one value on all ranks."""
     keys = sorted(set[str]().union(*values.values()))
-    rows = [_Found(key, values.map(methodcaller("get", key)).sides()) for key in keys]
+    rows = [_of_key(key, values) for key in keys]
     return [row for row in rows if len(row.groups) > 1]
+
+
+def _of_key(key: str, values: ByRank[Mapping[str, str]]) -> _Found:
+    return _Found(key, values.map(lambda own: own.get(key)).sides())
 
 
 def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:

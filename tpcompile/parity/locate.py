@@ -5,9 +5,7 @@ A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billi
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.several import differ
 from tpcompile.parity.differences import Groups, sides_text
 from tpcompile.parity.fingerprint import local_of, piece_hashes, raw_bytes
 
@@ -73,8 +71,10 @@ def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -
 
 def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
     """The first place at which two rows differ; None where they do not, or there are none."""
-    differs = itertools.starmap(operator.ne, zip(*rows, strict=True))
-    return first(itertools.compress(itertools.count(), differs))
+    for place, column in enumerate(zip(*rows, strict=True)):
+        if differ(column):
+            return place
+    return None
 
 
 def located(fetch: Fetch, row: Groups, name: str) -> str:
@@ -104,7 +104,7 @@ def _piece(start: int, stop: int) -> int:
 def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
     form = "{0}" if column[0][0] != column[1][0] else "{0} (bits {1})"
-    return tuple(itertools.starmap(form.format, column))
+    return tuple(form.format(value, bits) for value, bits in column)
 
 
 def _value(local: Tensor, index: int) -> str:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 
-from tpcompile.evidence.several import differ
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.parity.weights import Weight
 
 
-def misfit(shards: Mapping[int, Weight]) -> str:
+def misfit(shards: ByRank[Weight]) -> str:
     """One line when shapes neither are equal nor tile the declared full shape; "" when they fit.
 
     Dims whose full size nobody knows (another mesh axis shards them too) are not checked.
     """
-    weights = list(shards.values())
-    shapes = list(map(attrgetter("shape"), weights))
-    full, dim = weights[0].full_shape, weights[0].dim
-    if differ(map(attrgetter("full_shape"), weights)):
+    shapes = shards.map(lambda weight: weight.shape)
+    full, dim = shards.first.full_shape, shards.first.dim
+    if shards.differ(lambda weight: weight.full_shape):
         return "the ranks declare different full shapes"
-    if differ(map(len, shapes)):
+    if shapes.differ(len):
         return "the shards have different numbers of dims"
     if full is None:
-        return "shard shapes differ, and nobody declared the full shape they tile" if differ(shapes) else ""
-    if len(full) != len(shapes[0]):
+        return "shard shapes differ, and nobody declared the full shape they tile" if shapes.differ() else ""
+    if len(full) != len(shapes.first):
         return f"the shards do not have the dims of the declared full shape {_text(full)}"
     dims = range(len(full)) if dim is None else [dim]
-    does_tile = any(_tiles(shapes, full, dim) for dim in dims)
+    does_tile = any(_tiles(list(shapes.values()), full, dim) for dim in dims)
     return "" if does_tile else f"the shards do not tile the full shape {_text(full)}"
 
 

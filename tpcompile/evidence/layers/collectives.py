@@ -9,7 +9,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find, first
 
 _CAUSES = {
     "op": Cause.EXTRA_COLLECTIVE,
@@ -91,7 +91,7 @@ def _extra(items: Items, rows: Sequence[Row]) -> Row:
 
     Aligned by content, the last of them is taken for it; from the line of its own nobody else issues.
     """
-    extra = first(row for row in rows if not row.is_full)
+    extra = find(rows, lambda row: not row.is_full)
     if extra is None:
         return rows[0]
     lacking = items.picked(extra.where(lambda item: item is None))
@@ -108,11 +108,10 @@ def _cause(items: Items, rows: Sequence[Row]) -> Cause:
         return Cause.GROUP
     if not orders.differ(lambda issued: tuple(sorted(issued))):
         return Cause.ORDER_BACKWARD if rows[0].first.about == "backward" else Cause.ORDER_FORWARD
-    pair = first(row for row in rows if row.is_full)
+    pair = find(rows, lambda row: row.is_full)
     if pair is None or items.differ(len):
         return Cause.EXTRA_COLLECTIVE
-    # The first field in which collectives of one op differ.
-    return first(cause for field, cause in _CAUSES.items() if pair.differs_in(field)) or Cause.EXTRA_COLLECTIVE
+    return _CAUSES[first(pair.differing(_CAUSES)) or "op"]
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:

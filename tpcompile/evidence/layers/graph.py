@@ -16,7 +16,7 @@ from tpcompile.evidence.layerspec import Difference, Directness, Explanation, La
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import differ, first, first_answer
+from tpcompile.evidence.several import differ, find, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_program
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -97,7 +97,7 @@ def _guard_behind(difference: Difference) -> Row:
     if not difference.compile.differs(Layer.GUARDS):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
-    return first(row for row in rows if row.has_all("value")) or Row()
+    return find(rows, lambda row: row.has_all("value")) or Row()
 
 
 def _with_collectives(difference: Difference) -> Explanation:
@@ -124,7 +124,7 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = first(row for row in difference.rows if _does_something(row)) or difference.rows[0]
+    row = find(difference.rows, _does_something) or difference.rows[0]
     node = _Node(difference, row, _cause(row))
     return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
 
@@ -153,7 +153,7 @@ def _reordered(node: _Node) -> Explanation | None:
     loop = _set_behind(node)
     if loop is None:
         return None
-    moved = next(row for row in node.difference.items.places() if differ(map(_op, row.present)))
+    moved = next(row for row in node.difference.items.places() if not row.agree_in(_op))
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
 
 
@@ -215,9 +215,9 @@ def _does_something(row: Row) -> bool:
 
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    if not row.is_full or row.differs_in("op", "target"):
+    if not row.is_full or row.differing(("op", "target")):
         return Cause.RANK_BRANCH
-    if not row.differs_in("args"):
+    if not row.differing(["args"]):
         return _of_values(row)
     if not row.differs_in_note("constants"):
         return Cause.RANK_BRANCH  # the same op reads other tensors

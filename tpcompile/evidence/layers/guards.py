@@ -15,7 +15,7 @@ from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
-from tpcompile.evidence.several import differ, first, first_answer
+from tpcompile.evidence.several import differ, find, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_guards
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import users
@@ -63,16 +63,12 @@ def _one_sided(difference: Difference) -> Explanation:
 
 def _setting(difference: Difference) -> Explanation | None:
     """A setting of the process: the same cause as when a guard on it fails in mid-run."""
-    rows = [row for row in difference.rows if _is_setting(row)]
+    rows = [row for row in difference.rows if row.all_are(lambda item: item.kind == ItemKind.SETTING)]
     if not rows:
         return None
     # The first that has a cause of its own, or else the first.
     row = min(rows, key=lambda row: state.cause_of(row.first.about) == Cause.PROCESS_STATE)
     return Explanation(state.cause_of(row.first.about), Directness.STATE, row)
-
-
-def _is_setting(row: Row) -> bool:
-    return row.is_full and row.first.kind == ItemKind.SETTING
 
 
 def _arranged(difference: Difference) -> Explanation | None:
@@ -161,7 +157,7 @@ def _held(row: Row) -> list[str]:
 def _nearest(rows: Sequence[Row], program: Sequence[Row]) -> Row:
     """The guard asked for on the line of the first node that differs, or else the first on a value of the user's."""
     places = _places(program[0]) if program else set()
-    return first(row for row in rows if places & _places(row)) or _of_user(rows)
+    return find(rows, lambda row: places & _places(row)) or _of_user(rows)
 
 
 def _places(row: Row) -> set[tuple[str, int]]:
@@ -184,8 +180,7 @@ def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Ca
 def _is_same_call(nodes: Row) -> bool:
     """True for the same op on the same line on all ranks."""
     lines = {(line.file, line.line) for line in nodes.lines}
-    targets = nodes.distinct(lambda item: item.fields.get("target"))
-    return nodes.is_full and len(lines) <= 1 and len(targets) == 1
+    return len(lines) <= 1 and nodes.agree_in(lambda item: item.fields.get("target"))
 
 
 def _is_rank(row: Row, difference: Difference) -> bool:
@@ -212,10 +207,9 @@ def _checked(row: Row) -> Cause:
 
 def _healthy(difference: Difference) -> Followed:
     """Guards that follow the rank's coordinate, by what they are."""
-    kinds = [uneven_shards(difference), bounds_in_guards(difference)]
-    rows = [row for kind in kinds for row in kind.rows]
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, "; ".join(kind.says for kind in kinds if kind.rows))
+    shards, bounds = uneven_shards(difference), bounds_in_guards(difference)
+    says = filter(None, [shards.says, bounds.says])
+    return difference.following([*shards.rows, *bounds.rows], "; ".join(says))
 
 
 SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)

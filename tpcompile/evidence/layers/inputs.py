@@ -53,7 +53,7 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _cause(row: Row, difference: Difference) -> Cause:
-    differing = [field for field in _CAUSES if row.differs_in(field)]
+    differing = row.differing(_CAUSES)
     if "shape" in differing and difference.compile.is_symbolic().differ():
         return Cause.AUTOMATIC_DYNAMIC
     if differing == ["requires_grad"]:

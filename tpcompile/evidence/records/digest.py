@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from operator import attrgetter
 from typing import Any
 
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine
@@ -125,12 +123,12 @@ class RankDigest(Frozen):
     @property
     def layers(self) -> list[LayerDigest]:
         """The layers of all compiles."""
-        return list(itertools.chain.from_iterable(map(attrgetter("layers"), self.compiles)))
+        return [layer for compile_ in self.compiles for layer in compile_.layers]
 
     @property
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
-        return frozenset(map(attrgetter("layer"), self.layers))
+        return frozenset(digest.layer for digest in self.layers)
 
     def of_frame(self, frame: str) -> list[CompileDigest]:
         """Compiles of a frame, in order."""
