@@ -26,17 +26,20 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
     graphs = list(graphs)
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
-    scopes = [_Scope(nodes, graph.kind) for graph in lowered or graphs for nodes in graph.scopes]
-    found = [collective for scope in scopes for collective in scope.collectives()]
-    return tuple(sorted(found, key=lambda collective: collective.phase == "backward"))
+    in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
+    return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
+
+
+def _in_graph(graph: Graph) -> Iterator[Collective]:
+    for nodes in graph.scopes:
+        yield from _Scope(nodes, graph.phase).collectives()
 
 
 class _Scope:
     """The nodes of one subgraph, and what reads what."""
 
-    def __init__(self, nodes: Sequence[Node], kind: str) -> None:
-        self.nodes = nodes
-        self.phase = "backward" if kind == "backward" else "forward"
+    def __init__(self, nodes: Sequence[Node], phase: str) -> None:
+        self.nodes, self.phase = nodes, phase
         self.waits: dict[str, str] = {}
         """Reference to a result -> that to its wait."""
         self.read: set[str] = set()

@@ -13,6 +13,7 @@ from tpcompile.evidence.collectives import collectives_of
 from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
 from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.several import grouped, indexed, last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.breaks import parse_break
@@ -183,8 +184,7 @@ def _described(body: Mapping[str, Any]) -> tuple[object, object]:
 
 def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
     """Whole paths that are known from the same compile."""
-    nodes = [node for graph in graphs for node in graph.nodes]
-    return {line.file for line in [*stack, *lines_of(nodes)]}
+    return {line.file for line in [*stack, *lines_of(nodes_of(graphs))]}
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.several import find, first, grouped
+from tpcompile.evidence.several import first, grouped
+from tpcompile.evidence.text.lines import with_whole_path
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"^L\['(.*?)'\]")
@@ -68,7 +69,12 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
     line = reason.line or _line_of(reason.source, compile_)
     head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
-    return Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_))
+    return Recompile(
+        phase=compile_.phase,
+        frame=frame,
+        reason=head,
+        line=line and with_whole_path(line, {frame.file for frame in compile_.stack}),
+    )
 
 
 def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
@@ -76,14 +82,6 @@ def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
     names = {source, f"L['{source}']"} if source else set[str]()
     asked = [guard for guard in compile_.guards if guard.source in names]
     return first(lines_of(asked)) or compile_.line
-
-
-def _full(line: UserLine | None, compile_: CompileRecord) -> UserLine | None:
-    """The line with its whole path: torch keeps only the end of it in a comment."""
-    if line is None:
-        return None
-    whole = find(compile_.stack, lambda frame: frame.file.endswith(line.file))
-    return line.model_copy(update={"file": whole.file}) if whole else line
 
 
 def recompile_causes(

@@ -116,14 +116,14 @@ class _Tainted:
         named = unlike(self.named(), observed, lambda taint: (taint.text, taint.line))
         return [*observed, *left, *named]
 
-    def guards(self, slot: Slot) -> list[Taint]:
+    def guards(self, slot: Slot) -> Iterator[Taint]:
         """Guards about one value that say different things."""
         groups = slot.groups(Layer.GUARDS)
-        rows = [row for row in self.rows(slot, Layer.GUARDS, groups) if _is_of_python(row)]
-        if len(slot.groups(Layer.GRAPH)) != 1:
-            # Another program has other guards: a consequence, not a cause.
-            rows = [row for row in rows if row.is_full]
-        return [_observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot) for row in rows]
+        # A different program has different guards: a consequence, not a cause.
+        is_same_program = len(slot.groups(Layer.GRAPH)) == 1
+        for row in self.rows(slot, Layer.GUARDS, groups):
+            if _is_of_python(row) and (row.is_full or is_same_program):
+                yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
 
     def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
         """What the values are that a guard compares with."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
 from tpcompile.evidence.records.base import known, lines_of
+from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.several import first, indexed, last
 from tpcompile.evidence.text.lines import own_lines
 
@@ -23,8 +24,7 @@ _MAX_LINES = 60
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
     """Replace the lines of library code, where the caller can be told."""
-    nodes = [node for graph in graphs for node in graph.nodes]
-    lines = set(lines_of([*nodes, *guards]))
+    lines = set(lines_of([*nodes_of(graphs), *guards]))
     own = set(own_lines(lines))
     if own == lines:
         return tuple(graphs)

@@ -29,9 +29,9 @@ _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
-_METADATA = (Cause.DTYPE, Cause.SHAPE, Cause.STRIDE)
+_METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Cause of a difference in each part of that."""
-_SAYS_MORE = frozenset({*_METADATA, Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
+_SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
 """Causes of a program that explain why its collectives differ."""
 
 
@@ -146,14 +146,14 @@ def _different(node: _Node) -> Explanation:
 
 def _reordered(node: _Node) -> Explanation | None:
     """The same ops, of more than one kind, in the order of a set, where no rank is read."""
-    is_same_call = node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT)
-    ops = node.difference.items.only(_is_node).map(_sorted_ops)
-    if is_same_call or ops.differ() or not differ(ops[0]) or node.difference.compile.rank_reads():
+    if node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or node.difference.compile.rank_reads():
         return None
-    loop = _set_behind(node)
+    items = node.difference.items
+    ops = items.only(_is_node).map(_sorted_ops)
+    loop = _set_behind(node) if differ(ops[0]) and not ops.differ() else None
     if loop is None:
         return None
-    moved = next(row for row in node.difference.items.places() if not row.agree_in(_op))
+    moved = next(row for row in items.places() if not row.agree_in(_op))
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
 
 
@@ -204,7 +204,7 @@ _DIRECTNESS = {
     Cause.REDUCE_OP: Directness.COLLECTIVE,
     Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
-    **dict.fromkeys(_METADATA, Directness.RESULT),
+    **dict.fromkeys(_METADATA.values(), Directness.RESULT),
 }
 """How directly a node that differs names what happened; a node by default is just the program."""
 
@@ -235,12 +235,20 @@ def _of_values(row: Row) -> Cause:
     values = row.values("value")
     if differ("#" in value for value in values):
         return Cause.AUTOMATIC_DYNAMIC
-    parts = [match.groups() for value in values if (match := _VALUE.match(value))]
-    if len(parts) < len(values):
+    cause = _of_metadata(values)
+    is_of_collective = cause != Cause.UNKNOWN and any(row.notes("collective"))
+    return Cause.COLLECTIVE_SIZES if is_of_collective else cause
+
+
+def _of_metadata(values: Sequence[str]) -> Cause:
+    """The first part of what torch prints of tensors that differs."""
+    tensors = list(filter(None, map(_VALUE.match, values)))
+    if len(tensors) < len(values):
         return Cause.UNKNOWN
-    columns = zip(_METADATA, zip(*parts, strict=True), strict=True)
-    differing = first(cause for cause, texts in columns if differ(texts)) or Cause.UNKNOWN
-    return Cause.COLLECTIVE_SIZES if differing in _METADATA and any(row.notes("collective")) else differing
+    for part, cause in _METADATA.items():
+        if differ(tensor[part] for tensor in tensors):
+            return cause
+    return Cause.UNKNOWN
 
 
 def _dropped(node: _Node) -> Explanation | None:

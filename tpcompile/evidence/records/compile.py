@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -38,9 +39,19 @@ class Graph(Frozen):
     nodes: tuple[Node, ...]
 
     @property
+    def phase(self) -> str:
+        """`forward` or `backward`."""
+        return "backward" if self.kind == "backward" else "forward"
+
+    @property
     def scopes(self) -> list[list[Node]]:
         """The nodes of each subgraph, in order."""
         return list(grouped(self.nodes, lambda node: node.scope).values())
+
+
+def nodes_of(graphs: Iterable[Graph]) -> list[Node]:
+    """The nodes of several graphs, in order."""
+    return [node for graph in graphs for node in graph.nodes]
 
 
 class Guard(Frozen):
@@ -197,7 +208,7 @@ class CompileRecord(Frozen):
     @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
-        return [node for graph in self.graphs_of("dynamo") for node in graph.nodes]
+        return nodes_of(self.graphs_of("dynamo"))
 
     @property
     def traced_lines(self) -> list[UserLine]:

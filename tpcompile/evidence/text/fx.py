@@ -7,7 +7,6 @@ of the node they come from, annotations as values, `# File:` comments as the use
 from __future__ import annotations
 
 import ast
-import itertools
 import keyword
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -309,18 +308,31 @@ def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
     Torch makes one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
     at `rank * n` has it, rank 0, whose offset is always 0, has not.
     """
-    arguments = forward.args.args[1:]
-    annotations = {argument.arg: _annotation(argument.annotation) for argument in arguments}
-    symbols = {name: match[1] for name, text in annotations.items() if (match := _SYMBOL_VALUE.match(text))}
-    others = [text for name, text in annotations.items() if name not in symbols]
-    body = [statement for statement in forward.body if not isinstance(statement, ast.Return)]
-    for node in itertools.chain.from_iterable(map(ast.walk, body)):
-        if isinstance(node, ast.AnnAssign):
-            others.append(_annotation(node.annotation))
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            others.append(node.id)
-    used = set(_WORD.findall(" ".join(others)))
-    return frozenset(name for name, symbol in symbols.items() if not used & {name, symbol})
+    arguments = {argument.arg: _annotation(argument.annotation) for argument in forward.args.args[1:]}
+    symbols = {name: match[1] for name, text in arguments.items() if (match := _SYMBOL_VALUE.match(text))}
+    others = [text for name, text in arguments.items() if name not in symbols]
+    used = _Used(_WORD.findall(" ".join(others)))
+    for statement in forward.body:
+        used.visit(statement)
+    return frozenset(name for name, symbol in symbols.items() if not used.words & {name, symbol})
+
+
+class _Used(ast.NodeVisitor):
+    """Names that statements read and words of their annotations; what is returned counts apart."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = set(words)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        """A symbol that is only returned is kept for the backward."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.words.update(_WORD.findall(_annotation(node.annotation)))
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.words.add(node.id)
 
 
 def _annotation(annotation: ast.expr | None) -> str:

@@ -59,6 +59,19 @@ def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     return last(own_lines(stack))
 
 
+def innermost(stack: Sequence[UserLine]) -> UserLine | None:
+    """The same, or where none is the user's the innermost line."""
+    return innermost_own(stack) or last(stack)
+
+
+def with_whole_path(line: UserLine, files: Iterable[str]) -> UserLine:
+    """The line with its whole path, where one of the files fits: of a long path in a comment torch keeps the end."""
+    ends = [file for file in files if file.endswith(line.file)]
+    whole = [file for file in ends if f"/{file}".endswith(f"/{line.file}")]
+    fitting = whole or ends
+    return line.model_copy(update={"file": fitting[0]}) if len(fitting) == 1 else line
+
+
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
     """The lines of the user's, in order."""
     return [line for line in stack if not is_library(line)]
@@ -101,8 +114,7 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
-    ends = ["/".join(parts[start:]) for start in range(len(parts))]
-    files = [os.path.join(folder, end) for folder in _library_folders() for end in ends]
+    files = [os.path.join(folder, *parts[start:]) for folder in _library_folders() for start in range(len(parts))]
     return any(code in linecache.getline(path, line) for path in files)
 
 
