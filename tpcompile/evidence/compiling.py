@@ -20,7 +20,7 @@ from tpcompile.evidence.text.breaks import parse_break
 from tpcompile.evidence.text.code import parse_kernels
 from tpcompile.evidence.text.fx import parse_graph
 from tpcompile.evidence.text.guards import parse_guards
-from tpcompile.evidence.text.lines import innermost_own, users
+from tpcompile.evidence.text.lines import innermost, users
 from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 from tpcompile.evidence.traceevent import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
@@ -43,7 +43,7 @@ def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
 
 def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
     """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
-    return innermost_own(stack) or last(stack)
+    return innermost(stack)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.headline import headline
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.kernels import is_reordered
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -29,7 +28,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import find, grouped
 
 Key = tuple[Layer, str]
 """A layer and the part of it."""
@@ -175,19 +174,9 @@ class _Layer:
         return bool(self.difference.rows)
 
     @property
-    def listed(self) -> list[Divergence]:
-        """What is declared, or follows the rank's coordinate."""
-        return self._judged[0]
-
-    @property
-    def difference(self) -> Difference:
-        """What is left."""
-        return self._judged[1]
-
-    @property
     def explains_below(self) -> bool:
         """True where lowered graphs and code follow from what is listed here."""
-        return self.layer != Layer.GUARDS or _follows_rank(self.listed)
+        return self.layer != Layer.GUARDS or bool(self._followed.rows)
 
     @property
     def is_made_from_lowered(self) -> bool:
@@ -211,20 +200,32 @@ class _Layer:
         return Items(seen.items(*self.key) for seen in self._seen)
 
     @functools.cached_property
-    def _judged(self) -> tuple[list[Divergence], Difference]:
-        """What is declared, or follows the rank's coordinate, told from what is left."""
-        items = self._own_items
-        differing = rows_of(items, is_ordered=self.spec.is_ordered)
-        followed = self.spec.follow(Difference(self.layer, self.groups, items, differing, self))
-        listed = []
-        if followed.rows:
-            listed.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
-        by_reason = grouped(followed.left, lambda row: self.whole.domain.reason(self.layer, row))
-        left = by_reason.pop("", [])
-        for reason, declared in itertools.islice(by_reason.items(), 1):
-            title = headline(declared[0], self.groups)
-            listed.append(self._listed(declared[0], DivergenceClass.DECLARED, title, reason))
-        return listed, Difference(self.layer, self.groups, items, tuple(left), self)
+    def _followed(self) -> Followed:
+        """What follows the rank's coordinate, told from the rest."""
+        rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
+        return self.spec.follow(Difference(self.layer, self.groups, self._own_items, rows, self))
+
+    @functools.cached_property
+    def _by_reason(self) -> dict[str, list[Row]]:
+        """Why the rest is intended, as the allow-list says -> rows; under "" those that nobody declared."""
+        return grouped(self._followed.left, lambda row: self.whole.domain.reason(self.layer, row))
+
+    @functools.cached_property
+    def listed(self) -> list[Divergence]:
+        """What follows the rank's coordinate, and the first that is declared."""
+        found: list[Divergence] = []
+        if self._followed.rows:
+            found.append(self._listed(self._followed.rows[0], DivergenceClass.RANK_PARAMETRIC, self._followed.says))
+        reason = find(self._by_reason, bool)
+        if reason:
+            row = self._by_reason[reason][0]
+            found.append(self._listed(row, DivergenceClass.DECLARED, headline(row, self.groups), reason))
+        return found
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        """What is left."""
+        return Difference(self.layer, self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
@@ -322,11 +323,6 @@ class _Layer:
     def _where(self) -> str:
         where, part = self.whole.slot.where, self.key[1]
         return f"{where} ({part})" if part else where
-
-
-def _follows_rank(listed: Iterable[Divergence]) -> bool:
-    """True where something follows the rank's coordinate, and is not declared."""
-    return any(divergence.cls == DivergenceClass.RANK_PARAMETRIC for divergence in listed)
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:

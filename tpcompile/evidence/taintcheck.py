@@ -15,23 +15,22 @@ _KINDS = (*(grade.value for grade in Grade), _ALLOWED)
 
 def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
     """One check over the taints of a mode: listed, or red for the certain ones nobody allowed when `fails`."""
-    mine = [taint for taint in taints if not mode or taint.where.startswith(f"{mode}/")]
+    prefix = f"{mode}/" if mode else ""
+    mine = [taint for taint in taints if taint.where.startswith(prefix)]
+    red = [taint for taint in mine if fails and _is_red(taint)]
     # What makes the check red comes first, what is allowed last.
-    mine.sort(key=lambda taint: (fails and not _is_red(taint), bool(taint.reason)))
-    red = list(filter(_is_red, mine)) if fails else []
-    groups = red[0].groups if red else ()
-    nothing, observed = _untainted(digests)
-    found = Status.FAIL if red else Status.INFO
+    mine.sort(key=lambda taint: (taint not in red, bool(taint.reason)))
+    status, observed = _counted(mine, red) if mine else _untainted(digests)
     is_code_seen = any(digest.is_code_seen for digest in digests)
     return Check(
         id=CheckId.UNTAINTED,
         mode=mode,
-        status=found if mine else nothing,
+        status=status,
         expected="none, or allowed with a reason",
-        observed=(_counted(mine) if mine else observed) + ("" if is_code_seen else "; traced code was not looked at"),
+        observed=observed if is_code_seen else f"{observed}; traced code was not looked at",
         details=tuple(map(taint_text, mine)),
         line=mine[0].line if mine else None,
-        ranks=ranks_of(groups),
+        ranks=ranks_of(mine[0].groups) if red else (),
     )
 
 
@@ -45,11 +44,11 @@ def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
     return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
 
 
-def _counted(taints: Sequence[Taint]) -> str:
+def _counted(taints: Sequence[Taint], red: Sequence[Taint]) -> tuple[Status, str]:
     kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
     said = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
     shown = min(taints, key=lambda taint: bool(taint.reason))
-    return f"{', '.join(said)}; first: {shown.text}"
+    return Status.FAIL if red else Status.INFO, f"{', '.join(said)}; first: {shown.text}"
 
 
 def taint_text(taint: Taint) -> str:

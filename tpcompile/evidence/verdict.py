@@ -18,14 +18,13 @@ from tpcompile.evidence.records import (
     Divergence,
     Item,
     Layer,
-    Lead,
     RankDigest,
     RankRecord,
     Status,
     Taint,
     Verdict,
 )
-from tpcompile.evidence.several import find, indexed
+from tpcompile.evidence.several import indexed
 from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.taintcheck import taint_check
 
@@ -95,10 +94,8 @@ def conclude(
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    red = [check for check in found if check.is_red]
-    differing = find(divergences, lambda divergence: divergence.is_red)
-    exit_code = _exit_code(red, differing)
-    told = _lead(red, differing)
+    told = lead.of_run(found, divergences, causes=checks.CAUSES)
+    exit_code = _exit_code(found, is_red=told is not None)
     return Verdict(
         status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
         exit_code=exit_code,
@@ -138,26 +135,17 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
     )
 
 
-def _exit_code(red: Sequence[Check], differing: Divergence | None) -> ExitCode:
-    failed = {check.id for check in red}
+def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
+    failed = {check.id for check in found if check.is_red}
     if CheckId.TIMED_OUT in failed:
         return ExitCode.TIMEOUT
     # With nothing compiled no other check says anything, so this code wins over a plain failure.
     if CheckId.COMPILED in failed:
         return ExitCode.NOTHING_COMPILED
-    return ExitCode.FAIL if failed or differing else ExitCode.PASS
-
-
-def _lead(red: Sequence[Check], differing: Divergence | None) -> Lead | None:
-    """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
-    worst = min(red, key=lambda check: check.id not in checks.CAUSES, default=None)
-    if worst and (differing is None or worst.id in checks.CAUSES):
-        return lead.of_check(worst)
-    return lead.of_divergence(differing) if differing else None
+    return ExitCode.FAIL if is_red else ExitCode.PASS
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
-    passed = sum(check.status == Status.PASS for check in found)
     ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
     where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
-    return f"{ranks}{where}; {passed} checks passed"
+    return f"{ranks}{where}; {lead.num_passed(found)} checks passed"

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpcompile.errors import ExitCode
 from tpcompile.evidence import lead
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, Verdict, ranks_of
-from tpcompile.evidence.several import find
+from tpcompile.evidence.records import Check, CheckId, Divergence, Status, Verdict, ranks_of
 from tpcompile.parity.facts import SHARDS
 
 MAX_NAMED = 16
@@ -79,28 +78,16 @@ def conclude(
     domains: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Verdict:
     """Checks and divergences -> the verdict; the first red thing is its summary."""
-    told = _lead(checks, divergences)
+    told = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
     status, exit_code = (Status.FAIL, ExitCode.FAIL) if told else (Status.PASS, ExitCode.PASS)
-    passed = sum(check.status == Status.PASS for check in checks)
     return Verdict(
         status=status,
         exit_code=exit_code,
         world_size=world_size,
         preset=title,
-        summary=lead.summary(told) if told else f"{world_size} ranks agree; {passed} checks passed",
+        summary=lead.summary(told) if told else f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed",
         lead=told,
         checks=tuple(checks),
         divergences=tuple(divergences),
         domains=domains,
     )
-
-
-def _lead(checks: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
-    """A rank that did not report explains a difference; a difference explains every other failed check."""
-    failed = find(checks, lambda check: check.is_red)
-    red = find(divergences, lambda divergence: divergence.is_red)
-    if failed is None:
-        return None  # the check of its group is red with every red difference
-    if red is None or failed.id == CheckId.REPORTED:
-        return lead.of_check(failed)
-    return lead.of_divergence(red)

@@ -150,10 +150,10 @@ def _reordered(node: _Node) -> Explanation | None:
         return None
     items = node.difference.items
     ops = items.only(_is_node).map(_sorted_ops)
-    loop = _set_behind(node) if differ(ops[0]) and not ops.differ() else None
-    if loop is None:
+    moved = find(items.places(), lambda row: not row.agree_in(_op)) if differ(ops[0]) and not ops.differ() else None
+    loop = _set_behind(node)
+    if loop is None or moved is None:
         return None
-    moved = next(row for row in items.places() if not row.agree_in(_op))
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
 
 

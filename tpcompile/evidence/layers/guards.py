@@ -14,7 +14,7 @@ from tpcompile.evidence.layers.graph import program_rows
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
-from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
+from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
 from tpcompile.evidence.several import differ, find, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_guards
 from tpcompile.evidence.text.guards import parts_of
@@ -132,15 +132,10 @@ def _placed(row: Row, nodes: Row) -> Row:
 
     Behind a branch a rank is further down in the function: of its lines the first is nearest to what it asked.
     """
-    functions = {(line.file, line.function) for line in nodes.lines}
-    if len(functions) == 1:
-        nearest = min(nodes.lines, key=lambda line: line.line)
-        return Row(_placed_at(item, nearest) for item in row)
-    return Row(_placed_at(item, node.line if node else None) for item, node in zip(row, nodes, strict=True))
-
-
-def _placed_at(item: Item | None, line: UserLine | None) -> Item | None:
-    return item and item.at(item.line or line)
+    lines = [node.line if node else None for node in nodes]
+    if len({(line.file, line.function) for line in nodes.lines}) == 1:
+        lines = [min(nodes.lines, key=lambda line: line.line)] * len(nodes)
+    return Row(item and item.at(item.line or line) for item, line in zip(row, lines, strict=True))
 
 
 def _has_values(row: Row) -> bool:
