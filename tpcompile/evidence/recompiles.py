@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.several import first, grouped
+from tpcompile.evidence.several import first, grouped, listed
 from tpcompile.evidence.text.lines import with_whole_path
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
@@ -129,16 +129,10 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         ranks=tuple(sorted({one.rank for one in seen})),
         phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
         frame=first.recompile.frame,
-        values=_values([one.change for one in seen]),
+        values=listed([one.change for one in seen], by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
         advice=advice_for(first.reason),
     )
-
-
-def _values(changes: Sequence[str]) -> str:
-    texts = list(dict.fromkeys(changes))
-    more = f" and {len(texts) - MAX_VALUES} more" if len(texts) > MAX_VALUES else ""
-    return ", ".join(texts[:MAX_VALUES]) + more
 
 
 def advice_for(reason: Reason) -> str:

@@ -35,6 +35,13 @@ def phrase(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
+def listed(texts: Iterable[str], *, by: str, at_most: int) -> str:
+    """`8 -> 9, 9 -> 10 and 3 more`: each text once, the first few."""
+    different = list(dict.fromkeys(texts))
+    more = f" and {len(different) - at_most} more" if len(different) > at_most else ""
+    return by.join(different[:at_most]) + more
+
+
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     """Values by what they have in common, both in order of appearance."""
     found: dict[K, list[T]] = {}

@@ -101,7 +101,7 @@ def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], s
         observed=_observed(shown, ranks),
         details=_details([split for _, split in splits]),
         ranks=ranks,
-        line=_line(shown),
+        line=shown.broke_at or shown.runs_at,
     )
 
 
@@ -168,12 +168,6 @@ def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
     return tuple(dict.fromkeys(lines_of(compiles)))
 
 
-def _line(split: SplitCall) -> UserLine:
-    """The line to fix: where the graph broke, else where the code runs in Python."""
-    broke_at = split.skipped.broke_at if split.skipped else None
-    return broke_at or split.runs_at
-
-
 def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
     number = f"{split.regions_per_call} regions per call" if split.regions_per_call else "several regions"
     return f"{number} on rank {ranks_text(ranks)}: {_why(split)}"
@@ -183,7 +177,7 @@ def _why(split: SplitCall) -> str:
     at = split.runs_at
     if split.skipped is None:
         return f"{split.name} runs in Python at {at.file}:{at.line}"
-    broke_at = f" at {split.skipped.broke_at}" if split.skipped.broke_at else ""
+    broke_at = f" at {split.broke_at}" if split.broke_at else ""
     return f"{split.name} is skipped since a graph break{broke_at}, earlier in this process"
 
 

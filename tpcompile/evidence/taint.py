@@ -28,7 +28,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import find, first, grouped, phrase, unlike
+from tpcompile.evidence.several import find, first, grouped, listed, phrase, unlike
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -138,7 +138,9 @@ class _Tainted:
             return  # other ops: another program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
-            yield _observed("constant", self.kind_of_constant(groups, calls), _listed(calls), row, groups, slot)
+            yield _observed(
+                "constant", self.kind_of_constant(groups, calls), listed(calls, by=" / ", at_most=2), row, groups, slot
+            )
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
         """What differs in one layer of one compile; nothing when the hashes agree."""
@@ -285,12 +287,6 @@ def _skeleton(item: Item) -> tuple[str, ...]:
 def _call(item: Item) -> str:
     """`mul(%1, 3)` of a node."""
     return f"{item.fields['target']}({item.fields['args']})"
-
-
-def _listed(calls: Sequence[str]) -> str:
-    different = list(dict.fromkeys(calls))
-    more = f" and {len(different) - 2} more" if len(different) > 2 else ""
-    return " / ".join(different[:2]) + more
 
 
 def value_text(item: Item) -> str:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import compat
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.several import phrase
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.backends import Resolvers, answers, resolved_backends
 from tpcompile.parity.weights import Group, Layout, Weight
@@ -99,11 +100,13 @@ def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
     def prints(layout: Layout) -> dict[str, str]:
         return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
 
-    dtypes = {
-        f"dtype of {name}": f"{w.dtype}{' with gradient' if w.requires_grad else ''}{f', {w.kind}' if w.kind else ''}"
-        for name, w in weights.items()
-    }
+    dtypes = {f"dtype of {name}": _dtype_text(weight) for name, weight in weights.items()}
     return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
+
+
+def _dtype_text(weight: Weight) -> str:
+    """`float32 with gradient, DTensor`."""
+    return phrase(f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype, weight.kind)
 
 
 def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:

@@ -188,7 +188,8 @@ def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
 def _device_of(mesh: DeviceMesh | None) -> torch.device:
     # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
     has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
-    kind = mesh.device_type if mesh is not None else "cuda" if has_nccl else "cpu"
+    default = "cuda" if has_nccl else "cpu"
+    kind = default if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find
 from tpcompile.nn.sharding import Sharded, ShardSpec
 from tpcompile.parity.fingerprint import bits, describe, local_of
 
@@ -149,7 +149,7 @@ def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
     if callable(sharded):
         return Said(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED, "caller")
     shapes = _shapes_by_pattern(sharded)
-    matching = first(pattern for pattern in shapes if fnmatchcase(name, pattern))
+    matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
     if matching is None:
         return Said(Layout.REPLICATED, "caller")
     full_shape = shapes[matching]

@@ -275,8 +275,9 @@ def _is_unused(collective: Item) -> bool:
 SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
 
 
-def program_rows(difference: Difference) -> tuple[Row, ...]:
-    """Rows of the program in the compile of another layer's difference."""
+def first_nodes(difference: Difference) -> Row:
+    """The first nodes that differ in the compile of another layer's difference; empty where the program agrees."""
     if not difference.compile.differs(Layer.GRAPH):
-        return ()
-    return rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)
+        return Row()
+    rows = rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)
+    return first(rows) or Row()

@@ -10,7 +10,7 @@ from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
-from tpcompile.evidence.layers.graph import program_rows
+from tpcompile.evidence.layers.graph import first_nodes
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
@@ -117,14 +117,14 @@ def _tensor(difference: Difference) -> Explanation | None:
 def _value(difference: Difference) -> Explanation | None:
     """A Python value that all ranks guard, each its own: it says why the programs differ, when they do."""
     rows = [row for row in difference.rows if _has_values(row)]
-    program = program_rows(difference)
-    is_explained = bool(program) or difference.compile.differs(Layer.INPUTS)
+    nodes = first_nodes(difference)
+    is_explained = bool(nodes) or difference.compile.differs(Layer.INPUTS)
     if not rows or not is_explained:
         return None
-    row = _nearest(rows, program)
+    row = _nearest(rows, nodes)
     says = "" if row.has_all("value") else f"{spoken(row.first.about)} is {' / '.join(dict.fromkeys(_held(row)))}"
-    shown = _placed(row, program[0]) if program else row
-    return Explanation(_value_cause(row, program, difference), Directness.VALUE, shown, says, guard=row)
+    shown = _placed(row, nodes) if nodes else row
+    return Explanation(_value_cause(row, nodes, difference), Directness.VALUE, shown, says, guard=row)
 
 
 def _placed(row: Row, nodes: Row) -> Row:
@@ -149,9 +149,9 @@ def _held(row: Row) -> list[str]:
     return [item.notes.get("value", "a tensor" if "keys" in item.notes else "") for item in row.present]
 
 
-def _nearest(rows: Sequence[Row], program: Sequence[Row]) -> Row:
-    """The guard asked for on the line of the first node that differs, or else the first on a value of the user's."""
-    places = _places(program[0]) if program else set()
+def _nearest(rows: Sequence[Row], nodes: Row) -> Row:
+    """The guard asked for on the line of the first nodes that differ, or else the first on a value of the user's."""
+    places = _places(nodes)
     return find(rows, lambda row: places & _places(row)) or _of_user(rows)
 
 
@@ -165,11 +165,11 @@ def _of_user(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: row.first.about.startswith(_INTERNAL))
 
 
-def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Cause:
+def _value_cause(row: Row, nodes: Row, difference: Difference) -> Cause:
     """The rank itself, when each rank's value is its own number; else a value that differs."""
     if not _is_rank(row, difference):
         return Cause.PYTHON_VALUE
-    return Cause.RANK_CONSTANT if program and _is_same_call(program[0]) else Cause.RANK_BRANCH
+    return Cause.RANK_CONSTANT if _is_same_call(nodes) else Cause.RANK_BRANCH
 
 
 def _is_same_call(nodes: Row) -> bool:

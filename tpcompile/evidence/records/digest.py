@@ -80,6 +80,11 @@ class SplitCall(Frozen):
     skipped: SkippedFrame | None = None
     """Why it runs in Python, where torch still knows."""
 
+    @property
+    def broke_at(self) -> UserLine | None:
+        """The line of the graph break since which it is skipped."""
+        return self.skipped.broke_at if self.skipped else None
+
 
 class RankDigest(Frozen):
     """What travels between ranks: a few kilobytes, hashes and counters only."""
