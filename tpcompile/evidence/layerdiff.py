@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -299,12 +300,11 @@ class _Layer:
         return order, tuple(self.groups[index] for index in order)
 
     def _programs(self) -> Groups:
-        """Ranks by program, where each program is that of one or several groups; else nothing."""
-        programs = self.whole.slot.groups(Layer.GRAPH)
-        graphs = self.whole.slot.compiles.map(lambda compile_: compile_.sha(Layer.GRAPH))
-        is_split = not any(graphs.among(ranks).differ() for ranks in self.groups)
-        firsts = {ranks[0] for ranks in self.groups}
-        return programs if is_split and all(ranks[0] in firsts for ranks in programs) else ()
+        """Ranks by program, where no group has more than one; else nothing."""
+        ranks = itertools.chain.from_iterable(self.groups)
+        programs = self.whole.slot.compiles.among(ranks).map(lambda compile_: compile_.sha(Layer.GRAPH))
+        is_split = any(programs.among(group).differ() for group in self.groups)
+        return () if is_split else programs.groups()
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN

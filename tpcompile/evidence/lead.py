@@ -12,12 +12,14 @@ from tpcompile.evidence.text.ranks import ranks_text
 
 def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
     """The first red thing: a check of `causes` explains a difference, a difference explains every other check."""
-    red = [check for check in checks if check.is_red]
-    worst = min(red, key=lambda check: check.id not in causes, default=None)
+    cause = find(checks, lambda check: check.is_red and check.id in causes)
+    if cause:
+        return of_check(cause)
     differing = find(divergences, lambda divergence: divergence.is_red)
-    if worst and (differing is None or worst.id in causes):
-        return of_check(worst)
-    return of_divergence(differing) if differing else None
+    if differing:
+        return of_divergence(differing)
+    failed = find(checks, lambda check: check.is_red)
+    return of_check(failed) if failed else None
 
 
 def num_passed(checks: Sequence[Check]) -> int:

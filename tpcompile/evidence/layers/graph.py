@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import ranks_in
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
@@ -145,16 +145,22 @@ def _different(node: _Node) -> Explanation:
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    """The same ops, of more than one kind, in the order of a set, where no rank is read."""
+    """The same ops in the order of a set, where no rank is read."""
     if node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or node.difference.compile.rank_reads():
         return None
-    items = node.difference.items
-    ops = items.only(_is_node).map(_sorted_ops)
-    moved = find(items.places(), lambda row: not row.agree_in(_op)) if differ(ops[0]) and not ops.differ() else None
-    loop = _set_behind(node)
-    if loop is None or moved is None:
+    moved = _moved(node.difference.items)
+    loop = _set_behind(node) if moved else None
+    if moved is None or loop is None:
         return None
     return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
+
+
+def _moved(items: Items) -> Row | None:
+    """The first place at which groups differ that run the same ops in a different order."""
+    ops = items.only(lambda item: item.kind == ItemKind.NODE).map(_sorted_ops)
+    if ops.differ() or not differ(ops[0]):
+        return None
+    return find(items.places(), lambda row: not row.agree_in(_op))
 
 
 def _set_behind(node: _Node) -> UserLine | None:
@@ -174,10 +180,6 @@ def _in_loop(item: Item, iterated: UserLine) -> Item:
     """The item at the loop over the set, unless it is in that function itself."""
     is_there = item.line is not None and item.line.function == iterated.function
     return item if is_there else item.at(iterated)
-
-
-def _is_node(item: Item) -> bool:
-    return item.kind == ItemKind.NODE
 
 
 def _sorted_ops(nodes: Iterable[Item]) -> tuple[tuple[str, ...], ...]:

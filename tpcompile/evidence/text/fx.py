@@ -308,23 +308,25 @@ def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
     Torch makes one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
     at `rank * n` has it, rank 0, whose offset is always 0, has not.
     """
-    arguments = {argument.arg: _annotation(argument.annotation) for argument in forward.args.args[1:]}
-    symbols = {name: match[1] for name, text in arguments.items() if (match := _SYMBOL_VALUE.match(text))}
-    others = [text for name, text in arguments.items() if name not in symbols]
-    used = _Used(_WORD.findall(" ".join(others)))
-    for statement in forward.body:
-        used.visit(statement)
-    return frozenset(name for name, symbol in symbols.items() if not used.words & {name, symbol})
+    used = _Used()
+    used.visit(forward)
+    return frozenset(name for name, symbol in used.symbols.items() if not used.words & {name, symbol})
 
 
 class _Used(ast.NodeVisitor):
-    """Names that statements read and words of their annotations; what is returned counts apart."""
+    """Names that a function reads and words of its annotations; what it only returns is kept for the backward."""
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self.words = set(words)
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self.symbols: dict[str, str] = {}
+        """Arguments for a size, and the symbol that each of them is."""
 
-    def visit_Return(self, node: ast.Return) -> None:
-        """A symbol that is only returned is kept for the backward."""
+    def visit_arg(self, node: ast.arg) -> None:
+        text = _annotation(node.annotation)
+        if match := _SYMBOL_VALUE.match(text):
+            self.symbols[node.arg] = match[1]
+        else:
+            self.words.update(_WORD.findall(text))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.words.update(_WORD.findall(_annotation(node.annotation)))
@@ -333,6 +335,9 @@ class _Used(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self.words.add(node.id)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        """Says nothing."""
 
 
 def _annotation(annotation: ast.expr | None) -> str:
