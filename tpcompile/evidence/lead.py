@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -69,8 +70,7 @@ def summary(lead: Lead) -> str:
     """Cause, ranks and line in one line."""
     who = who_text(lead)
     ranks = f" ({who})" if who else ""
-    at = f" at {lead.line}" if lead.line else ""
-    return f"{cause_text(lead)}{ranks}{at}"
+    return f"{cause_text(lead)}{ranks}{at_text(lead.line)}"
 
 
 def _first_sentence(advice: str) -> str:

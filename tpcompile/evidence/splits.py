@@ -23,7 +23,7 @@ from tpcompile.evidence.records import (
     Status,
     UserLine,
 )
-from tpcompile.evidence.records.base import known, lines_of
+from tpcompile.evidence.records.base import at_text, known, lines_of
 from tpcompile.evidence.several import first, grouped, last
 from tpcompile.evidence.text.lines import own_lines
 from tpcompile.evidence.text.ranks import ranks_text
@@ -41,7 +41,8 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
 
     Where nobody counted, as in a trace file: those inside of which a frame was compiled on its own.
     """
-    skipped = (*record.skipped, *_failed(record.compiles))
+    failed = filter(None, map(_failed_frame, record.compiles))
+    skipped = (*record.skipped, *failed)
     if record.regions:
         found = [_counted(count, record.compiles, skipped) for count in record.regions]
         return tuple(filter(None, found))
@@ -109,12 +110,8 @@ def _is_no_wrapper(line: UserLine) -> bool:
     return line.function != _WRAPPER or not line.file.endswith(_WRAPPER_FILE)
 
 
-def _failed(compiles: Sequence[CompileRecord]) -> list[SkippedFrame]:
-    """Frames of which a compile failed, by their records."""
-    return [frame for frame in map(_failed_frame, compiles) if frame is not None]
-
-
 def _failed_frame(compile_: CompileRecord) -> SkippedFrame | None:
+    """The frame, where its compile failed."""
     if compile_.line is None or compile_.graphs or not compile_.failure:
         return None
     broke_at = first([*lines_of(compile_.breaks), *known([compile_.failure_line])])
@@ -177,8 +174,7 @@ def _why(split: SplitCall) -> str:
     at = split.runs_at
     if split.skipped is None:
         return f"{split.name} runs in Python at {at.file}:{at.line}"
-    broke_at = f" at {split.broke_at}" if split.broke_at else ""
-    return f"{split.name} is skipped since a graph break{broke_at}, earlier in this process"
+    return f"{split.name} is skipped since a graph break{at_text(split.broke_at)}, earlier in this process"
 
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:

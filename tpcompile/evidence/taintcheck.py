@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -56,5 +57,4 @@ def taint_text(taint: Taint) -> str:
     values = [f"rank {ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = "; ".join([taint.kind.value, *values])
     end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
-    at = f" at {taint.line}" if taint.line else ""
-    return f"{taint.grade} {taint.what} {taint.text}{at} ({why}): {end}"
+    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {end}"

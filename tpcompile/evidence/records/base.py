@@ -47,6 +47,11 @@ class UserLine(Frozen):
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
+def at_text(line: UserLine | None) -> str:
+    """` at model.py:3`, or nothing where no line is known."""
+    return f" at {line}" if line else ""
+
+
 class HasLine(Protocol):
     """What may come from a line of source."""
 
@@ -62,7 +67,7 @@ def lines_of(things: Iterable[HasLine]) -> list[UserLine]:
 
 def known(lines: Iterable[UserLine | None]) -> list[UserLine]:
     """The lines that are known."""
-    return [line for line in lines if line is not None]
+    return list(filter(None, lines))
 
 
 class ItemKind(StrEnum):
