@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, Divergence, Lead
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status
+from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import ranks_text
+
+
+def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
+    """The first red thing: a check of `causes` explains a difference, a difference explains every other check."""
+    red = [check for check in checks if check.is_red]
+    worst = min(red, key=lambda check: check.id not in causes, default=None)
+    differing = find(divergences, lambda divergence: divergence.is_red)
+    if worst and (differing is None or worst.id in causes):
+        return of_check(worst)
+    return of_divergence(differing) if differing else None
+
+
+def num_passed(checks: Sequence[Check]) -> int:
+    """Checks that passed."""
+    return sum(check.status == Status.PASS for check in checks)
 
 
 def of_divergence(divergence: Divergence) -> Lead:
     """Cause, difference, ranks, line and advice of a finding."""
     culprits = divergence.culprits
-    everybody = tuple(rank for group in divergence.groups for rank in group.ranks)
     return Lead(
         cause=divergence.cause,
         says=divergence.title.removeprefix(f"{divergence.cause}: "),  # the cause stands before it
-        ranks=culprits or tuple(sorted(everybody)),
+        ranks=culprits or divergence.ranks,
         is_rank_known=bool(culprits),
         line=divergence.line,
         do_first=_first_sentence(divergence.advice),
