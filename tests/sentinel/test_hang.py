@@ -45,7 +45,11 @@ def stuck(
     other_domains: Mapping[int, RankState] | None = None,
 ) -> Finding | None:
     """Why nothing moves; unless told otherwise no rank has moved since the round before."""
-    return why_stuck(Situation(ByRank(now), now if before is None else before, lost, other_domains or {}))
+    return why_stuck(
+        Situation(
+            ByRank(now), now if before is None else before, ByRank({one.rank: one for one in lost}), other_domains or {}
+        )
+    )
 
 
 def test_a_rank_that_compiles_may_come() -> None:
