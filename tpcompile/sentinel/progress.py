@@ -91,6 +91,13 @@ class Region:
         """Where this rank is in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
 
+    def keep(self, position: Position, compile_id: str, program: str) -> None:
+        """What was compiled there; from the second variant of its first frame on it is kept which one a call hits."""
+        self.programs[compile_id] = program
+        if position.index == 0:
+            self.ran.append((position.call, compile_id))
+            self.has_variants |= len(self.ran) > 1
+
 
 class Progress:
     """Counts; and tells `passed` when this rank went past a position at which another rank compiles."""
@@ -102,7 +109,8 @@ class Progress:
         self.is_active = False
         """This process is watched."""
         self.regions: dict[str, Region] = {}
-        self.current: Region | None = None
+        self.current = self._nowhere = Region("?")
+        """The region that was called last; before the first call, one that nobody called."""
         self.activity, self.compile_id = RUNNING, ""
         self.since = self._clock()
         self.waits_at: Position | None = None
@@ -118,9 +126,9 @@ class Progress:
         self._lock = threading.Lock()
 
     @property
-    def is_inside(self) -> bool:
-        """A call of a watched region has begun and not ended."""
-        return self.current is not None and self.current.is_inside
+    def position(self) -> Position | None:
+        """Where this rank is, None before the first call of a region."""
+        return None if self.current is self._nowhere else self.current.position
 
     def region(self, name: str) -> Region:
         """The region of that name."""
@@ -172,7 +180,7 @@ class Progress:
         """A frame of the current region was looked up among the compiled ones."""
         region = self.current
         self.ticks += 1
-        if region is None:
+        if region is self._nowhere:
             return
         if region.has_missed:
             self._leave_lookup(region)
@@ -185,7 +193,9 @@ class Progress:
 
     def compile_starts(self, compile_id: str) -> Position:
         """A frame of the current region is being compiled; the position it is compiled at."""
-        region = self.current or self.enter(self.region("?"))
+        if self.current is self._nowhere:
+            self.enter(self.region(self._nowhere.name))
+        region = self.current
         region.has_missed = False
         position = region.position
         region.compiled[position.call, position.index] = compile_id

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
-from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
+from tpcompile.evidence.logs.issued import beside_the_graphs
+from tpcompile.evidence.logs.job import Job
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, select
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
@@ -35,6 +36,8 @@ from tpcompile.evidence.records import (
     Status,
     Verdict,
 )
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first
 from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
@@ -73,27 +76,27 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     question = question or Question()
     files = find_logs(folders, num_ranks=question.num_ranks)
     logs = _read_all(files.paths)
-    world_size = _world_size(question, logs)
-    missing = sorted(set(range(world_size)) - set(logs))
-    ends = log_ends(logs.values(), missing)
-    lacking = [end for end in ends if end.lacks]
-    job = Job(
-        logs=logs,
-        domains=_domains(question, logs, missing),
-        world_size=world_size,
-        incomplete=frozenset(end.rank for end in lacking),
-    )
-    return _Diagnosis(job, question, ends, lacking, files.left_out).verdict()
+    world_size = _world_size(question, max(logs) + 1)
+    missing = sorted(set(range(world_size)).difference(logs))
+    ends = log_ends(logs, missing)
+    incomplete = ends.where(lambda end: end.lacks)
+    job = Job(logs, _domains(question, logs, missing), world_size=world_size, incomplete=frozenset(incomplete))
+    return _Diagnosis(job, question, ends, files.left_out).verdict()
 
 
-def _read_all(paths: Mapping[int, Path]) -> dict[int, RankLog]:
+def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
     """Read the logs, large ones side by side."""
-    num_workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    if num_workers < 2 or sum(path.stat().st_size for path in paths.values()) < SIDE_BY_SIDE_BYTES:
-        return {rank: _read(rank, path) for rank, path in paths.items()}
+    size_bytes = sum(path.stat().st_size for path in paths.values())
+    num_workers = min(len(paths), _num_cores())
+    if num_workers == 1 or size_bytes < SIDE_BY_SIDE_BYTES:
+        return ByRank(dict(zip(paths, map(_read, paths, paths.values()), strict=True)))
     with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        logs = pool.map(_read, paths, paths.values())
-        return dict(zip(paths, logs, strict=True))
+        return ByRank(dict(zip(paths, pool.map(_read, paths, paths.values()), strict=True)))
+
+
+def _num_cores() -> int:
+    """Cores of this process, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _read(rank: int, path: Path) -> RankLog:
@@ -103,8 +106,8 @@ def _read(rank: int, path: Path) -> RankLog:
         raise unreadable(path, error) from None
 
 
-def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
-    seen = max(logs) + 1
+def _world_size(question: Question, seen: int) -> int:
+    """Ranks of the job, of which the logs show so many at least."""
     if question.mesh is None:
         return max(question.num_ranks, seen)
     size = question.mesh.world_size
@@ -114,26 +117,19 @@ def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
     return size
 
 
-def _domains(question: Question, logs: dict[int, RankLog], missing: Sequence[int]) -> Domains:
+def _domains(question: Question, logs: ByRank[RankLog], missing: Sequence[int]) -> Domains:
     if question.mesh is not None:
         return question.mesh.domains()
-    return by_groups({rank: log.coupling for rank, log in logs.items()}, missing=missing)
+    return by_groups(logs.map(lambda log: log.coupling), missing=missing)
 
 
 class _Diagnosis:
     """One job and what is asked of it -> verdict."""
 
-    def __init__(
-        self,
-        job: Job,
-        question: Question,
-        ends: Sequence[LogEnd],
-        lacking: Sequence[LogEnd],
-        left_out: Sequence[str],
-    ) -> None:
-        self.job, self.question, self.ends, self.lacking, self.left_out = job, question, ends, lacking, left_out
-        self.logs = list(job.logs.values())
-        self.failed = failed_everywhere(self.logs)
+    def __init__(self, job: Job, question: Question, ends: ByRank[LogEnd], left_out: Sequence[str]) -> None:
+        self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
+        self.lacking = ends.where(lambda end: end.lacks)
+        self.failed = failed_everywhere(job.logs)
         self.num_left = 0
 
     def verdict(self) -> Verdict:
@@ -169,10 +165,10 @@ class _Diagnosis:
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are none in this job are listed only; what was scheduled, and what ran, is added."""
         found = [self.accepted(divergence) for divergence in divergences]
-        for domain in self.job.domains.domains:
-            hangs = [d for d in found if d.domain == domain.name and d.cls == DivergenceClass.COLLECTIVES]
-            if not hangs:
-                found += [*lonely_groups(self.job, domain), *scheduled(self.job, domain), *executed(self.job, domain)]
+        hanging = {divergence.domain for divergence in found if divergence.cls == DivergenceClass.COLLECTIVES}
+        for logs in self.job.domains:
+            if logs.domain.name not in hanging:
+                found += beside_the_graphs(logs)
         return tuple(found)
 
     def accepted(self, divergence: Divergence) -> Divergence:
@@ -182,13 +178,16 @@ class _Diagnosis:
         reason = self.uneven(divergence)
         if reason:
             return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
-        if self.job.domains.source == Source.NOTHING and divergence.cause in _SIZES | _PROGRAM:
+        is_uncoupled = self.job.source == Source.NOTHING
+        if is_uncoupled and divergence.cause in _SIZES | _PROGRAM:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
         return divergence
 
     def uneven(self, divergence: Divergence) -> str:
-        functions = {g.frame_line.function for g in divergence.groups if g.frame_line is not None}
-        return next((reason for function, reason in self.question.uneven if function in functions), "")
+        """Why the function that differs may do so; empty when nobody said so."""
+        lines = known(group.frame_line for group in divergence.groups)
+        functions = {line.function for line in lines}
+        return first(reason for function, reason in self.question.uneven if function in functions) or ""
 
     # Checks.
 
@@ -196,20 +195,20 @@ class _Diagnosis:
         """No log says what the environment was, but for torch's version."""
         if check.layer != Layer.ENVIRONMENT or check.is_red:
             return check
-        versions = {log.torch_version for log in self.logs}
+        versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
             return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
-        return check.model_copy(
-            update={"observed": f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"}
-        )
+        observed = f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"
+        return check.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:
-        outcomes = {log.rank: Counter(compile_.fail_type for compile_ in log.compiles) for log in self.logs}
-        numbers = {rank: kinds.pop("", 0) for rank, kinds in outcomes.items()}
+        """Something was compiled on any rank; the kinds of errors are said besides."""
+        outcomes = self.job.logs.map(lambda log: log.outcomes)
+        numbers = outcomes.map(lambda outcome: outcome[""])
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
-        failed = sorted(set[str]().union(*outcomes.values()))
-        if failed:
-            observed += f"; others failed with {', '.join(failed)}"
+        errors = sorted(set[str]().union(*outcomes.values()).difference([""]))
+        if errors:
+            observed += f"; others failed with {', '.join(errors)}"
         return Check(
             id=CheckId.COMPILED,
             mode="",
@@ -219,7 +218,7 @@ class _Diagnosis:
         )
 
     def failures(self) -> Iterator[Check]:
-        alone = failed_first(self.logs)
+        alone = failed_first(self.job.logs)
         if alone is not None:
             yield _failure_check(*alone)
         if self.failed:
@@ -228,11 +227,11 @@ class _Diagnosis:
 
     def notes(self) -> Iterator[Check]:
         if self.lacking:
-            ranks = tuple(end.rank for end in self.lacking)
+            ranks = self.lacking.ranks
             text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
-            yield _information(WHOLE, text, list(map(str, self.lacking))).model_copy(update={"ranks": ranks})
+            yield _information(WHOLE, text, self.lacking.map(str).values()).model_copy(update={"ranks": ranks})
         elif self.question.ended_badly:
-            yield _information(WHOLE, "yes", list(map(str, self.ends)))
+            yield _information(WHOLE, "yes", self.ends.map(str).values())
         if self.left_out:
             yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
 
@@ -242,8 +241,8 @@ class _Diagnosis:
         """A pass of logs that do not go far enough is none; a difference is one all the same."""
         if verdict.exit_code != ExitCode.PASS:
             return verdict
-        summary = next(self.doubts(), "")
-        if not summary:
+        summary = first(self.doubts())
+        if summary is None:
             return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
         update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
         return verdict.model_copy(update=update)
@@ -252,7 +251,7 @@ class _Diagnosis:
         """Why a pass is none, what weighs most first."""
         if self.lacking:
             more = f", and {len(self.lacking) - 1} more" if len(self.lacking) > 1 else ""
-            yield f"what was logged agrees, and that is not all: {self.lacking[0]}{more}"
+            yield f"what was logged agrees, and that is not all: {self.lacking.first}{more}"
         if self.num_left:
             yield f"what was looked into agrees: {self.left_text()}"
         if self.failed:
@@ -291,5 +290,5 @@ def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence
     return divergence.model_copy(update={"cls": cls, "advice": advice, "consequences": ()})
 
 
-def _information(name: str, text: str, details: Sequence[str]) -> Check:
+def _information(name: str, text: str, details: Iterable[str]) -> Check:
     return Check(name=name, mode="", status=Status.INFO, expected="yes", observed=text, details=tuple(details))
