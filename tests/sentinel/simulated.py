@@ -320,7 +320,7 @@ class Rank:
             rank=self.rank,
             activity=progress.activity,
             since_s=self.job.now_s - progress.since,
-            position=progress.current.position if progress.current else None,
+            position=progress.position,
             waits_at=self.protocol.waits_at(),
             blocked=bool(self.issued) and not self.issued[-1].is_done,
             stack=(UserLine(file="train.py", line=self.line),),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.sentinel.scenarios import Ranks
+from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.capture import compat
 from tpcompile.evidence.causes import Cause

@@ -20,7 +20,7 @@ from tpcompile.testing.ranks import run_on_ranks
 def _diverge(imported: str, sinks: str) -> str:
     """stderr of this rank while a rank constant is reported."""
     importlib.import_module(imported)
-    from tests.sentinel.scenarios import Ranks
+    from tests.sentinel.ranks import Ranks
 
     if sinks == "none":
         loguru_logger.remove()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.sentinel.scenarios import Ranks
+from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel import Sentinel, protocol
 from tpcompile.testing.ranks import run_on_ranks

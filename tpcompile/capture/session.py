@@ -121,14 +121,14 @@ class CaptureSession:
             events = list(self._events)
         return trace.compile_records(events, roles=self._roles, strings=self._strings)
 
-    def compile(self, compile_id: str) -> CompileRecord | None:
-        """The newest compile of that id, None when nothing was logged for it."""
+    def compile(self, compile_id: str) -> CompileRecord:
+        """The newest compile of that id; an empty one when nothing was logged for it."""
         wanted = compile_id.strip("[]")
         self._snapshot()
         with self._lock:
             events = [e for e in self._events if e.name == "str" or e.compile_id == wanted]
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
-        return found[-1] if found else None
+        return found[-1] if found else CompileRecord(compile_id=wanted)
 
     def record(
         self,

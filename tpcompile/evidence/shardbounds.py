@@ -11,7 +11,9 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
+from tpcompile.evidence.bygroup import Items, Row
+from tpcompile.evidence.byrank import Groups
+from tpcompile.evidence.layerspec import Difference, Followed
 from tpcompile.evidence.parametric import addresses, integer_columns
 from tpcompile.evidence.records import Layer
 from tpcompile.evidence.rows import rows_of
@@ -28,8 +30,7 @@ Column = tuple[int, ...]
 def bounds_in_guards(difference: Difference) -> Followed:
     """Guards on the bounds of shards."""
     rows = list(_bounds(difference.items, difference.compile.coordinates()))
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, f"{len(rows)} guards hold the bounds of each rank's shard")
+    return difference.following(rows, f"{len(rows)} guards hold the bounds of each rank's shard")
 
 
 def bounds_in_program(difference: Difference) -> Followed:
@@ -39,8 +40,7 @@ def bounds_in_program(difference: Difference) -> Followed:
     guards = difference.compile.items(Layer.GUARDS)
     known = {_column(row) for row in _bounds(guards, difference.compile.coordinates())}
     rows = [row for row in difference.rows if addresses(row) and known.issuperset(_differing(row))]
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
+    return difference.following(rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
 
 
 def _bounds(guards: Items, places: Groups) -> Iterator[Row]:
@@ -63,9 +63,9 @@ def _column(row: Row) -> Column:
 def _is_partition(starts: Column, ends: Column, places: Groups) -> bool:
     """True where `[start, end)` of the ranks, by coordinate, are the parts of one range; the last may be smaller."""
     in_order = sorted(zip(places, starts, ends, strict=True))
-    if [at for at, _, _ in in_order] != [(number,) for number in range(len(places))]:
+    places, starts, ends = zip(*in_order, strict=True)
+    sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+    if places != tuple((number,) for number in range(len(places))) or starts != (0, *ends[:-1]):
         return False
-    sizes = [end - start for _, start, end in in_order]
-    begins, ends_before = [start for _, start, _ in in_order], [0, *(end for _, _, end in in_order)]
     is_even = max(sizes) - min(sizes[:-1]) <= 1
-    return begins == ends_before[:-1] and is_even and min(sizes) >= _MIN_SIZE
+    return is_even and min(sizes) >= _MIN_SIZE

@@ -13,7 +13,7 @@ from tpcompile.dist.store import RankStore
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.digest import frame_name, layer_items
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
-from tpcompile.evidence.rows import first_difference, keys
+from tpcompile.evidence.rows import first_difference
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
@@ -26,7 +26,7 @@ class Agreement:
     def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
-        self._last: list[tuple[str, ...]] | None = None
+        self._last: tuple[tuple[str, ...], ...] | None = None
         self.phase = ""
         self.mode = ""
 
@@ -38,7 +38,7 @@ class Agreement:
         if not items:
             return  # nobody can hang in it; if only one rank has it, the verdict says so
         self._counts[self.phase] += 1
-        keys = [item.key for item in items]
+        keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
         self._store.put(self._key(self._store.rank), [i.model_dump(mode="json") for i in items])
         if self.phase == f"C/{STEADY}" and unchanged:
@@ -57,7 +57,7 @@ class Agreement:
             self._end(self._one_rank(compile_, late))
         issued = ByRank(found).map(lambda items: tuple(Item.model_validate(item) for item in items))
         # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
-        odd = issued.unlike_most(keys)
+        odd = issued.unlike_most(_keys)
         if odd:
             self._end(self._differ(compile_, issued, odd))
 
@@ -107,3 +107,8 @@ class Agreement:
             line=compile_.line,
             ranks=tuple(ranks),
         )
+
+
+def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
+    """What is compared of each item, in order."""
+    return tuple(item.key for item in items)

@@ -16,13 +16,14 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import dropwhile, islice, takewhile
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.config
@@ -44,8 +45,8 @@ _HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, Cod
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
 _WRAPPERS = "/tpcompile/dist/"
-_PEERS = {"send": "dst", "recv": "src"}
-"""Functions of torch -> their argument for the peer."""
+_PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
+"""Functions of torch that wait for a peer -> their argument for it."""
 _HERE = __file__.rpartition("/")[0]
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
             "/capture/torch_hooks.py", "/torch/_logging/_internal.py")  # fmt: skip
@@ -133,13 +134,17 @@ def is_compiled_call(function: str, filename: str) -> bool:
 
 def is_in_dynamo(frame: FrameType | None) -> bool:
     """True when Dynamo is compiling on the thread whose innermost frame this is."""
-    compiling = (one for one in frames_from(frame) if one.f_code.co_name == "_compile")
-    return any(one.f_code.co_filename.startswith(_DYNAMO) for one in compiling)
+    return any(map(_is_compile, frames_from(frame)))
+
+
+def _is_compile(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name == "_compile" and code.co_filename.startswith(_DYNAMO)
 
 
 def finish_device_work() -> None:
     """Wait for what this process has queued on its GPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
@@ -172,38 +177,51 @@ def _is_machinery(frame: FrameType) -> bool:
 
 def recorded_collectives() -> dict[str, Any]:
     """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
-    dump = first(_recorders())
-    if dump is None:
-        return {}
-    found = pickle.loads(dump())  # from our own process, not from the network
-    return found if isinstance(found, dict) else {}
+    return dict(pickle.loads(_dump_recorder()))  # from our own process, not from the network
 
 
-def _recorders() -> list[Callable[[], bytes]]:
-    """The functions of this torch that dump a flight recorder, the one to ask first."""
-    names = ["_dump_nccl_trace", "_dump_fr_trace"] if torch.cuda.is_available() else ["_dump_fr_trace"]
-    known = vars(torch._C._distributed_c10d)
-    return [known[name] for name in names if name in known]
+def _dump_recorder() -> bytes:
+    """What the recorder of this torch kept; NCCL's where there are GPUs."""
+    recorders = torch._C._distributed_c10d
+    if torch.cuda.is_available() and hasattr(recorders, "_dump_nccl_trace"):
+        return bytes(recorders._dump_nccl_trace())
+    return bytes(recorders._dump_fr_trace())
+
+
+class _Group(NamedTuple):
+    """A process group of this rank."""
+
+    handle: dist.ProcessGroup
+    name: str
+
+    @property
+    def label(self) -> str:
+        """`name description`, as the flight recorder writes it."""
+        return f"{self.name} {self.handle.group_desc}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks."""
+        return tuple(dist.get_process_group_ranks(self.handle))
+
+
+def _groups() -> list[_Group]:
+    known = list(dist.distributed_c10d._world.pg_names.items())  # another thread may make a group meanwhile
+    return [_Group(handle, name) for handle, name in known]
 
 
 def group_members() -> dict[str, tuple[int, ...]]:
     """`name description` of every process group of this rank, as the flight recorder writes it -> its global ranks."""
-    return {label: tuple(dist.get_process_group_ranks(group)) for group, label in _labels().items()}
-
-
-def _labels() -> dict[dist.ProcessGroup, str]:
-    """Process group of this rank -> `name description`, as the flight recorder writes it."""
-    groups = list(dist.distributed_c10d._world.pg_names.items())
-    return {group: f"{name} {group.group_desc}" for group, name in groups}
+    return {group.label: group.ranks for group in _groups()}
 
 
 def collective_numbers(members: Sequence[int]) -> dict[str, int]:
     """`name description` of every group that all of `members` are in -> number of its last collective on this rank."""
-    wanted, found = set(members), {}
-    for group, label in _labels().items():
-        if wanted <= set(dist.get_process_group_ranks(group)):
-            with suppress(RuntimeError):  # a backend of somebody else's need not count
-                found[label] = int(group._get_sequence_number_for_group())
+    shared = [group for group in _groups() if set(members).issubset(group.ranks)]
+    found = {}
+    for group in shared:
+        with suppress(RuntimeError):  # a backend of somebody else's need not count
+            found[group.label] = int(group.handle._get_sequence_number_for_group())
     return found
 
 
@@ -225,19 +243,20 @@ def _is_of_communication(frame: FrameType) -> bool:
 
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
-    labels, names = _labels(), dist.distributed_c10d._world.pg_names
-    by_name = {names.get(group, ""): label for group, label in labels.items()}
+    groups = _groups()
+    by_name = {group.name: group.label for group in groups}
     named = first(text for text in _texts_given(values) if text in by_name)
     if named is not None:
         return by_name[named]
-    group = values.get("group", "none is given")
-    if group is None:
-        group = dist.group.WORLD
-    return labels.get(group, "") if isinstance(group, dist.ProcessGroup) else None
+    handle = values.get("group", "none is given")
+    if handle is None:
+        handle = dist.group.WORLD
+    by_handle = {group.handle: group.label for group in groups}
+    return by_handle.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
 
 
 def _texts_given(values: Mapping[str, Any]) -> list[str]:
-    given = values.get("args", ())
+    given = values.get("args")
     known = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
     return [one for one in known if isinstance(one, str)]
 
@@ -248,13 +267,12 @@ def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     call = first(filter(_is_point_to_point, calls))
     if call is None:
         return None
-    peer = _peer(call.f_locals, _PEERS[call.f_code.co_name])
+    peer = _peer(call.f_locals, _PEERS[call.f_code])
     return (call.f_code.co_name, peer) if peer is not None else None
 
 
 def _is_point_to_point(frame: FrameType) -> bool:
-    code = frame.f_code
-    return code.co_name in _PEERS and code.co_filename.endswith("distributed_c10d.py")
+    return frame.f_code in _PEERS
 
 
 def _peer(values: Mapping[str, Any], name: str) -> int | None:
@@ -268,16 +286,13 @@ def _peer(values: Mapping[str, Any], name: str) -> int | None:
 
 def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
     """`target` with its calls going through `wrap`: the same object for a module, a new callable otherwise."""
-    if isinstance(target, _eval_frame.OptimizedModule):
+    if not isinstance(target, torch.nn.Module):
+        return wrap(target)
+    if target._compiled_call_impl is not None:
+        target._compiled_call_impl = wrap(target._compiled_call_impl)
+    else:
         target.forward = wrap(target.forward)
-        return target
-    if isinstance(target, torch.nn.Module):
-        if target._compiled_call_impl is not None:
-            target._compiled_call_impl = wrap(target._compiled_call_impl)
-        else:
-            target.forward = wrap(target.forward)
-        return target
-    return wrap(target)
+    return target
 
 
 def main_thread_frame(ident: int) -> FrameType | None:

@@ -101,9 +101,10 @@ class Asking:
         text = _describe_all(ByRank(states).without([self._rank]))
         return f"rank {self._rank} has waited {waited_s:.0f} of {limit_s:g} s: {text}"
 
-    def lost(self, absent: Mapping[int, Absence]) -> list[Lost]:
+    def lost(self, absent: Mapping[int, Absence]) -> ByRank[Lost]:
         """The dead among ranks that did not answer."""
-        return [self._died(rank, found) for rank, found in sorted(absent.items()) if found.how == "dead"]
+        dead = ByRank(absent).where(lambda found: found.how == "dead")
+        return ByRank({rank: self._died(rank, found) for rank, found in dead.items()})
 
     def _late(self, states: ByRank[RankState], now_s: float) -> Finding | None:
         """Ranks for which this one has waited longer than it may."""
@@ -115,11 +116,12 @@ class Asking:
         line = first(known(state.line for state in slow.values()))
         return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
-    def _lost(self, answers: Answers, states: Mapping[int, RankState]) -> list[Lost]:
+    def _lost(self, answers: Answers, states: Mapping[int, RankState]) -> ByRank[Lost]:
         absent = [rank for rank in self._members if rank not in states]
         now_s = answers.now_s
         self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in absent}
-        return [self._gone(rank, answers.absent.get(rank, Absence("unknown")), now_s) for rank in absent]
+        unknown = Absence("unknown")
+        return ByRank({rank: self._gone(rank, answers.absent.get(rank, unknown), now_s) for rank in absent})
 
     def _gone(self, rank: int, found: Absence, now_s: float) -> Lost:
         how = _HOWS.get(found.how, "silent")

@@ -12,29 +12,43 @@ from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Position, RankState
 
+_OF_LOSS = CheckId.ALIVE, "all ranks run to the end"
+_OF_WAIT = CheckId.MOVING, "every wait can end"
+"""Check, and what it expects."""
 
-def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: CompileRecord | None) -> Check:
+
+def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: CompileRecord) -> Check:
     """This rank compiled at a position that another one went past."""
-    reason = _reason_of(compile_)
-    why = f" because {reason.guard}" if reason else ""
+    reason = reason_of(compile_)
+    why = f" because {reason.guard}" if reason.guard else ""
     at = f", now at {theirs.line}" if theirs.line else ""
-    own_line = compile_.line if compile_ else None
     return Check(
         id=CheckId.TOGETHER,
         mode="",
         status=Status.FAIL,
         expected="all ranks compile at the same call, or none",
         observed=f"rank {rank} compiled at {position}{why}; rank {theirs.rank} went on without it{at}",
-        line=(reason.line if reason else None) or own_line,
+        line=reason.line or compile_.line,
         ranks=(rank,),
-        cause=_one_rank_cause(reason, compile_),
+        cause=_one_rank_cause(compile_),
     )
+
+
+def reason_of(compile_: CompileRecord) -> Reason:
+    """The guard whose failure made torch compile again; one without text for a first compile."""
+    return parse_reason(nearest_reason(compile_.recompile_reasons))
+
+
+def _one_rank_cause(compile_: CompileRecord) -> Cause:
+    """Why one rank alone compiled, as far as that rank knows."""
+    if compile_.limit_reached:
+        return Cause.RECOMPILE_LIMIT
+    return reason_cause(reason_of(compile_)) if compile_.recompile_reasons else Cause.UNKNOWN
 
 
 def finding_check(finding: Finding) -> Check:
     """The ranks cannot go on."""
-    check_id = CheckId.ALIVE if finding.is_loss else CheckId.MOVING
-    expected = "all ranks run to the end" if finding.is_loss else "every wait can end"
+    check_id, expected = _OF_LOSS if finding.is_loss else _OF_WAIT
     return Check(
         id=check_id,
         mode="",
@@ -74,15 +88,3 @@ def _first_words(error: BaseException) -> str:
     if not lines:
         return ""
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-
-
-def _reason_of(compile_: CompileRecord | None) -> Reason | None:
-    text = nearest_reason(compile_.recompile_reasons) if compile_ else ""
-    return parse_reason(text) if text else None
-
-
-def _one_rank_cause(reason: Reason | None, compile_: CompileRecord | None) -> Cause:
-    """Why one rank alone compiled, as far as that rank knows."""
-    if compile_ is not None and compile_.limit_reached:
-        return Cause.RECOMPILE_LIMIT
-    return reason_cause(reason) if reason else Cause.UNKNOWN

@@ -1,7 +1,7 @@
 """What ran here, beside what other ranks say that they ran -> an event; on the timer's thread, and when a rank leaves.
 
-Every rank compares with the next one only, so its cost does not grow with their number; of ranks that do not all agree,
-two that are next to each other differ. Nothing is sent while no region is called.
+On the timer every rank compares with the next one only, so its cost does not grow with their number; of ranks that do
+not all agree, two that are next to each other differ. Nothing is sent while no region is called.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ class Comparison:
         self._log, self._progress, self._on = log, progress, on
         self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
-        here = members.index(log.rank)
-        self._next, self._previous = members[(here + 1) % len(members)], members[here - 1]
-        self._is_alone = len(members) == 1
+        self._next = members[(members.index(log.rank) + 1) % len(members)]
+        self._others = [rank for rank in members if rank != log.rank]
 
     def with_the_next(self) -> None:
         """Tell what ran since the last time, and compare with the next rank; nothing to do while nothing is called."""
-        if self._is_alone:
+        if not self._others:
             return
         ran, counted = ran_by(self._progress), self._progress.counted()
         told, self._told = self._told, (ran, counted)
@@ -45,19 +44,17 @@ class Comparison:
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
-        """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
-        if self._is_alone:
+        """Which variants ran is compared with all ranks, waiting for them; the rest with what they have said so far."""
+        if not self._others:
             return
-        ran, counted = ran_by(self._progress), self._progress.counted()
+        ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
         if ran:
-            others = [rank for rank in self._log.members if rank != self._log.rank]
             self._log.say_ran(ran, is_all=True)
-            theirs_ran = self._log.ran_on(others, wait_s=_LEAVING_S)
+            theirs_ran = self._log.ran_on(self._others, wait_s=_LEAVING_S)
         if counted:
             self._log.say_counted(counted)
-        for neighbour in sorted({self._previous, self._next}):
-            self._tell(theirs_ran, self._log.counted_on([neighbour]), ran=ran, counted=counted)
+        self._tell(theirs_ran, self._log.counted_on(self._others), ran=ran, counted=counted)
 
     def _tell(
         self,

@@ -38,7 +38,7 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
     if explained is not None:
         return explained
     says = "; ".join(map(has_left, gone.values()))
-    issued = here.blocked_in or here.newest
+    issued = here.latest
     if issued is None:
         return Finding(Cause.STUCK_COLLECTIVE, says, gone.ranks, here.line)
     return Finding(Cause.STUCK_COLLECTIVE, f"{says}, and rank {here.rank} is in {issued}", gone.ranks, issued.line)
@@ -73,7 +73,7 @@ def _region_left_out(waiting: RankState, absent: RankState) -> str | None:
 
 def _last_call_of(region: str, state: RankState) -> UserLine | None:
     """From where the rank called it, as far as its collectives tell."""
-    return last(known(issued.call_line for issued in state.issued if issued.region == region))
+    return last(known(issued.call_line for issued in state.issued_by(region)))
 
 
 def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:

@@ -35,4 +35,9 @@ class History:
 
 def groups_used(states: Mapping[int, RankState]) -> list[str]:
     """Groups in which any of the ranks issued something."""
-    return sorted({issued.group for state in states.values() for issued in state.issued})
+    return sorted({issued.group for issued in issued_by_all(states)})
+
+
+def issued_by_all(states: Mapping[int, RankState]) -> list[Issued]:
+    """What the ranks issued, rank by rank."""
+    return [issued for state in states.values() for issued in state.issued]

@@ -17,10 +17,11 @@ from tpcompile.capture import CaptureSession, compat, torch_hooks
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
+from tpcompile.evidence.text.reasons import nearest_reason
 from tpcompile.sentinel import adapter, flight
+from tpcompile.sentinel.checks import reason_of
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
-from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, CompilePost, Position, post_of
+from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, Position, post_of
 from tpcompile.sentinel.progress import Progress, Region
 
 
@@ -86,8 +87,7 @@ class Hooks:
         progress = self._progress
         if not progress.is_active:
             return hit
-        current = progress.current
-        if current is None or not current.is_inside:
+        if not progress.current.is_inside:
             frame = frame or sys._getframe(1)
             is_direct = frame.f_code is adapter.COMPILE_WRAPPER
             function = adapter.variable_of(frame, "fn") if is_direct else adapter.entered_function(frame)
@@ -110,7 +110,7 @@ class Hooks:
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
-        if self._progress.is_inside:
+        if self._progress.current.is_inside:
             return
         region = self._region_of(adapter.entered_function(frame), frame)
         if region is not None:
@@ -124,13 +124,12 @@ class Hooks:
         code = code_of(target)
         region = self._progress.region(region_name(target))
         if region.code is None and code is not None:
-            region.code, region.line = code, last(flight.user_stack(frame))
+            region.code, region.stack = code, flight.user_stack(frame)
             region.has_variants = adapter.num_variants(code) > 1
-        with suppress(TypeError):  # a callable that cannot be referred to weakly is named every time
-            if function is not None:
-                key = id(function)
-                self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
-                self._regions[key] = region
+        key = id(function)
+        with suppress(TypeError):  # what cannot be referred to weakly, as None, is named every time
+            self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
+            self._regions[key] = region
         return region
 
     def _forget(self, key: int) -> None:
@@ -145,13 +144,11 @@ class Hooks:
         if "dynamo_start" in metadata and not metadata.get("attempt"):
             self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
             self._enter_if_new(sys._getframe(1))
-        current = self._progress.current
-        self._session.step = current.call if current is not None else None
+        self._session.step = self._progress.current.call or None
 
     def _enter_if_new(self, frame: FrameType | None) -> None:
         """Begin a call, unless the lookup that missed has done so."""
-        current = self._progress.current
-        if current is None or not current.has_missed:
+        if not self._progress.current.has_missed:
             self._enter_from(frame)
 
     def _starts(self, kind: str, compile_id: str) -> None:
@@ -169,8 +166,8 @@ class Hooks:
         self._keep_skipped(sys._getframe(1))
         position = self._positions[compile_id] = self._progress.compile_starts(compile_id)
         begun = self._session.compile(compile_id)
-        reason = nearest_reason(begun.recompile_reasons) if begun else ""
-        self._progress.reason = parse_reason(reason).guard if reason else ""
+        self._progress.reason = reason_of(begun).guard
+        reason = nearest_reason(begun.recompile_reasons)
         line = last(flight.user_stack(sys._getframe(1)))
         found = Announcement(rank=self._rank, position=position, compile_id=compile_id, reason=reason, line=line)
         self._on(CompileStarted(found))
@@ -210,41 +207,28 @@ class Hooks:
         if not self._progress.is_active or "compilation_metrics" not in metadata:
             return
         compile_id = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}"
-        if compile_id not in self._positions:
-            found = self._session.compile(compile_id)
-            if found is None or not found.limit_reached:
-                return
+        if compile_id not in self._positions and self._session.compile(compile_id).limit_reached:
             self._enter_if_new(sys._getframe(1))
             self._begin(compile_id)
             self._progress.set(RUNNING)
-        elif compile_id not in self._failed:
-            return
-        self._failed.discard(compile_id)
-        self._ended(compile_id, may_wait=False)
+            self._failed.add(compile_id)
+        if compile_id in self._failed:
+            self._failed.discard(compile_id)
+            self._ended(compile_id, may_wait=False)
 
     def _ended(self, compile_id: str, *, may_wait: bool) -> None:
         position, compile_ = self._positions[compile_id], self._session.compile(compile_id)
-        if compile_ is not None:
-            reason_uneven = self._progress.region(position.region).reason_uneven
-            post = post_of(self._rank, compile_, is_uneven=bool(reason_uneven))
-            self._keep_variant(position, compile_id, post)
-            if is_dynamic(compile_):
-                self._progress.region(position.region).is_dynamic = True
-            self._on(CompileEnded(position, post, may_wait))
-
-    def _keep_variant(self, position: Position, compile_id: str, post: CompilePost) -> None:
         region = self._progress.region(position.region)
-        region.programs[compile_id] = post.program
-        if position.index == 0:
-            region.ran.append((position.call, compile_id))
-            region.has_variants = region.has_variants or len(region.ran) > 1
+        post = post_of(self._rank, compile_, is_uneven=bool(region.reason_uneven))
+        region.keep(position, compile_id, post.program)
+        region.is_dynamic |= is_dynamic(compile_)
+        self._on(CompileEnded(position, post, may_wait))
 
 
 def is_dynamic(compile_: CompileRecord) -> bool:
     """True where sizes of its inputs are symbolic."""
-    graph = compile_.graph("dynamo")
-    nodes = graph.nodes if graph else ()
-    return any(node.op == "placeholder" and node.value.startswith("Sym(") for node in nodes)
+    inputs = [node.value for node in compile_.dynamo_nodes if node.op == "placeholder"]
+    return any(value.startswith("Sym(") for value in inputs)
 
 
 def code_of(target: Any) -> CodeType | None:

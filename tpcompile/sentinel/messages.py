@@ -224,6 +224,11 @@ class RankState(Frozen):
         return min(reversed(self.issued), key=lambda issued: issued.age_s, default=None)  # they are sorted by group
 
     @property
+    def latest(self) -> Issued | None:
+        """The collective it is in, or else the one it issued last."""
+        return self.blocked_in or self.newest
+
+    @property
     def waits(self) -> bool:
         """True for a rank that waits for others."""
         return self.blocked or any((self.waits_at, self.p2p, self.in_flight))
@@ -243,6 +248,10 @@ class RankState(Frozen):
     def issued_in(self, group: str) -> tuple[Issued, ...]:
         """Its last collectives of a group, oldest first."""
         return tuple(issued for issued in self.issued if issued.group == group)
+
+    def issued_by(self, region: str) -> tuple[Issued, ...]:
+        """Its last collectives that calls of a region issued."""
+        return tuple(issued for issued in self.issued if issued.region == region)
 
     def calls_of(self, region: str) -> int:
         """How often it has called that region."""

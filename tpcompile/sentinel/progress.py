@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.several import last
 from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
@@ -49,8 +50,8 @@ class Region:
     """Of the newest compile."""
     code: CodeType | None = None
     """The user's function, where it is known."""
-    line: UserLine | None = None
-    """A call of it by the user."""
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames of a call of it, innermost last."""
     has_variants: bool = False
     """More than one variant of it is compiled: which one a call hits is kept."""
     ran: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_VARIANTS))
@@ -76,6 +77,11 @@ class Region:
     """A call of a watched region has begun and not ended."""
 
     @property
+    def line(self) -> UserLine | None:
+        """A call of it by the user."""
+        return last(self.stack)
+
+    @property
     def is_compared(self) -> bool:
         """False where its content may differ, or was found to."""
         return not (self.reason_uneven or self.is_reported)
@@ -84,6 +90,13 @@ class Region:
     def position(self) -> Position:
         """Where this rank is in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
+
+    def keep(self, position: Position, compile_id: str, program: str) -> None:
+        """What was compiled there; from the second variant of its first frame on it is kept which one a call hits."""
+        self.programs[compile_id] = program
+        if position.index == 0:
+            self.ran.append((position.call, compile_id))
+            self.has_variants |= len(self.ran) > 1
 
 
 class Progress:
@@ -96,7 +109,8 @@ class Progress:
         self.is_active = False
         """This process is watched."""
         self.regions: dict[str, Region] = {}
-        self.current: Region | None = None
+        self.current = self._nowhere = Region("?")
+        """The region that was called last; before the first call, one that nobody called."""
         self.activity, self.compile_id = RUNNING, ""
         self.since = self._clock()
         self.waits_at: Position | None = None
@@ -112,9 +126,9 @@ class Progress:
         self._lock = threading.Lock()
 
     @property
-    def is_inside(self) -> bool:
-        """A call of a watched region has begun and not ended."""
-        return self.current is not None and self.current.is_inside
+    def position(self) -> Position | None:
+        """Where this rank is, None before the first call of a region."""
+        return None if self.current is self._nowhere else self.current.position
 
     def region(self, name: str) -> Region:
         """The region of that name."""
@@ -166,7 +180,7 @@ class Progress:
         """A frame of the current region was looked up among the compiled ones."""
         region = self.current
         self.ticks += 1
-        if region is None:
+        if region is self._nowhere:
             return
         if region.has_missed:
             self._leave_lookup(region)
@@ -179,7 +193,9 @@ class Progress:
 
     def compile_starts(self, compile_id: str) -> Position:
         """A frame of the current region is being compiled; the position it is compiled at."""
-        region = self.current or self.enter(self.region("?"))
+        if self.current is self._nowhere:
+            self.enter(self.region(self._nowhere.name))
+        region = self.current
         region.has_missed = False
         position = region.position
         region.compiled[position.call, position.index] = compile_id
@@ -201,13 +217,13 @@ class Progress:
         """(Unix time in ns, region, call) of the last calls; on any thread."""
         return [(at_ns, region.name, call) for at_ns, region, call in self.begun.copy()]
 
-    def counted(self) -> dict[str, Counted]:
+    def counted(self, *, is_over: bool = False) -> dict[str, Counted]:
         """What this rank wrote down about each region whose calls must be the same on all ranks; on any thread.
 
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
         known = [region for region in list(self.regions.values()) if region.programs or region.skipped]
-        return {region.name: _counted(region) for region in known if region.is_compared}
+        return {region.name: _counted(region, is_over=is_over) for region in known if region.is_compared}
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
@@ -245,16 +261,17 @@ class Progress:
         return [found for found in not_made if found not in ahead]
 
 
-def _counted(region: Region) -> Counted:
+def _counted(region: Region, *, is_over: bool) -> Counted:
     has_collectives = region.num_collectives > 0
     is_free = region.is_dynamic and not has_collectives
     return Counted(
         region=region.name,
-        line=region.line,
+        stack=region.stack,
         has_collectives=has_collectives,
         calls=region.call if region.skipped is None else region.calls_as_one,
         skipped=region.skipped,
         marks={} if is_free else region.marks.by_call(),
+        is_over=is_over,
     )
 
 

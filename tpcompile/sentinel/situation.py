@@ -5,16 +5,23 @@ A rank is stuck when neither it nor what it waits in has changed from one round 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import last
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.messages import Issued, Place, RankState, place_of
 
+_BECAME = {
+    "died": (Cause.KILLED, "is gone: its process died"),
+    "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
+    "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
+}
+"""How a rank was lost -> the cause, and what is said of the rank."""
 _SILENT = RankState(rank=-1, activity="", since_s=0.0)
 """In place of what a rank did in a round in which it did not answer: nothing that it may still do."""
 
@@ -40,16 +47,18 @@ class Lost:
         return last(self.stack)
 
     @property
-    def where(self) -> str:
-        """The same, or what it did when it was seen last, behind a sentence."""
-        if self.line:
-            return f" in {self.line}"
-        return f" ({self.seen})" if self.seen else ""
+    def place(self) -> Place:
+        """The same with the lines that called it."""
+        return place_of(self.stack)
 
     @property
-    def has_aborted_in_a_collective(self) -> bool:
-        """True where its stack tells in which."""
-        return self.aborted and bool(self.stack)
+    def cause(self) -> Cause:
+        """What it is called that became of it."""
+        return _BECAME[self.how][0]
+
+    def __str__(self) -> str:
+        where = f" in {self.line}" if self.line else self.seen and f" ({self.seen})"
+        return f"rank {self.rank} {_BECAME[self.how][1]}{where}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Situation:
     now: ByRank[RankState]
     before: Mapping[int, RankState]
     """What they said in the round before."""
-    lost: Sequence[Lost] = ()
+    lost: ByRank[Lost]
     """Ranks that did not answer."""
     other_domains: Mapping[int, RankState] = field(default_factory=dict)
     """Ranks of other domains that wait, too: of those counts only what they issued in a group that these are in."""

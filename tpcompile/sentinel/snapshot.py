@@ -24,7 +24,7 @@ class Snapshot:
             rank=self._protocol.rank,
             activity=progress.activity,
             since_s=time.monotonic() - progress.since,
-            position=progress.current.position if progress.current else None,
+            position=progress.position,
             compile_id=progress.compile_id,
             reason=progress.reason,
             waits_at=self._protocol.waits_at(),

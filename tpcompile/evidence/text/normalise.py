@@ -135,16 +135,19 @@ class GroupRoles:
         return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)
 
 
+def stripped_lines(text: str) -> list[str]:
+    """The lines that hold anything."""
+    return list(filter(None, map(str.strip, text.splitlines())))
+
+
 def error(text: str) -> str:
     """The first line of an error, and what it wraps.
 
     `backend='inductor' raised:` says nothing without the line after it, nor `RuntimeError when making fake tensor call`
     without what the operator said, which stands behind `got RuntimeError(`.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    is_headline = lines[0].endswith(":")
+    lines = stripped_lines(text)
+    is_headline = "".join(lines[:1]).endswith(":")
     wrapped = _WRAPPED_ERROR.search(text)
     says = f": {wrapped['says']}" if wrapped and not is_headline else ""
     return generic(" ".join(lines[: 2 if is_headline else 1]) + says)
