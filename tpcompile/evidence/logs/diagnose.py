@@ -224,16 +224,18 @@ class _Diagnosis:
 
     def nothing_compiled(self) -> Check:
         """No compile ended well; the first that failed says why."""
-        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.failed)
-        return Check(
+        check = Check(
             id=CheckId.COMPILED,
             mode="",
             status=Status.FAIL,
             expected=_COMPILED,
-            observed=failed.failed if failed else "no compile ended well",
+            observed="no compile ended well",
             cause=Cause.NOTHING_COMPILED,
-            line=failed.line if failed else None,
         )
+        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.fail_type)
+        if failed is None:
+            return check
+        return check.model_copy(update={"observed": failed.failed, "line": failed.line})
 
     def failed_alone(self) -> Iterator[Check]:
         found = failed_first(self.job.logs)
@@ -272,7 +274,7 @@ class Limit:
 
 
 def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
-    texts = [f"{compile_.function} failed with {compile_.error}" for compile_ in failed]
+    texts = [compile_.failed for compile_ in failed]
     doubt = f"the ranks agree: {failed[0].function} failed to compile on all of them with {failed[0].error}"
     return Limit(1, _information(FAILED, f"{len(texts)} failed alike on all ranks", texts), doubt)
 

@@ -128,6 +128,11 @@ class LoggedCompile:
         return f"{self.fail_type}: {self.fail_text}"
 
     @property
+    def failed(self) -> str:
+        """That it failed, and how."""
+        return f"{self.function} failed with {self.error}"
+
+    @property
     def is_fatal(self) -> bool:
         """True for an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
         return any(name in self.fail_type for name in _FATAL)
