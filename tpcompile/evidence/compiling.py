@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -38,7 +39,13 @@ def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, 
 def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
     name = frame["filename"]
     file = table.get(name, "?") if isinstance(name, int) else name
-    return UserLine(file=file, line=frame["line"], function=frame["name"], code=frame.get("loc") or "")
+    return _line(file, frame["line"], frame["name"], frame.get("loc") or "")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _line(file: str, line: int, function: str, code: str) -> UserLine:
+    """One frame of a stack; the outer ones are the same in most compiles of a program."""
+    return UserLine(file=file, line=line, function=function, code=code)
 
 
 def frame_line(stack: Sequence[UserLine]) -> UserLine | None:

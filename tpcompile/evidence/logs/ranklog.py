@@ -13,7 +13,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -44,18 +44,27 @@ _GROUP = re.compile(
 _OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
 """A call that says the size of its group, 1; a reduction does not say it."""
 _GROUP_GUARD = re.compile(rb"(_name(?:(?<=group_name)|(?<=pg_name))\S* == ')(?P<group>[^'\n]*)(?=')")
-_BY_NATURE = (
-    (b"Guard latency = ", re.compile(rb"(Guard latency = )[^\n]*")),
+
+
+def _prefix(match: re.Match[bytes]) -> bytes:
+    """What stands before the part that differs by nature; as a template it would be expanded in Python twice."""
+    return match[1]
+
+
+_BY_NATURE: tuple[tuple[bytes, re.Pattern[bytes], bytes | Callable[[re.Match[bytes]], bytes]], ...] = (
+    (b"Guard latency = ", re.compile(rb"Guard latency = [^\n]*"), b"Guard latency"),
     (
         b"___check_",
         re.compile(rb"(___check_(?:obj_id|type_id|fake_script_type)\([^\n]*?), \d+\)(?=, type=|[ ]*(?:#|\n|$))"),
+        _prefix,
     ),
-    (b"0x", re.compile(rb"(?<!\w)(0x)[0-9a-fA-F]{5,}\b")),
-    (b"__dtensor_spec_", re.compile(rb"(__dtensor_spec_)\d+")),
-    (b"cuda:", re.compile(rb"(?<!\w)(cuda:)\d+\b")),
-    (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+")),
+    (b"0x", re.compile(rb"(?<!\w)0x[0-9a-fA-F]{5,}\b"), b"0x"),
+    (b"__dtensor_spec_", re.compile(rb"__dtensor_spec_\d+"), b"__dtensor_spec_"),
+    (b"cuda:", re.compile(rb"(?<!\w)cuda:\d+\b"), b"cuda:"),
+    (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+"), _prefix),
 )
-"""A part of what a full parse takes out, by text that must be there. Less is safe: texts that differ are parsed."""
+"""A part of what a full parse takes out: text that must be there, what is replaced, and with what. Less is safe: texts
+that differ are parsed."""
 _FATAL = (
     "BackendCompilerFailed",
     "InternalTorchDynamoError",
@@ -221,11 +230,11 @@ class _Reader:
         """Sets of names, each kept once: most compiles have the same events."""
 
     def take(self, record: Record) -> None:
-        found = record.event
+        found = record.bare_event
         if found is None:
             return
         if found.name in _OF_JOB:
-            _OF_JOB[found.name](self.log, found)
+            _OF_JOB[found.name](self.log, found, record.payload)
         elif found.compile_id is not None:
             self.of_compile(found, record)
 
@@ -262,17 +271,17 @@ class _Reader:
 # What is no compile's.
 
 
-def _string(log: RankLog, found: TraceEvent) -> None:
+def _string(log: RankLog, found: TraceEvent, payload: bytes) -> None:
     text, index = found.metadata["str"]
     log.strings[int(index)] = str(text)
 
 
-def _version(log: RankLog, found: TraceEvent) -> None:
-    log.torch_version = str(json_object(found.payload).get("pytorch_version", ""))
+def _version(log: RankLog, found: TraceEvent, payload: bytes) -> None:
+    log.torch_version = str(json_object(payload).get("pytorch_version", ""))
 
 
-def _execution(log: RankLog, found: TraceEvent) -> None:
-    order = json_object(found.payload).get("graph_execution_order", [])
+def _execution(log: RankLog, found: TraceEvent, payload: bytes) -> None:
+    order = json_object(payload).get("graph_execution_order", [])
     log.executions.append(tuple(str(entry.get("compile_id")) for entry in order if isinstance(entry, dict)))
 
 
@@ -347,9 +356,9 @@ def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tupl
 
 
 def _without_ids(payload: bytes) -> bytes:
-    for mark, pattern in _BY_NATURE:
+    for mark, pattern, replacement in _BY_NATURE:
         if mark in payload:
-            payload = pattern.sub(rb"\1", payload)
+            payload = pattern.sub(replacement, payload)
     return payload
 
 

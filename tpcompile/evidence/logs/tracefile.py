@@ -17,7 +17,7 @@ BACKWARD_METRICS = "bwd_compilation_metrics"
 FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METRICS}
 """What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
 
-_READ = FILE_EVENTS | RESERVED | {"artifact"}
+_READ = frozenset(name.encode() for name in FILE_EVENTS | RESERVED | {"artifact"})
 """First keys of a record that is parsed; with some other order of keys the parser will tell what it is."""
 
 _HEAD = re.compile(
@@ -39,21 +39,30 @@ class Record:
     @property
     def event(self) -> TraceEvent | None:
         """The event of this record."""
-        text = self.payload.decode(errors="replace") if self.payload else ""
-        return event(self.metadata, text, wanted=FILE_EVENTS)
+        return event(self.metadata, self.payload.decode(errors="replace"), wanted=FILE_EVENTS)
+
+    @property
+    def bare_event(self) -> TraceEvent | None:
+        """The same without its text: decoding all of a log costs more than most of it needs."""
+        return event(self.metadata, None, wanted=FILE_EVENTS)
 
 
 @dataclass(slots=True)
 class FileFacts:
     """What a file says besides its records; complete once they were all read."""
 
-    ended: str = ""
+    time: bytes = b""
     """Time of the last record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     num_records: int = 0
     num_damaged: int = 0
     """Records that are no JSON, or nested deeper than a parser goes."""
     is_cut: bool = False
     """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
+
+    @property
+    def ended(self) -> str:
+        """That time as text."""
+        return self.time.decode()
 
 
 class TraceFile:
@@ -80,8 +89,8 @@ class TraceFile:
     def _read(self, place: int, head: re.Match[bytes]) -> list[Record]:
         """The record when its event is read and it is not damaged."""
         self.facts.num_records += 1
-        self.facts.ended = head["time"].decode()
-        if head["name"].decode(errors="replace") not in _READ:
+        self.facts.time = head["time"]
+        if head["name"] not in _READ:
             return []
         record = _record(place, head)
         if not record.metadata:
