@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.align import Slot, align
@@ -31,12 +31,13 @@ _LAYERS = {
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
-    texts: dict[Layer, str] = {}
+    texts: defaultdict[Layer, list[str]] = defaultdict(list)
     for name, payload in payloads:
-        if layer := _LAYERS.get(name):
-            texts[layer] = f"{texts[layer]}\n{payload}" if layer in texts else payload
+        if name in _LAYERS:
+            texts[_LAYERS[name]].append(payload)
     removed: list[Normalised] = []
-    for layer, text in texts.items():
+    for layer, parts in texts.items():
+        text = "\n".join(parts)
         removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
     return tuple(one for one in removed if one.num_items)
 
