@@ -26,6 +26,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.several import find
+from tpcompile.evidence.unexplained import DEFECTS, unexplained
 
 __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 
@@ -45,15 +46,22 @@ def _compare(domain: Domain) -> list[Divergence]:
     explained: set[int] = set()
     for slot in slots:
         absent = tuple(sorted(whole.difference(slot.compiles)))
-        if not absent:
-            here = of_slot(domain, slot)
-        elif explained.issuperset(slot.compiles):
+        if absent and explained.issuperset(slot.compiles):
             continue  # compiled behind a graph break, or as a part of what others compile whole: named already
-        else:
-            here = [compiled_alone(domain, slot, absent)]
+        here = _of_slot(domain, slot, absent)
         explained.update(*map(_explains_others, here))
         found += here
     return [*found, *_order(domain, slots), *_caches(domain, slots)]
+
+
+def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
+    """What differs in one compile; a defect in naming the cause does not cost the finding."""
+    try:
+        return [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
+    except DEFECTS as error:
+        if not (absent or slot.differing):
+            raise
+        return [unexplained(domain, slot, error)]
 
 
 def _explains_others(divergence: Divergence) -> tuple[int, ...]:

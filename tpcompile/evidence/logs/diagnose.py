@@ -205,16 +205,25 @@ class _Diagnosis:
         """Something was compiled on any rank; the kinds of errors are said besides."""
         outcomes = self.job.logs.map(lambda log: log.outcomes)
         numbers = outcomes.map(lambda outcome: outcome[""])
+        if not any(numbers.values()):
+            return self.nothing_compiled()
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
         errors = sorted(set[str]().union(*outcomes.values()).difference([""]))
         if errors:
             observed += f"; others failed with {', '.join(errors)}"
+        return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
+
+    def nothing_compiled(self) -> Check:
+        """No compile ended well; the first that failed says why."""
+        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.failed)
         return Check(
             id=CheckId.COMPILED,
             mode="",
-            status=Status.PASS if any(numbers.values()) else Status.FAIL,
-            expected="at least 1 compile in the logs",
-            observed=observed,
+            status=Status.FAIL,
+            expected=_COMPILED,
+            observed=failed.failed if failed else "no compile ended well",
+            cause=Cause.NOTHING_COMPILED,
+            line=failed.line if failed else None,
         )
 
     def failures(self) -> Iterator[Check]:
@@ -262,6 +271,7 @@ class _Diagnosis:
             yield f"the compiles agree; the cause is not in what was compiled. {endings(self.ends)}"
 
 
+_COMPILED = "at least 1 compile in the logs"
 _NOT_ALL = (
     "what ran besides is not in these logs: if the job hung or crashed, the cause is not in what was compiled, and "
     "--ended-badly says how each log ends"
