@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.several import grouped
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -79,7 +79,9 @@ def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
     removed = [one for compile_ in slot.compiles.values() for one in compile_.normalised]
     counts: Counter[tuple[str, Layer]] = Counter()
-    for key, seen in grouped(removed, lambda one: (one.kind, one.layer)).items():
-        if differ(one.sha256 for one in seen):
+    by_kind = grouped(removed, lambda one: (one.kind, one.layer))
+    for key, seen in by_kind.items():
+        hashes = {one.sha256 for one in seen}
+        if len(hashes) > 1:
             counts[key] = max(one.num_items for one in seen)
     return counts
