@@ -24,14 +24,13 @@ from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, fai
 from tpcompile.evidence.logs.files import find_logs, unreadable
 from tpcompile.evidence.logs.issued import beside_the_graphs
 from tpcompile.evidence.logs.job import Job
-from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, select
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
     CheckId,
     Divergence,
     DivergenceClass,
-    Layer,
     RankDigest,
     Status,
     Verdict,
@@ -45,8 +44,10 @@ from tpcompile.evidence.verdict import Rules, conclude
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
 SIDE_BY_SIDE_BYTES = 30_000_000
 """Size of logs from which a process of their own pays."""
-_SIZES = frozenset({Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC})
-_PROGRAM = frozenset({Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED})
+_NEED_NOT_AGREE = frozenset({
+    Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC, Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED,
+})  # fmt: skip
+"""Differences in sizes, and in which code a rank runs: none between ranks that nothing connects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,42 +131,51 @@ class _Diagnosis:
         self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
         self.lacking = ends.where(lambda end: end.lacks)
         self.failed = failed_everywhere(job.logs)
-        self.num_left = 0
 
     def verdict(self) -> Verdict:
         """Look into the first of what differs, and into more of it only when that is not red."""
         selection = select(self.job)
-        found = self.conclude(JobDigest(self.job, selection))
+        found = self.conclude(selection)
         if selection.num_left and found.exit_code != ExitCode.FAIL:
             selection = select(self.job, budget_bytes=MAX_BYTES)
-            found = self.conclude(JobDigest(self.job, selection))
-        self.num_left = selection.num_left
-        return self.limited(self.with_left(found))
+            found = self.conclude(selection)
+        return self.limited(found, _not_looked_into(selection.num_left))
 
-    def with_left(self, verdict: Verdict) -> Verdict:
-        """Say how much was not looked into."""
-        if not self.num_left:
-            return verdict
-        note = _information(EXAMINED, self.left_text(), [])
-        return verdict.model_copy(update={"checks": (*verdict.checks, note)})
-
-    def left_text(self) -> str:
-        return f"{self.num_left} more functions differ in their text and were not looked into"
-
-    def conclude(self, digest: JobDigest) -> Verdict:
+    def conclude(self, selection: Selection) -> Verdict:
+        digest = JobDigest(self.job, selection)
         rules = Rules(self.judge, 0.0, preset="trace logs", allowed=tuple(self.question.allowed), revise=self.revised)
         return conclude(rules, digest.digests(), digest.fetch, world_size=self.job.world_size)
 
     def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-        agreed = [self.seen(check) for check in checks.agreed(digests, divergences)]
-        return [self.compiled(), *agreed, *split_note(digests), *self.failures(), *self.notes()]
+        environment, *layers = checks.agreed(digests, divergences)
+        return [
+            self.compiled(),
+            self.versions(environment),
+            *layers,
+            *split_note(digests),
+            *self.failed_alone(),
+            *(limit.note for limit in self.limits()),
+            *_left_out(self.left_out),
+        ]
+
+    def limited(self, verdict: Verdict, not_looked_into: Sequence[Limit]) -> Verdict:
+        """A pass of logs that do not go far enough is none; a difference is one all the same."""
+        notes = [limit.note for limit in not_looked_into]
+        verdict = verdict.model_copy(update={"checks": (*verdict.checks, *notes)})
+        if verdict.exit_code != ExitCode.PASS:
+            return verdict
+        limits = sorted([*self.limits(), *not_looked_into], key=lambda limit: limit.weight)
+        if not limits:
+            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
+        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": limits[-1].doubt}
+        return verdict.model_copy(update=update)
 
     # What the source knows besides the digests.
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are none in this job are listed only; what was scheduled, and what ran, is added."""
         found = [self.accepted(divergence) for divergence in divergences]
-        hanging = {divergence.domain for divergence in found if divergence.cls == DivergenceClass.COLLECTIVES}
+        hanging = _hanging(found)
         for logs in self.job.domains:
             if logs.domain.name not in hanging:
                 found += beside_the_graphs(logs)
@@ -176,30 +186,29 @@ class _Diagnosis:
         if divergence.cls != DivergenceClass.CONTENT:
             return divergence
         reason = self.uneven(divergence)
-        if reason:
+        if reason is not None:
             return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
-        is_uncoupled = self.job.source == Source.NOTHING
-        if is_uncoupled and divergence.cause in _SIZES | _PROGRAM:
+        if self.job.source == Source.NOTHING and divergence.cause in _NEED_NOT_AGREE:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
         return divergence
 
-    def uneven(self, divergence: Divergence) -> str:
-        """Why the function that differs may do so; empty when nobody said so."""
+    def uneven(self, divergence: Divergence) -> str | None:
+        """Why the function that differs may do so; None when nobody said so."""
         lines = known(group.frame_line for group in divergence.groups)
         functions = {line.function for line in lines}
-        return first(reason for function, reason in self.question.uneven if function in functions) or ""
+        return first(reason for function, reason in self.question.uneven if function in functions)
 
     # Checks.
 
-    def seen(self, check: Check) -> Check:
+    def versions(self, environment: Check) -> Check:
         """No log says what the environment was, but for torch's version."""
-        if check.layer != Layer.ENVIRONMENT or check.is_red:
-            return check
+        if environment.is_red:
+            return environment
         versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
-            return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
+            return environment.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
         observed = f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"
-        return check.model_copy(update={"observed": observed})
+        return environment.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:
         """Something was compiled on any rank; the kinds of errors are said besides."""
@@ -215,60 +224,32 @@ class _Diagnosis:
 
     def nothing_compiled(self) -> Check:
         """No compile ended well; the first that failed says why."""
-        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.failed)
-        return Check(
+        check = Check(
             id=CheckId.COMPILED,
             mode="",
             status=Status.FAIL,
             expected=_COMPILED,
-            observed=failed.failed if failed else "no compile ended well",
+            observed="no compile ended well",
             cause=Cause.NOTHING_COMPILED,
-            line=failed.line if failed else None,
         )
+        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.fail_type)
+        if failed is None:
+            return check
+        return check.model_copy(update={"observed": failed.failed, "line": failed.line})
 
-    def failures(self) -> Iterator[Check]:
-        alone = failed_first(self.job.logs)
-        if alone is not None:
-            yield _failure_check(*alone)
+    def failed_alone(self) -> Iterator[Check]:
+        found = failed_first(self.job.logs)
+        if found is not None:
+            yield _failure_check(*found)
+
+    def limits(self) -> Iterator[Limit]:
+        """How far the logs of this job go."""
         if self.failed:
-            texts = [compile_.failed for compile_ in self.failed]
-            yield _information(FAILED, f"{len(texts)} failed alike on all ranks", texts)
-
-    def notes(self) -> Iterator[Check]:
+            yield _failed_alike(self.failed)
         if self.lacking:
-            ranks = self.lacking.ranks
-            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
-            yield _information(WHOLE, text, self.lacking.map(str).values()).model_copy(update={"ranks": ranks})
+            yield _lacking(self.lacking)
         elif self.question.ended_badly:
-            yield _information(WHOLE, "yes", self.ends.map(str).values())
-        if self.left_out:
-            yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
-
-    # Exit code 6.
-
-    def limited(self, verdict: Verdict) -> Verdict:
-        """A pass of logs that do not go far enough is none; a difference is one all the same."""
-        if verdict.exit_code != ExitCode.PASS:
-            return verdict
-        summary = first(self.doubts())
-        if summary is None:
-            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
-        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
-        return verdict.model_copy(update=update)
-
-    def doubts(self) -> Iterator[str]:
-        """Why a pass is none, what weighs most first."""
-        if self.lacking:
-            more = f", and {len(self.lacking) - 1} more" if len(self.lacking) > 1 else ""
-            yield f"what was logged agrees, and that is not all: {self.lacking.first}{more}"
-        if self.num_left:
-            yield f"what was looked into agrees: {self.left_text()}"
-        if self.failed:
-            first = self.failed[0]
-            how = f"{first.function} failed to compile on all of them with {first.fail_type}: {first.fail_text}"
-            yield f"the ranks agree: {how}"
-        if self.question.ended_badly:
-            yield f"the compiles agree; the cause is not in what was compiled. {endings(self.ends)}"
+            yield _ended_badly(self.ends)
 
 
 _COMPILED = "at least 1 compile in the logs"
@@ -282,8 +263,56 @@ _UNCOUPLED = (
 )
 
 
+@dataclass(frozen=True)
+class Limit:
+    """How far the logs of a job go: said beside the checks of any verdict, and instead of a pass."""
+
+    weight: int
+    """The doubt that weighs most is the verdict."""
+    note: Check
+    doubt: str
+
+
+def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
+    texts = [compile_.failed for compile_ in failed]
+    doubt = f"the ranks agree: {failed[0].function} failed to compile on all of them with {failed[0].error}"
+    return Limit(1, _information(FAILED, f"{len(texts)} failed alike on all ranks", texts), doubt)
+
+
+def _lacking(lacking: ByRank[LogEnd]) -> Limit:
+    text = f"that of rank {ranks_text(lacking.ranks)} is not; what it lacks was not observed"
+    note = _information(WHOLE, text, lacking.map(str).values())
+    more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    doubt = f"what was logged agrees, and that is not all: {lacking.first}{more}"
+    return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
+
+
+def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
+    doubt = f"the compiles agree; the cause is not in what was compiled. {endings(ends)}"
+    return Limit(0, _information(WHOLE, "yes", ends.map(str).values()), doubt)
+
+
+def _not_looked_into(num_left: int) -> list[Limit]:
+    if not num_left:
+        return []
+    text = f"{num_left} more functions differ in their text and were not looked into"
+    return [Limit(2, _information(EXAMINED, text, []), f"what was looked into agrees: {text}")]
+
+
+def _left_out(names: Sequence[str]) -> list[Check]:
+    """What lies beside the logs."""
+    if not names:
+        return []
+    return [_information(NOTED, f"{len(names)} called like a log and left out", names)]
+
+
+def _hanging(divergences: Iterable[Divergence]) -> set[str]:
+    """Domains whose ranks will wait for each other."""
+    return {divergence.domain for divergence in divergences if divergence.cls == DivergenceClass.COLLECTIVES}
+
+
 def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
-    how = f"{compile_.function} failed on rank {rank} with {compile_.fail_type}: {compile_.fail_text}"
+    how = f"{compile_.function} failed on rank {rank} with {compile_.error}"
     return Check(
         name=FAILED,
         mode="",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.several import first, grouped
+from tpcompile.evidence.several import grouped
 from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
@@ -50,37 +50,38 @@ class Domains:
 class Mesh:
     """A device mesh in row-major order, and the axis whose ranks run the same program."""
 
-    sizes: tuple[tuple[str, int], ...]
+    sizes: Mapping[str, int]
+    """By axis."""
     axis: str
 
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return math.prod(size for _, size in self.sizes)
+        return math.prod(self.sizes.values())
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        sizes = [range(size) for _, size in self.sizes]
-        names = [self._name(place) for place in itertools.product(*sizes)]
+        places = itertools.product(*map(range, self.sizes.values()))
+        names = [self._name(place) for place in places]
         parts = grouped(range(self.world_size), lambda rank: names[rank])
         return Domains(Source.MESH, tuple(Domain(name, tuple(ranks)) for name, ranks in parts.items()))
 
     def _name(self, place: Sequence[int]) -> str:
         """Of the domain of the rank at a place on all axes."""
-        axes = [name for name, _ in self.sizes]
-        others = [f"{name}={number}" for name, number in zip(axes, place, strict=True) if name != self.axis]
+        at = zip(self.sizes, place, strict=True)
+        others = [f"{name}={number}" for name, number in at if name != self.axis]
         return ", ".join(others) or "all"
 
 
 def parse_mesh(text: str, axis: str) -> Mesh:
     """`dp=2,tp=4` and `tp` -> mesh. Raises ConfigError."""
-    sizes = [_parse_axis(part.strip(), text) for part in text.split(",")]
-    names = dict(sizes)
-    if len(names) < len(sizes):
+    axes = [_parse_axis(part.strip(), text) for part in text.split(",")]
+    sizes = dict(axes)
+    if len(sizes) < len(axes):
         raise ConfigError(f"--mesh {text}: an axis is named twice")
-    if axis not in names:
-        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(names)}, whose ranks must agree")
-    return Mesh(tuple(sizes), axis)
+    if axis not in sizes:
+        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(sizes)}, whose ranks must agree")
+    return Mesh(sizes, axis)
 
 
 def _parse_axis(part: str, mesh: str) -> tuple[str, int]:
@@ -167,16 +168,18 @@ def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
 
 def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
     """The roles of a rank's groups; those that no rank before had are added to what is `shared`."""
-    mine = {name: shared[name] for name in names if name in shared}
-    for name in names:
-        if name not in mine:
-            mine[name] = shared[name] = _free_role(shared, mine)
+    mine: dict[str, str] = {}
+    known_first = sorted(names, key=lambda name: name not in shared)
+    for name in known_first:
+        role = shared.get(name) or _free_role(mine)
+        mine[name] = shared[name] = role
     return mine
 
 
-def _free_role(shared: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    """The first role that a rank has no group for yet, or a new one."""
-    roles = dict.fromkeys(shared.values())
+def _free_role(mine: Mapping[str, str]) -> str:
+    """The first role that a rank has no group for yet."""
     taken = set(mine.values())
-    new = f"group#{len(roles)}"
-    return first(role for role in roles if role not in taken) or new
+    number = 0
+    while f"group#{number}" in taken:
+        number += 1
+    return f"group#{number}"

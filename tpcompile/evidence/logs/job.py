@@ -70,8 +70,7 @@ class DomainLogs:
         """Bytes of text of every compiled frame, in order of appearance."""
         sizes: Counter[Frame] = Counter()
         for member in self.members.values():
-            for compile_ in member.log.compiles:
-                sizes[compile_.frame] += compile_.size_bytes
+            sizes.update(member.log.sizes)
         return dict(sizes)
 
     def differing(self) -> list[Frame]:

@@ -88,16 +88,11 @@ def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
     return tuple(frame for frame in issuing if frame in among)
 
 
-def _within(frames: Sequence[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
+def _within(frames: list[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
     """The first frames that fit into a budget; one at least."""
-    kept: list[Frame] = []
-    used = 0
-    for frame in frames:
-        used += sizes[frame]
-        if kept and used > budget_bytes:
-            break
-        kept.append(frame)
-    return kept
+    used_bytes = itertools.accumulate(sizes[frame] for frame in frames)
+    num_within = sum(used <= budget_bytes for used in used_bytes)
+    return frames[: max(1, num_within)]
 
 
 class JobDigest:
@@ -148,7 +143,7 @@ def text_digest(member: Member, compile_: LoggedCompile, number: int) -> Compile
     """Digest of a compile whose text is equal on all ranks: the hash of the text stands for every layer of it."""
     sha = member.text_key(compile_)
     issued = member.issued(compile_)
-    seen = {_PARTS[name] for name in compile_.names if name in _PARTS}
+    seen = {_PARTS[name] for name in _PARTS.keys() & compile_.names}
     layers = [LayerDigest(layer=layer, part=part, sha256=sha, num_items=1) for layer, part in sorted(seen)]
     layers.append(LayerDigest(layer=Layer.GRAPH, sha256=sha, num_items=1))
     layers.append(LayerDigest(layer=Layer.COLLECTIVES, sha256=str(issued), num_items=len(issued)))
@@ -164,8 +159,9 @@ def text_digest(member: Member, compile_: LoggedCompile, number: int) -> Compile
 
 
 def _numbered(part: RankDigest, number: int) -> RankDigest:
-    compiles = [compile_.model_copy(update={"index": number}) for compile_ in part.compiles]
-    return part.model_copy(update={"compiles": tuple(compiles)})
+    """The digest of one compile, with its number among those of the rank."""
+    (compile_,) = part.compiles
+    return part.model_copy(update={"compiles": (compile_.model_copy(update={"index": number}),)})
 
 
 def _merged(parts: Sequence[RankDigest]) -> RankDigest:

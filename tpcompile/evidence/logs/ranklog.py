@@ -123,14 +123,19 @@ class LoggedCompile:
         return "compilation_metrics" in self.names
 
     @property
-    def failed(self) -> str:
-        """What says that and how it failed; empty when it did not."""
-        return f"{self.function} failed with {self.fail_type}: {self.fail_text}" if self.fail_type else ""
+    def error(self) -> str:
+        """Type and first line of the error of a compile that failed."""
+        return f"{self.fail_type}: {self.fail_text}"
 
     @property
-    def fatal(self) -> str:
-        """Type of an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
-        return self.fail_type if any(name in self.fail_type for name in _FATAL) else ""
+    def failed(self) -> str:
+        """That it failed, and how."""
+        return f"{self.function} failed with {self.error}"
+
+    @property
+    def is_fatal(self) -> bool:
+        """True for an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
+        return any(name in self.fail_type for name in _FATAL)
 
     def starts_in(self, function: str, line: UserLine | None) -> None:
         """Note the compiled frame."""
@@ -158,6 +163,14 @@ class RankLog:
         return grouped(self.compiles, lambda compile_: compile_.frame)
 
     @property
+    def sizes(self) -> Counter[Frame]:
+        """Bytes of text of every compiled frame, in order of appearance."""
+        sizes: Counter[Frame] = Counter()
+        for compile_ in self.compiles:
+            sizes[compile_.frame] += compile_.size_bytes
+        return sizes
+
+    @property
     def outcomes(self) -> Counter[str]:
         """How many compiles ended with which type of error, "" for none."""
         return Counter(compile_.fail_type for compile_ in self.compiles)
@@ -165,7 +178,7 @@ class RankLog:
     @property
     def fatal(self) -> dict[int, LoggedCompile]:
         """Compiles with an error that ends the program, by number."""
-        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.fatal}
+        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.is_fatal}
 
     @property
     def groups(self) -> dict[str, None]:
@@ -292,7 +305,7 @@ def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     if metrics.get("fail_type"):
         compile_.fail_type = str(metrics["fail_type"])
         compile_.fail_text = normalise.error(str(metrics.get("fail_reason") or ""))
-    return f"{compile_.fail_type}: {compile_.fail_text}".encode()
+    return compile_.error.encode()
 
 
 def _tensor(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
