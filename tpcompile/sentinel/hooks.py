@@ -94,7 +94,7 @@ class Hooks:
             region = self._regions.get(id(function)) or self._region_of(function, frame)
             if region is not None:
                 if hit:
-                    progress.enter_and_hit(region)
+                    progress.enter(region, 1)
                     if region.has_variants:
                         self._ran(region)
                     return hit

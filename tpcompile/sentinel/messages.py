@@ -46,6 +46,11 @@ class Position(Frozen):
     index: int
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where in its region: what orders positions of one region."""
+        return self.call, self.index
+
+    @property
     def key(self) -> str:
         """Part of a store key."""
         return f"{self.region}/{self.call}.{self.index}"

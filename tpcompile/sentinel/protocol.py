@@ -59,6 +59,8 @@ from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import split_alone
 from tpcompile.sentinel.variants import wrong_variant
 
+_WHILE_WATCHED = (StillCompiling, Tick, Looked, Failed, PeerFailed)
+"""Events that mean nothing to a rank which is watched no longer."""
 _COMPARE_EVERY_S = 2.0
 _COMPILE_S = 2.0
 """A compile that another rank went past may end within this; what it made says more."""
@@ -100,6 +102,8 @@ class Protocol:
     def on(self, event: Event) -> list[Action]:
         """What is to be done about it, in this order."""
         with self._lock:
+            if isinstance(event, _WHILE_WATCHED) and not self.is_active:
+                return []
             return self._handlers[type(event)](event)
 
     @property
@@ -114,8 +118,7 @@ class Protocol:
 
     def must_wait(self, position: Position) -> bool:
         """True while the code that was compiled there must not run."""
-        is_over = self._region(position).is_reported or position in self._free
-        return self.is_active and self._may_wait and not is_over
+        return self.is_active and self._may_wait and position not in self._free
 
     def waits_at(self) -> Position | None:
         """Where this rank has to wait; None from its release on, though its thread may not have woken yet."""
@@ -150,7 +153,7 @@ class Protocol:
         region.num_collectives = post.num_collectives
         if not self._counts(region, post):
             return actions
-        region.ended.add((position.call, position.index))
+        region.ended.add(position.place)
         if position in self._passed:
             actions.append(RaiseOneRank(position, self._passed[position]))
         if needs_others and event.may_wait:
@@ -187,25 +190,23 @@ class Protocol:
 
     def _peer_passed(self, event: PeerPassed) -> list[Action]:
         position = event.position
-        region, place = self._region(position), (position.call, position.index)
+        region = self._region(position)
         self._passed[position] = event.theirs
-        if place in region.ended:
+        if position.place in region.ended:
             return [RaiseOneRank(position, event.theirs)]
-        if place in region.compiled and not region.reason_uneven:
+        if position.place in region.compiled and not region.reason_uneven:
             # It is certain already. What the compile makes says more, but a large one takes minutes. Of an uneven
             # region it is not: only the collectives of what it makes decide.
             return [Later(_COMPILE_S, StillCompiling(position, event.theirs))]
         return []
 
     def _still_compiling(self, event: StillCompiling) -> list[Action]:
-        return [RaiseOneRank(event.position, event.theirs)] if self.is_active else []
+        return [RaiseOneRank(event.position, event.theirs)]
 
     # Waiting.
 
     def _tick(self, event: Tick) -> list[Action]:
         self.asking.notices(event.now_s)
-        if not self.is_active:
-            return []
         actions: list[Action] = []
         if event.now_s >= self._compares_at_s:
             self._compares_at_s = event.now_s + _COMPARE_EVERY_S
@@ -217,7 +218,7 @@ class Protocol:
         return actions
 
     def _looked(self, event: Looked) -> list[Action]:
-        return self._ask(event.now_s) if event.is_stuck and self.is_active else []
+        return self._ask(event.now_s) if event.is_stuck else []
 
     def _ask(self, now_s: float) -> list[Action]:
         self.asking.asks(now_s, self.left)
@@ -284,8 +285,6 @@ class Protocol:
         return []
 
     def _failed(self, event: Failed | PeerFailed) -> list[Action]:
-        if not self.is_active:
-            return []
         self.progress.is_active = False
         return [Release(), StopWatching(event.why)]
 

@@ -271,7 +271,7 @@ class Sentinel:
         if parted is not None:  # the ranks were out of step before
             self._raise_once(finding_check(parted))
         elif self.log.claim(f"passed/{position.key}"):
-            compile_id = self._progress.region(position.region).compiled.get((position.call, position.index), "?")
+            compile_id = self._progress.region(position.region).compiled.get(position.place, "?")
             problem = one_rank_check(self.rank, position, action.theirs, self.session.compile(compile_id))
             self._alarm(ev.Alarm(key=position.key, position=position, problem=problem))
 

@@ -177,9 +177,8 @@ class Settlement:
         )
         wanted: set[str] = set()
         if position is not None:
-            here = (position.call, position.index)
             places = self._progress.region(position.region).compiled
-            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= here}
+            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= position.place}
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 

@@ -28,8 +28,7 @@ class Ran(Frozen):
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
     """What this rank ran of regions with collectives: only of those call numbers mean the same on all ranks."""
-    regions = [region for region in list(progress.regions.values()) if region.ran and region.num_collectives]
-    return {region.name: _ran(region) for region in regions if region.is_compared}
+    return {region.name: _ran(region) for region in progress.compared() if region.ran and region.num_collectives}
 
 
 def _ran(region: Region) -> Ran:
