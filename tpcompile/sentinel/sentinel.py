@@ -22,18 +22,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Check, Verdict
-from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
-from tpcompile.sentinel.domain import members_of
+from tpcompile.sentinel.domain import domain_of
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
@@ -94,14 +92,15 @@ class Sentinel:
         skew_limit_s: float = 3600.0,
         connect: Callable[[str], RankStore] | None = None,
     ) -> None:
-        members = members_of(mesh, axis)
+        domain = domain_of(mesh, axis)
+        members = domain.members
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
+        self.domain = domain.name
         number = next(_NUMBERS.setdefault(self.domain, itertools.count()))
         make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
         self.log = StoreLog(lambda: make("tpcompile/sentinel"), members, domain=self.domain, number=number)
-        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
+        self.session = CaptureSession(groups=domain.roles, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.exchange import Exchange
-from tpcompile.dist.liveness import process_state
 from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
@@ -126,7 +125,8 @@ class Settlement:
                 self._stop(settled)
             return True
         if not is_grave(verdict, kernels=self._kernels):
-            self._tell_mild(settled)
+            if settled.is_judge:
+                self._tell_mild(settled, verdict)
             return False
         self._act(settled, verdict)
         self.findings.append(verdict)
@@ -149,26 +149,17 @@ class Settlement:
         except Exception as error:
             logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
-    def _tell_mild(self, settled: _Settled) -> None:
-        """Differences that end nothing."""
-        verdict = settled.to_tell
-        if verdict is None:
-            return
-        if not verdict.divergences:
-            self._tell_not_compared(settled)
-        choices = [divergence for divergence in verdict.divergences if divergence.is_choice]
-        for chosen in choices:
-            logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
-
-    def _tell_not_compared(self, settled: _Settled) -> None:
-        """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
+    def _tell_mild(self, settled: _Settled, verdict: Verdict) -> None:
+        """Differences that end nothing; so a compile was compared."""
         left = [rank for rank in self._log.members if rank not in settled.present]
-        position = settled.alarm.position
-        if left and position is not None:
+        if left and not verdict.divergences:  # they cannot say what they compiled: that its hashes differed is all
             logger.warning(
                 "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
-                position, ranks_text(left),
+                settled.alarm.position, ranks_text(left),
             )  # fmt: skip
+        for found in verdict.divergences:
+            if found.is_choice:
+                logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
 
     def record(self, position: Position | None) -> RankRecord:
         """This rank's compiles of the region up to the position; they agreed up to the last."""
@@ -195,7 +186,7 @@ class Settlement:
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
         for rank in settled.alarm.gone:
-            forget((self._log.process_of(rank) or {}).get("black_box", ""))
+            forget(self._log.process_of(rank).black_box)
         self._shutdown.exit_code = settled.exit_code
         self.let_the_first_go()
         self._shutdown.leave(self._shutdown.exit_code)
@@ -229,9 +220,7 @@ class Settlement:
         first = log.first_raised()
         if first is None or first == log.rank:
             return
-        process = log.process_of(first)
-        if process is not None:
-            stay_until_gone(lambda: process_state(process["pid"], process["host"]), lambda: log.has_closed(first))
+        stay_until_gone(log.process_of(first).state, lambda: log.has_closed(first))
 
     # What the exchange asks of the other ranks.
 
@@ -241,8 +230,7 @@ class Settlement:
 
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is dead or stopped."""
-        found = self._log.process_of(rank)
-        return found is not None and process_state(found["pid"], found["host"]) in ("dead", "stopped")
+        return self._log.process_of(rank).state() in ("dead", "stopped")
 
 
 def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:

@@ -31,6 +31,7 @@ from tpcompile.dist.store import RankStore
 from tpcompile.evidence.records import Frozen
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
+from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
 
 F = TypeVar("F", bound=Frozen)
@@ -70,13 +71,12 @@ class StoreLog:
 
     def say_here(self, *, black_box: str) -> None:
         """Tell which process this rank is, and where it would leave its last stack."""
-        here = {"pid": os.getpid(), "host": this_host()}
-        here |= {"black_box": black_box, "main_thread": threading.get_ident()}
-        self._count(1).put(f"here/{self.rank}", here)
+        here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
+        self._count(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
-    def process_of(self, rank: int) -> dict[str, Any] | None:
-        """What a rank said of its process, None before it came."""
-        return self._count(1).peek(f"here/{rank}")
+    def process_of(self, rank: int) -> Process:
+        """What a rank said of its process."""
+        return Process.model_validate(self._count(1).peek(f"here/{rank}") or {})
 
     def tell(self, kind: str, **data: Any) -> None:
         """Append an entry to the log: wakes every listener."""
