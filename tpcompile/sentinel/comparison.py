@@ -26,11 +26,11 @@ class Comparison:
         members = log.members
         here = members.index(log.rank)
         self._next, self._previous = members[(here + 1) % len(members)], members[here - 1]
-        self._is_alone = len(members) == 1
+        self._others = [rank for rank in members if rank != log.rank]
 
     def with_the_next(self) -> None:
         """Tell what ran since the last time, and compare with the next rank; nothing to do while nothing is called."""
-        if self._is_alone:
+        if not self._others:
             return
         ran, counted = ran_by(self._progress), self._progress.counted()
         told, self._told = self._told, (ran, counted)
@@ -46,17 +46,15 @@ class Comparison:
 
     def at_the_end(self) -> None:
         """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
-        if self._is_alone:
-            return
         ran, counted = ran_by(self._progress), self._progress.counted()
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
         if ran:
-            others = [rank for rank in self._log.members if rank != self._log.rank]
             self._log.say_ran(ran, is_all=True)
-            theirs_ran = self._log.ran_on(others, wait_s=_LEAVING_S)
+            theirs_ran = self._log.ran_on(self._others, wait_s=_LEAVING_S)
         if counted:
             self._log.say_counted(counted)
-        for neighbour in sorted({self._previous, self._next}):
+        neighbours = {self._previous, self._next}.intersection(self._others)
+        for neighbour in sorted(neighbours):
             self._tell(theirs_ran, self._log.counted_on([neighbour]), ran=ran, counted=counted)
 
     def _tell(

@@ -72,7 +72,7 @@ class Protocol:
     def __init__(self, rank: int, members: Sequence[int], progress: Progress, limits: Limits) -> None:
         self.rank, self.members = rank, tuple(members)
         self.progress = progress
-        self.asking = Asking(rank, members, limits, progress)
+        self.asking = Asking(rank, limits, progress)
         self.left: dict[int, RankState] = {}
         """Ranks that closed their sentinel."""
         self.is_leaving = False

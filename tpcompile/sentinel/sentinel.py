@@ -24,15 +24,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.records import Check, Verdict
+from tpcompile.evidence.records import Verdict
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
+from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
-from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import domain_of
-from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
@@ -119,6 +118,7 @@ class Sentinel:
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=self._say_raising,
         )  # fmt: skip
+        self._alarms = Alarms(self.log, session=self.session, progress=self._progress, snapshot=self._snapshot)
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
@@ -133,9 +133,9 @@ class Sentinel:
             ev.Release: self._release,
             ev.DecideEqual: lambda action: self.log.decide(action.position, DECIDED),
             ev.TellPassed: self._tell_passed,
-            ev.RaiseAlarm: lambda action: self._alarm(ev.Alarm(key=action.position.key, position=action.position)),
-            ev.RaiseOneRank: self._raise_one_rank,
-            ev.RaiseFinding: lambda action: self._raise_once(finding_check(action.finding), action.finding.gone),
+            ev.RaiseAlarm: self._alarms.of_compile,
+            ev.RaiseOneRank: self._alarms.of_one_rank,
+            ev.RaiseFinding: self._alarms.of_finding,
             ev.Later: self._later,
             ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
             ev.Compare: lambda action: self._comparison.with_the_next(),
@@ -179,13 +179,9 @@ class Sentinel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        failure = None if isinstance(error, SystemExit) and not error.code else error
-        if failure is not None and self.is_active:
-            self._raises(failure)
-        elif self.is_active:
-            adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
-            self._wait_for_decisions()
-            self._safely(self._compare_all_that_ran)
+        failure = None if _is_exit(error) else error
+        if self.is_active:
+            self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
 
     def close(self, why: str = FINISHED) -> None:
@@ -264,23 +260,6 @@ class Sentinel:
     def _tell_passed(self, action: ev.TellPassed) -> None:
         self.log.decide(action.position, PASSED, state=self._snapshot.state().model_dump(mode="json"))
 
-    def _raise_one_rank(self, action: ev.RaiseOneRank) -> None:
-        position = action.position
-        parted = calls_parted(self._snapshot.state(), action.theirs)
-        if parted is not None:  # the ranks were out of step before
-            self._raise_once(finding_check(parted))
-        elif self.log.claim(f"passed/{position.key}"):
-            compile_id = self._progress.region(position.region).compiled.get(position.place, "?")
-            problem = one_rank_check(self.rank, position, action.theirs, self.session.compile(compile_id))
-            self._alarm(ev.Alarm(key=position.key, position=position, problem=problem))
-
-    def _raise_once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
-        if self.log.claim("problem"):
-            self._alarm(ev.Alarm(key="problem", problem=problem, gone=gone))
-
-    def _alarm(self, alarm: ev.Alarm) -> None:
-        self.log.tell("alarm", **alarm.model_dump(mode="json"))
-
     def _later(self, action: ev.Later) -> None:
         def on_late() -> None:
             self._on(action.event)
@@ -314,6 +293,14 @@ class Sentinel:
         self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
 
     # How the block ends.
+
+    def _ends(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            self._raises(failure)
+            return
+        adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
+        self._wait_for_decisions()
+        self._safely(self._compare_all_that_ran)
 
     def _wait_for_decisions(self) -> None:
         """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
@@ -361,7 +348,7 @@ class Sentinel:
 
     def _raise_error(self, error: BaseException) -> None:
         """A rank that died or left is the cause of an exception, if there is one."""
-        self._raise_once(*self._losses.problem(error, self.session.compiles()))
+        self._alarms.once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
@@ -377,7 +364,7 @@ class Sentinel:
         found = self._losses.soon()
         if found is not None:
             known = len(self.findings)
-            self._raise_once(finding_check(found), found.gone)
+            self._alarms.of_finding(ev.RaiseFinding(found))
             self.wait_for_finding(known)
 
     def _safely(self, act: Callable[[], object]) -> None:
@@ -385,6 +372,11 @@ class Sentinel:
             act()
         except RuntimeError as error:
             self._on(ev.Failed(f"the job's store is gone: {error}"))
+
+
+def _is_exit(error: BaseException | None) -> bool:
+    """True for `sys.exit()`: a program that has ended well."""
+    return isinstance(error, SystemExit) and not error.code
 
 
 def _in_a_forked_child() -> None:

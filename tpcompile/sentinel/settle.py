@@ -151,15 +151,20 @@ class Settlement:
 
     def _tell_mild(self, settled: _Settled, verdict: Verdict) -> None:
         """Differences that end nothing; so a compile was compared."""
+        if not verdict.divergences:
+            self._tell_not_compared(settled)
+        for found in verdict.divergences:
+            if found.is_choice:
+                logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
+
+    def _tell_not_compared(self, settled: _Settled) -> None:
+        """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
         left = [rank for rank in self._log.members if rank not in settled.present]
-        if left and not verdict.divergences:  # they cannot say what they compiled: that its hashes differed is all
+        if left:
             logger.warning(
                 "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
                 settled.alarm.position, ranks_text(left),
             )  # fmt: skip
-        for found in verdict.divergences:
-            if found.is_choice:
-                logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
 
     def record(self, position: Position | None) -> RankRecord:
         """This rank's compiles of the region up to the position; they agreed up to the last."""
