@@ -98,7 +98,7 @@ def _readings(pair: ByRank[Counted], clock: str) -> list[_Reading]:
 def _first_change(readings: Sequence[_Reading]) -> _Change | None:
     """Of the first changes in steps of several calls, one in which one rank alone left its rate, if there is one."""
     by_stride = [[reading for reading in readings if reading.call % stride == 0] for stride in _STRIDES]
-    found = [change for change in map(_first_lasting_change, by_stride) if change is not None]
+    found = list(filter(None, map(_first_lasting_change, by_stride)))
     of_one_rank = [change for change in found if change.is_of_one_rank]
     return first([*of_one_rank, *found])
 

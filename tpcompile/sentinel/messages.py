@@ -254,6 +254,10 @@ class RankState(Frozen):
         """Its last collectives of a group, oldest first."""
         return tuple(issued for issued in self.issued if issued.group == group)
 
+    def has_issued(self, wanted: Issued) -> bool:
+        """True for a rank that has joined that collective."""
+        return wanted.id in [issued.id for issued in self.issued]
+
     def issued_by(self, region: str) -> tuple[Issued, ...]:
         """Its last collectives that calls of a region issued."""
         return tuple(issued for issued in self.issued if issued.region == region)

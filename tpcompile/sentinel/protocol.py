@@ -75,7 +75,8 @@ class Protocol:
         self.asking = Asking(rank, limits, progress)
         self.left: dict[int, RankState] = {}
         """Ranks that closed their sentinel."""
-        self.is_leaving = False
+        self._takes_part = True
+        """Settles alarms: also a rank that leaves the watched block, until it has left."""
         self._may_wait = True
         """False when a policy went on after ranks were found out of step."""
         self._open: set[Position] = set()
@@ -110,11 +111,6 @@ class Protocol:
     def is_active(self) -> bool:
         """True while this rank is watched."""
         return self.progress.is_active
-
-    @property
-    def _takes_part(self) -> bool:
-        """True also for a rank that leaves the watched block, until it has left."""
-        return self.is_active or self.is_leaving
 
     def must_wait(self, position: Position) -> bool:
         """True while the code that was compiled there must not run."""
@@ -271,7 +267,7 @@ class Protocol:
         position = event.position
         if position is None:
             # The ranks are not in step, and go on: none may wait for what does not come.
-            self._may_wait = self._may_wait and not event.is_red
+            self._may_wait &= not event.is_red
             return [Release()]
         self._free.add(position)
         if event.is_red:
@@ -281,11 +277,11 @@ class Protocol:
         return [Release()]
 
     def _leaving(self, event: Leaving) -> list[Action]:
-        self.is_leaving, self.progress.is_active = self.is_active, False
+        self.progress.is_active = False
         return []
 
     def _failed(self, event: Failed | PeerFailed) -> list[Action]:
-        self.progress.is_active = False
+        self.progress.is_active = self._takes_part = False
         return [Release(), StopWatching(event.why)]
 
 

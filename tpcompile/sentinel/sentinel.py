@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from types import TracebackType
@@ -230,12 +230,18 @@ class Sentinel:
     # Events to the protocol, its actions to the parts.
 
     def _on(self, event: ev.Event) -> None:
+        self._safely(lambda: self._carry_out(self.protocol.on(event)))
+
+    def _carry_out(self, actions: Sequence[ev.Action]) -> None:
+        for action in actions:
+            self._effects[type(action)](action)
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        """A sentinel that cannot reach the store must not hurt the job: it stops watching, which happens once."""
         try:
-            for action in self.protocol.on(event):
-                self._effects[type(action)](action)
-        except RuntimeError as error:  # a sentinel that cannot reach the store must not hurt the job
-            if not isinstance(event, ev.Failed):
-                self._on(ev.Failed(f"the job's store is gone: {error}"))
+            act()
+        except RuntimeError as error:
+            self._on(ev.Failed(f"the job's store is gone: {error}"))
 
     def _post(self, action: ev.Post) -> None:
         is_last, is_equal = self.log.post(action.position, action.post)
@@ -366,12 +372,6 @@ class Sentinel:
             known = len(self.findings)
             self._alarms.of_finding(ev.RaiseFinding(found))
             self.wait_for_finding(known)
-
-    def _safely(self, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except RuntimeError as error:
-            self._on(ev.Failed(f"the job's store is gone: {error}"))
 
 
 def _is_exit(error: BaseException | None) -> bool:

@@ -71,7 +71,9 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
 
 def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     """Ranks that took a variant which all ranks run less often than what the others took."""
-    times = Counter(variant for one in ran.values() for variant in one.variants.values())
+    times = Counter[str]()
+    for one in ran.values():
+        times.update(one.variants.values())
     most = max(times[variant] for variant in taken.values())
     return taken.where(lambda variant: times[variant] < most).ranks
 
