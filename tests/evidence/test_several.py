@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.evidence.several import decided, first_answer, indexed, unlike
+from tpcompile.evidence.several import decided, find, first_answer, indexed, listed, unlike
 
 
 def test_the_first_rule_that_holds_decides() -> None:
@@ -22,3 +22,13 @@ def test_of_values_with_one_key_the_last_is_kept() -> None:
 
 def test_values_with_anything_in_common_with_others_are_left_out() -> None:
     assert unlike(["a", "bb", "c"], ["x"], len) == ["bb"]
+
+
+def test_the_first_value_that_holds_is_found_or_nothing() -> None:
+    assert find(["a", "7", "8"], str.isdigit) == "7"
+    assert find(["a"], str.isdigit) is None
+
+
+def test_of_many_texts_the_first_few_are_shown_each_once() -> None:
+    assert listed(["8 -> 9", "8 -> 9", "9 -> 10"], by=", ", at_most=2) == "8 -> 9, 9 -> 10"
+    assert listed("abcd", by=" / ", at_most=2) == "a / b and 2 more"

@@ -9,7 +9,7 @@ from tpcompile.sentinel.progress import COMPILING, Progress
 
 def asking() -> Asking:
     """A rank of two that saw nothing move since the start."""
-    one = Asking(0, range(2), Limits(), Progress(lambda _: None))
+    one = Asking(0, Limits(), Progress(lambda _: None))
     one.notices(0.0)
     return one
 

@@ -140,7 +140,7 @@ def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
         for call, index in ((1, 0), (1, 1), (2, 0), (2, 1)):
             passed.extend(clock.announce(announcement(call, index)))
         if at_once:
-            clock.enter_and_hit(region)
+            clock.enter(region, 1)
         else:
             clock.enter(region)
             clock.lookup(True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.several import grouped
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -31,12 +31,13 @@ _LAYERS = {
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
-    texts: dict[Layer, str] = {}
+    texts: defaultdict[Layer, list[str]] = defaultdict(list)
     for name, payload in payloads:
-        if layer := _LAYERS.get(name):
-            texts[layer] = f"{texts[layer]}\n{payload}" if layer in texts else payload
+        if name in _LAYERS:
+            texts[_LAYERS[name]].append(payload)
     removed: list[Normalised] = []
-    for layer, text in texts.items():
+    for layer, parts in texts.items():
+        text = "\n".join(parts)
         removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
     return tuple(one for one in removed if one.num_items)
 
@@ -78,7 +79,9 @@ def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
     removed = [one for compile_ in slot.compiles.values() for one in compile_.normalised]
     counts: Counter[tuple[str, Layer]] = Counter()
-    for key, seen in grouped(removed, lambda one: (one.kind, one.layer)).items():
-        if differ(one.sha256 for one in seen):
+    by_kind = grouped(removed, lambda one: (one.kind, one.layer))
+    for key, seen in by_kind.items():
+        hashes = {one.sha256 for one in seen}
+        if len(hashes) > 1:
             counts[key] = max(one.num_items for one in seen)
     return counts

@@ -70,12 +70,14 @@ class _Compile:
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
         by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
-        strict = by_kind.get(True, [])
+        strict, loose = by_kind.get(True, []), by_kind.get(False, [])
         listed = [divergence for layer in strict for divergence in layer.listed]
         red = [layer for layer in strict if layer.is_red]
         if red:
-            return [*listed, *self.explained_by(red)]
-        return [*listed, *(self.lowered(strict, by_kind.get(False, [])) or self.backends())]
+            below = self.explained_by(red)
+        else:
+            below = self.lowered(strict, loose) or self.backends()
+        return [*listed, *below]
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """Of several layers the one that names most directly what happened; the others are its consequences."""

@@ -50,11 +50,12 @@ def constants(items: Items, coordinates: Groups) -> list[Row]:
     `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
     is_alone = set(map(len, coordinates)) == {1}
-    if items.differ(len) or not is_alone:
+    if not is_alone or items.differ(len):
         return []
     places = [at for (at,) in coordinates]
     rows = items.differing()
-    return rows if all(_is_parametric(row, places) for row in rows) else []
+    are_parametric = all(_is_parametric(row, places) for row in rows)
+    return rows if are_parametric else []
 
 
 def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:

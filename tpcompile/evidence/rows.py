@@ -49,11 +49,13 @@ def _by_position(items: Items) -> tuple[Row, ...]:
 def _inserted(items: Items) -> list[Row]:
     """The first item, where every longer group has more before what the shorter ones begin with; else nothing."""
     length = min(map(len, items))
-    if not length or not items.differ(len):
+    has_longer = items.differ(len)
+    if not length or not has_longer:
         return []
     if items.differ(lambda group: _skeleton(group[-length])):
         return []
-    return [Row(group[0] if len(group) > length else None for group in items)]
+    extra = [group[0] if len(group) > length else None for group in items]
+    return [Row(extra)]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:

@@ -15,7 +15,7 @@ from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.layerspec import Difference, Followed
 from tpcompile.evidence.parametric import addresses, integer_columns
-from tpcompile.evidence.records import Layer
+from tpcompile.evidence.records import Item, Layer
 from tpcompile.evidence.rows import rows_of
 from tpcompile.evidence.several import differ, grouped
 
@@ -38,18 +38,27 @@ def bounds_in_program(difference: Difference) -> Followed:
     if not difference.compile.differs(Layer.GUARDS):
         return Followed(difference.rows)
     guards = difference.compile.items(Layer.GUARDS)
-    known = {_column(row) for row in _bounds(guards, difference.compile.coordinates())}
-    rows = [row for row in difference.rows if addresses(row) and known.issuperset(_differing(row))]
+    places = difference.compile.coordinates()
+    known = {_column(row) for row in _bounds(guards, places)}
+    addressing = [row for row in difference.rows if addresses(row)]
+    rows = [row for row in addressing if known.issuperset(_differing(row))]
     return difference.following(rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
 
 
 def _bounds(guards: Items, places: Groups) -> Iterator[Row]:
     """Guards on the start and on the end of a part, of every object that has both."""
-    numbers = [row for row in rows_of(guards, is_ordered=False) if all(map(_INTEGER.match, row.notes("value")))]
-    for of_object in grouped(numbers, lambda row: row.first.about.rpartition(".")[0]).values():
+    rows = rows_of(guards, is_ordered=False)
+    numbers = [row for row in rows if row.all_are(_is_integer)]
+    by_object = grouped(numbers, lambda row: row.first.about.rpartition(".")[0])
+    for of_object in by_object.values():
         for start, end in itertools.permutations(of_object, 2):
-            if _is_partition(_column(start), _column(end), places):
+            starts, ends = _column(start), _column(end)
+            if _is_partition(starts, ends, places):
                 yield from (start, end)
+
+
+def _is_integer(guard: Item) -> bool:
+    return _INTEGER.match(guard.notes.get("value", "")) is not None
 
 
 def _differing(row: Row) -> list[Column]:

@@ -144,12 +144,18 @@ def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
 
 
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
-    entered = [(at, c) for c in compiles if c.graphs and (at := runs_at(c))]
+    traced = [compile_ for compile_ in compiles if compile_.graphs]
+    entered = [(at, compile_) for compile_ in traced if (at := runs_at(compile_))]
     by_function = grouped(entered, lambda pair: (pair[1].phase, *_function(pair[0])))
     for (phase, *_), pairs in by_function.items():
-        at = pairs[0][0]
-        pieces = _lines(compile_ for _, compile_ in pairs)
-        yield SplitCall(phase=phase, runs_at=at, name=at.function, pieces=pieces, skipped=skipped_frame(at, skipped))
+        at, _ = pairs[0]
+        yield SplitCall(
+            phase=phase,
+            runs_at=at,
+            name=at.function,
+            pieces=_lines(compile_ for _, compile_ in pairs),
+            skipped=skipped_frame(at, skipped),
+        )
 
 
 def _is_inside(at: UserLine, target: UserLine) -> bool:

@@ -122,7 +122,8 @@ class _Tainted:
         # A different program has different guards: a consequence, not a cause.
         is_same_program = len(slot.groups(Layer.GRAPH)) == 1
         for row in self.rows(slot, Layer.GUARDS, groups):
-            if _is_of_python(row) and (row.is_full or is_same_program):
+            is_own = row.is_full or is_same_program
+            if is_own and _is_of_python(row):
                 yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
 
     def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
@@ -138,9 +139,8 @@ class _Tainted:
             return  # other ops: another program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
-            yield _observed(
-                "constant", self.kind_of_constant(groups, calls), listed(calls, by=" / ", at_most=2), row, groups, slot
-            )
+            kind = self.kind_of_constant(groups, calls)
+            yield _observed("constant", kind, listed(calls, by=" / ", at_most=2), row, groups, slot)
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
         """What differs in one layer of one compile; nothing when the hashes agree."""
@@ -168,12 +168,13 @@ class _Tainted:
         reads = seen.map(lambda read: read.value)
         shown = seen.first
         # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-        matters = reads.differ() or shown.kind not in _MAY_BE_EQUAL
+        matters = shown.kind not in _MAY_BE_EQUAL or reads.differ()
         is_sure = not shown.receiver and bool(seen.where(lambda read: read.is_sure))
+        grade = Grade.CERTAIN if is_sure and matters else Grade.LIKELY
         # By the number of that kind, where the rank did not say what it read.
         numbers = self.numbers.get(shown.kind, ByRank({}))
-        values = ByRank({rank: value or numbers.get(rank, "") for rank, value in reads.items()})
-        return _of_suspect(shown, Grade.CERTAIN if is_sure and matters else Grade.LIKELY, values)
+        values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
+        return _of_suspect(shown, grade, ByRank(values))
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that say the same on every rank."""

@@ -6,11 +6,13 @@ hooks.py      torch's hooks -> events                    listener.py   the store
 timer.py      a clock and SIGTERM -> events              raised.py     an exception -> what is behind it
 store_log.py  messages <-> keys of the job's store; messages.py the records
 snapshot.py   what this rank does: flight.py from the flight recorder and stacks, blackbox.py after an abort
+process.py    what a rank says of its process: whether it lives
 situation.py  what all ranks say, now and in the round before; history.py what they issued in one group, by number
 hang.py       a situation -> why nothing moves: the first finding of its rules, which are in
               lost.py  departed.py  parting.py  othergroup.py  onecompiled.py   over waits.py, habit.py, regionlines.py
 comparison.py what ran on the ranks -> split.py, variants.py, counts.py: the same without a rank that is stuck
-settle.py     an alarm -> verdict, report, policy; checks.py the checks; shutdown.py how a process ends
+alarms.py     what is wrong -> an alarm; checks.py the checks
+settle.py     an alarm -> verdict, report, policy; shutdown.py how a process ends
 sentinel.py   the public class: wires all this, and no part knows it
 adapter.py    all private torch API
 """

@@ -248,11 +248,17 @@ def _group_given(values: Mapping[str, Any]) -> str | None:
     named = first(text for text in _texts_given(values) if text in by_name)
     if named is not None:
         return by_name[named]
-    handle = values.get("group", "none is given")
-    if handle is None:
-        handle = dist.group.WORLD
+    handle = _handle_given(values)
     by_handle = {group.handle: group.label for group in groups}
-    return by_handle.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
+    return None if handle is None else by_handle.get(handle, "")
+
+
+def _handle_given(values: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """The group given as an object; that of all ranks where None is given for it."""
+    if "group" not in values:
+        return None
+    given = dist.group.WORLD if values["group"] is None else values["group"]
+    return given if isinstance(given, dist.ProcessGroup) else None
 
 
 def _texts_given(values: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ the time, and so on. A rank that hears another one ask puts its own question off
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpcompile.evidence.byrank import ByRank
@@ -41,8 +41,8 @@ class Limits:
 class Asking:
     """The patience of one rank."""
 
-    def __init__(self, rank: int, members: Sequence[int], limits: Limits, progress: Progress) -> None:
-        self._rank, self._members, self._limits, self._progress = rank, tuple(members), limits, progress
+    def __init__(self, rank: int, limits: Limits, progress: Progress) -> None:
+        self._rank, self._limits, self._progress = rank, limits, progress
         self._before: Mapping[int, RankState] = {}
         self._left: dict[int, RankState] = {}
         """Ranks that had left when it asked."""
@@ -84,7 +84,7 @@ class Asking:
     def why_stuck(self, answers: Answers) -> Finding | None:
         """The reason nothing moves, None while somebody may still come."""
         states = ByRank({**answers.states, **self._left})
-        lost = self._lost(answers, states)
+        lost = self._lost(answers)
         if lost:
             self._next_at_s = answers.now_s + _FIRST_S  # it is given up after a time, not after a number of rounds
         before, self._before = self._before, states
@@ -116,12 +116,10 @@ class Asking:
         line = first(known(state.line for state in slow.values()))
         return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
-    def _lost(self, answers: Answers, states: Mapping[int, RankState]) -> ByRank[Lost]:
-        absent = [rank for rank in self._members if rank not in states]
+    def _lost(self, answers: Answers) -> ByRank[Lost]:
         now_s = answers.now_s
-        self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in absent}
-        unknown = Absence("unknown")
-        return ByRank({rank: self._gone(rank, answers.absent.get(rank, unknown), now_s) for rank in absent})
+        self._silent_since = {rank: self._silent_since.get(rank, now_s) for rank in answers.absent}
+        return ByRank({rank: self._gone(rank, found, now_s) for rank, found in answers.absent.items()})
 
     def _gone(self, rank: int, found: Absence, now_s: float) -> Lost:
         how = _HOWS.get(found.how, "silent")

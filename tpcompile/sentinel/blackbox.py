@@ -10,15 +10,15 @@ import faulthandler
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from tpcompile.dist.liveness import process_state
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.events import Absence
+from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.store_log import StoreLog
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
@@ -59,15 +59,13 @@ def absences(log: StoreLog, ranks: Collection[int]) -> dict[int, Absence]:
     return {rank: absence_of(log.process_of(rank)) for rank in sorted(ranks)}
 
 
-def absence_of(process: Mapping[str, Any] | None) -> Absence:
+def absence_of(process: Process) -> Absence:
     """What is known of a rank that does not answer, from what it said of its process when it came."""
-    if process is None:
-        return Absence("unknown")
-    how = process_state(process["pid"], process["host"])
+    how = process.state()
     if how != "dead":
         return Absence(how)
-    path = process["black_box"]
-    return Absence(how, last_stack(path, process["main_thread"]), has_aborted(path))
+    path = process.black_box
+    return Absence(how, last_stack(path, process.main_thread), has_aborted(path))
 
 
 def forget(path: str) -> None:
@@ -97,7 +95,7 @@ def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
 def _text(path: str) -> str:
     """What a process left there; empty when it left nothing."""
     try:
-        return Path(path).read_text() if path else ""
+        return Path(path).read_text()
     except OSError:
         return ""
 

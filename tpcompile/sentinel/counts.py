@@ -52,7 +52,17 @@ class _Change:
     rate: Fraction
     """Ticks of both clocks per call, before and after."""
     ahead: tuple[Fraction, Fraction]
-    """By how much each rank's clock left its own rate."""
+    """By how much each rank's clock left its own rate; of one rank at least it did."""
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """The other one kept its rate."""
+        return 0 in self.ahead
+
+    @property
+    def is_left_out(self) -> bool:
+        """One rank's clock went on without the call, the other one kept its rate."""
+        return min(self.ahead) == 0
 
 
 def parted_calls(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
@@ -66,8 +76,7 @@ def _of_neighbours(mine: _Table, theirs: _Table) -> Finding | None:
 
 
 def _in_region(pair: ByRank[Counted]) -> Finding | None:
-    marks = [one.marks for one in pair.values()]
-    names = {name for one in marks for clocks in one.values() for name in clocks}
+    names = set[str]().union(*(counted.clocks for counted in pair.values()))
     ordered = sorted(names, key=lambda name: (name.startswith(COLLECTIVES), name))
     return first_finding(lambda clock: _by_clock(pair, clock), ordered)
 
@@ -82,19 +91,16 @@ def _by_clock(pair: ByRank[Counted], clock: str) -> Finding | None:
 
 def _readings(pair: ByRank[Counted], clock: str) -> list[_Reading]:
     """What a clock showed on both ranks, at the calls at which both wrote it down."""
-    mine, theirs = (_shown(counted, clock) for counted in pair.values())
+    mine, theirs = pair.map(lambda counted: counted.shown_by(clock)).values()
     return [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
-
-
-def _shown(counted: Counted, clock: str) -> dict[int, int]:
-    return {call: clocks[clock] for call, clocks in counted.marks.items() if clock in clocks}
 
 
 def _first_change(readings: Sequence[_Reading]) -> _Change | None:
     """Of the first changes in steps of several calls, one in which one rank alone left its rate, if there is one."""
     by_stride = [[reading for reading in readings if reading.call % stride == 0] for stride in _STRIDES]
-    found = [change for change in map(_first_lasting_change, by_stride) if change is not None]
-    return first(change for change in found if 0 in change.ahead) or first(found)
+    found = list(filter(None, map(_first_lasting_change, by_stride)))
+    of_one_rank = [change for change in found if change.is_of_one_rank]
+    return first([*of_one_rank, *found])
 
 
 def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:
@@ -135,28 +141,26 @@ def _is_fault_without_collectives(change: _Change) -> bool:
     More calls on one rank may be an evaluation; of several calls per iteration one may follow the data, as that of an
     expert without tokens.
     """
-    is_left_out = sorted(ahead > 0 for ahead in change.ahead) == [False, True] and 0 in change.ahead
-    return is_left_out and abs(change.rate) >= 1
+    return change.is_left_out and abs(change.rate) >= 1
 
 
 def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
     ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
     shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
     odd = ahead.where(bool).ranks
-    is_one = len(odd) == 1
-    what = _what(change, clock) if is_one else "do not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
     then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"rank {ranks_text(odd or pair.ranks)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"rank {ranks_text(odd)} {_what(change, clock)} of {pair.first.region}: at call {change.after.call} {clock} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
-    line = pair[odd[0]].line if is_one else pair.first.line
     is_by_number = clock.startswith(COLLECTIVES)
-    return Finding(Cause.CALL_COUNT, observed, odd or pair.ranks, line, is_by_number=is_by_number)
+    return Finding(Cause.CALL_COUNT, observed, odd, pair[odd[0]].line, is_by_number=is_by_number)
 
 
 def _what(change: _Change, clock: str) -> str:
+    if not change.is_of_one_rank:
+        return "do not make the same calls"
     is_ahead = max(change.ahead) > 0
     if clock.startswith(COLLECTIVES):
         return "issued more collectives per call than before" if is_ahead else "issued fewer collectives per call"

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcompile.dist.mesh import mesh_roles
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.text.ranks import ranks_text
 
 
-def members_of(mesh: DeviceMesh | None, axis: str) -> list[int]:
-    """Global ranks that must compile alike."""
+class Domain(NamedTuple):
+    """Ranks that must compile alike."""
+
+    axis: str
+    members: list[int]
+    """Global ranks."""
+    roles: dict[str, str] | None
+    """Roles of the groups in the mesh; None without one."""
+
+    @property
+    def name(self) -> str:
+        """`tp 0-3`."""
+        return f"{self.axis} {ranks_text(self.members)}"
+
+
+def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:
+    """The ranks of one group of the axis; without a mesh, all ranks."""
     if not dist.is_initialized():
         raise ConfigError("Sentinel needs a process group; call torch.distributed.init_process_group first")
     if mesh is None:
-        return list(range(dist.get_world_size()))
+        return Domain("world", list(range(dist.get_world_size())), None)
     names = mesh.mesh_dim_names or ()
     if axis not in names:
         raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(names) or 'none'}")
-    return sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
+    members = sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
+    return Domain(axis, members, mesh_roles(mesh))

@@ -10,7 +10,7 @@ import re
 import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,9 +47,9 @@ def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[
     return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
 
 
-def recorded(*, now_ns: int | None = None, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
+def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     """What this process issued, empty when no flight recorder runs (TORCH_FR_BUFFER_SIZE=0)."""
-    return issued_collectives(adapter.recorded_collectives(), now_ns=now_ns or time.time_ns(), begun=begun)
+    return issued_collectives(adapter.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
 
 
 def point_to_point(frame: FrameType | None) -> PointToPoint | None:
@@ -173,16 +173,19 @@ def _line_of(frame: FrameType) -> UserLine | None:
 
 def is_blocked(frame: FrameType | None) -> bool:
     """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
-    for inner in islice(adapter.frames_from(frame), 4):
-        file = inner.f_code.co_filename
-        if _is_own_collective(file):
-            return True
-        if not adapter.is_torch(file):
-            return False
-        if inner.f_code.co_name in _BLOCKING or file.endswith(_BLOCKING_FILES):
-            return True
-    return False
+    innermost = islice(adapter.frames_from(frame), 4)
+    return any(map(_waits, takewhile(_may_wait, innermost)))
 
 
-def _is_own_collective(filename: str) -> bool:
-    return "/tpcompile/" in filename and is_library_file(filename)
+def _may_wait(frame: FrameType) -> bool:
+    return adapter.is_torch(frame.f_code.co_filename) or _is_own_collective(frame)
+
+
+def _waits(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in _BLOCKING or code.co_filename.endswith(_BLOCKING_FILES) or _is_own_collective(frame)
+
+
+def _is_own_collective(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return "/tpcompile/" in file and is_library_file(file)

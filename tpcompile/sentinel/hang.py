@@ -105,8 +105,7 @@ def _in_flight(state: RankState, wanted: Issued) -> Issued | None:
 def _may_be_joined(wanted: Issued, states: ByRank[RankState]) -> bool:
     """True while a rank of the group may still come."""
     members = states.where(lambda state: wanted.group in state.groups)
-    ids = [{issued.id for issued in state.issued} for state in members.values()]
-    return not all(wanted.id in known for known in ids)
+    return len(members.where(lambda state: state.has_issued(wanted))) < len(members)
 
 
 FINDERS: tuple[Finder, ...] = (lost_ranks, mismatch, waits_for_departed, other_group, cycle, crossed)

@@ -40,7 +40,7 @@ class Hooks:
     ) -> None:
         self._rank, self._session, self._progress = rank, session, progress
         self._on, self._note, self._say_raising = on, note, say_raising
-        self._listener = torch_hooks.CompileListener(self._starts, self._ends)
+        self._listener = torch_hooks.CompileListener(self._while_watched(self._starts), self._ends)
         self._positions: dict[str, Position] = {}
         self._regions: dict[int, Region] = {}
         """Region of every compiled function that is alive, by its id."""
@@ -55,8 +55,8 @@ class Hooks:
         """Hook in."""
         torch_hooks.lookups.add(self._looked_up)
         self._listener.ensure()
-        self._session.before_event = self._logged
-        self._session.after_event = self._has_logged
+        self._session.before_event = self._while_watched(self._logged)
+        self._session.after_event = self._while_watched(self._has_logged)
 
     def remove(self) -> None:
         """Unhook."""
@@ -82,6 +82,15 @@ class Hooks:
 
         return adapter.wrap_calls(target, wrap)
 
+    def _while_watched(self, act: Callable[..., None]) -> Callable[..., None]:
+        """`act`, for a process that is watched; nothing for one that is watched no longer."""
+
+        def acts(*args: Any) -> None:
+            if self._progress.is_active:
+                act(*args)
+
+        return acts
+
     def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
         """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
         progress = self._progress
@@ -94,7 +103,7 @@ class Hooks:
             region = self._regions.get(id(function)) or self._region_of(function, frame)
             if region is not None:
                 if hit:
-                    progress.enter_and_hit(region)
+                    progress.enter(region, 1)
                     if region.has_variants:
                         self._ran(region)
                     return hit
@@ -139,8 +148,6 @@ class Hooks:
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs something: which step it belongs to. A first compile has no lookup before the log of its start."""
-        if not self._progress.is_active:
-            return
         if "dynamo_start" in metadata and not metadata.get("attempt"):
             self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
             self._enter_if_new(sys._getframe(1))
@@ -152,8 +159,6 @@ class Hooks:
             self._enter_from(frame)
 
     def _starts(self, kind: str, compile_id: str) -> None:
-        if not self._progress.is_active:
-            return
         if kind != "dynamo":
             self._progress.set(TRIGGERS.get(kind, kind), compile_id)
             return
@@ -204,7 +209,7 @@ class Hooks:
 
     def _has_logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs the end of a compile, also of one that failed or that the recompile limit did not let begin."""
-        if not self._progress.is_active or "compilation_metrics" not in metadata:
+        if "compilation_metrics" not in metadata:
             return
         compile_id = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}"
         if compile_id not in self._positions and self._session.compile(compile_id).limit_reached:

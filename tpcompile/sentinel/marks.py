@@ -37,6 +37,15 @@ class Counted(Frozen):
         """The user's call."""
         return last(self.stack)
 
+    @property
+    def clocks(self) -> set[str]:
+        """All that were read."""
+        return set().union(*self.marks.values())
+
+    def shown_by(self, clock: str) -> dict[int, int]:
+        """Call -> what that clock showed."""
+        return {call: clocks[clock] for call, clocks in self.marks.items() if clock in clocks}
+
 
 class Marks:
     """The clocks at some calls of one region: the first ones, and the last at multiples of a number that doubles.

@@ -46,6 +46,11 @@ class Position(Frozen):
     index: int
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where in its region: what orders positions of one region."""
+        return self.call, self.index
+
+    @property
     def key(self) -> str:
         """Part of a store key."""
         return f"{self.region}/{self.call}.{self.index}"
@@ -248,6 +253,10 @@ class RankState(Frozen):
     def issued_in(self, group: str) -> tuple[Issued, ...]:
         """Its last collectives of a group, oldest first."""
         return tuple(issued for issued in self.issued if issued.group == group)
+
+    def has_issued(self, wanted: Issued) -> bool:
+        """True for a rank that has joined that collective."""
+        return wanted.id in [issued.id for issued in self.issued]
 
     def issued_by(self, region: str) -> tuple[Issued, ...]:
         """Its last collectives that calls of a region issued."""

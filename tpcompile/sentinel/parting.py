@@ -74,7 +74,7 @@ class _Part:
     @cached_property
     def lines(self) -> frozenset[tuple[str, int]]:
         """All lines that it issued anything from."""
-        return frozenset(place for issued in self.of_rank.values() for place in issued.place)
+        return frozenset[tuple[str, int]]().union(*(issued.place for issued in self.of_rank.values()))
 
 
 class _Meeting:
@@ -113,7 +113,7 @@ def _first_unlike(unlike: Sequence[_Meeting]) -> _Meeting:
     """Branches may call one collective from two lines at every step; a pair of lines that was met once says more."""
     times = Counter(meeting.keys for meeting in unlike)
     once = [meeting for meeting in unlike if times[meeting.keys] == 1]
-    return (once or unlike)[0]
+    return [*once, *unlike][0]
 
 
 def _is_one_call(here: Sequence[Issued]) -> bool:

@@ -137,13 +137,14 @@ class Progress:
             found = self.regions[name] = Region(name)
         return found
 
-    def enter(self, region: Region) -> Region:
-        """A call of the region begins."""
+    def enter(self, region: Region, num_hits: int = 0) -> Region:
+        """A call of the region begins; in steady state it is told with the lookup of its first frame, which hit."""
         if region.has_missed:
             self._leave_lookup(region)
         region.index = 0  # first: the listener may look in between, and must not see a later frame than this rank is at
         region.call += 1
         self.begun.append((time.time_ns(), region, region.call))
+        region.index = num_hits
         self.current = region
         self.ticks += 1
         if region.call >= region.mark_at:
@@ -151,21 +152,6 @@ class Progress:
         if self.pending:
             self._look(region)
         return region
-
-    def enter_and_hit(self, region: Region) -> None:
-        """`enter` and `lookup(True)` in one: every call in steady state."""
-        if region.has_missed:
-            self._leave_lookup(region)
-        region.index = 0
-        region.call += 1
-        self.begun.append((time.time_ns(), region, region.call))
-        region.index = 1
-        self.current = region
-        self.ticks += 1
-        if region.call >= region.mark_at:
-            self._mark(region)
-        if self.pending:
-            self._look(region)
 
     def leave(self, region: Region) -> None:
         """A call of a watched region ended."""
@@ -198,7 +184,7 @@ class Progress:
         region = self.current
         region.has_missed = False
         position = region.position
-        region.compiled[position.call, position.index] = compile_id
+        region.compiled[position.place] = compile_id
         region.index += 1
         self.set(COMPILING, compile_id)
         return position
@@ -222,8 +208,12 @@ class Progress:
 
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
-        known = [region for region in list(self.regions.values()) if region.programs or region.skipped]
-        return {region.name: _counted(region, is_over=is_over) for region in known if region.is_compared}
+        known = [region for region in self.compared() if region.programs or region.skipped]
+        return {region.name: _counted(region, is_over=is_over) for region in known}
+
+    def compared(self) -> list[Region]:
+        """Regions whose content must not differ, and was not found to; on any thread."""
+        return [region for region in list(self.regions.values()) if region.is_compared]
 
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
@@ -240,8 +230,7 @@ class Progress:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.
         region.has_missed = False
         region.index += 1
-        if self.pending:
-            self._look(region)
+        self._look(region)
 
     def _look(self, region: Region) -> None:
         for found in self._passes(region):
@@ -252,8 +241,8 @@ class Progress:
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
             here = (region.call, region.index)
-            not_made = [found for found in waiting if _place(found) not in region.compiled]
-            ahead = [found for found in not_made if _place(found) >= here]
+            not_made = [found for found in waiting if found.position.place not in region.compiled]
+            ahead = [found for found in not_made if found.position.place >= here]
             if ahead:
                 self.pending[region.name] = ahead
             else:
@@ -273,7 +262,3 @@ def _counted(region: Region, *, is_over: bool) -> Counted:
         marks={} if is_free else region.marks.by_call(),
         is_over=is_over,
     )
-
-
-def _place(found: Announcement) -> tuple[int, int]:
-    return found.position.call, found.position.index

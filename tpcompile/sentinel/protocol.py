@@ -59,6 +59,8 @@ from tpcompile.sentinel.progress import Progress, Region
 from tpcompile.sentinel.split import parts_alone, split_alone
 from tpcompile.sentinel.variants import wrong_variant
 
+_WHILE_WATCHED = (StillCompiling, Tick, Looked, Failed, PeerFailed)
+"""Events that mean nothing to a rank which is watched no longer."""
 _COMPARE_EVERY_S = 2.0
 _COMPILE_S = 2.0
 """A compile that another rank went past may end within this; what it made says more."""
@@ -70,10 +72,11 @@ class Protocol:
     def __init__(self, rank: int, members: Sequence[int], progress: Progress, limits: Limits) -> None:
         self.rank, self.members = rank, tuple(members)
         self.progress = progress
-        self.asking = Asking(rank, members, limits, progress)
+        self.asking = Asking(rank, limits, progress)
         self.left: dict[int, RankState] = {}
         """Ranks that closed their sentinel."""
-        self.is_leaving = False
+        self._takes_part = True
+        """Settles alarms: also a rank that leaves the watched block, until it has left."""
         self._may_wait = True
         """False when a policy went on after ranks were found out of step."""
         self._open: set[Position] = set()
@@ -100,6 +103,8 @@ class Protocol:
     def on(self, event: Event) -> list[Action]:
         """What is to be done about it, in this order."""
         with self._lock:
+            if isinstance(event, _WHILE_WATCHED) and not self.is_active:
+                return []
             return self._handlers[type(event)](event)
 
     @property
@@ -107,15 +112,9 @@ class Protocol:
         """True while this rank is watched."""
         return self.progress.is_active
 
-    @property
-    def _takes_part(self) -> bool:
-        """True also for a rank that leaves the watched block, until it has left."""
-        return self.is_active or self.is_leaving
-
     def must_wait(self, position: Position) -> bool:
         """True while the code that was compiled there must not run."""
-        is_over = self._region(position).is_reported or position in self._free
-        return self.is_active and self._may_wait and not is_over
+        return self.is_active and self._may_wait and position not in self._free
 
     def waits_at(self) -> Position | None:
         """Where this rank has to wait; None from its release on, though its thread may not have woken yet."""
@@ -150,7 +149,7 @@ class Protocol:
         region.num_collectives = post.num_collectives
         if not self._counts(region, post):
             return actions
-        region.ended.add((position.call, position.index))
+        region.ended.add(position.place)
         if position in self._passed:
             actions.append(RaiseOneRank(position, self._passed[position]))
         if needs_others and event.may_wait:
@@ -187,25 +186,23 @@ class Protocol:
 
     def _peer_passed(self, event: PeerPassed) -> list[Action]:
         position = event.position
-        region, place = self._region(position), (position.call, position.index)
+        region = self._region(position)
         self._passed[position] = event.theirs
-        if place in region.ended:
+        if position.place in region.ended:
             return [RaiseOneRank(position, event.theirs)]
-        if place in region.compiled and not region.reason_uneven:
+        if position.place in region.compiled and not region.reason_uneven:
             # It is certain already. What the compile makes says more, but a large one takes minutes. Of an uneven
             # region it is not: only the collectives of what it makes decide.
             return [Later(_COMPILE_S, StillCompiling(position, event.theirs))]
         return []
 
     def _still_compiling(self, event: StillCompiling) -> list[Action]:
-        return [RaiseOneRank(event.position, event.theirs)] if self.is_active else []
+        return [RaiseOneRank(event.position, event.theirs)]
 
     # Waiting.
 
     def _tick(self, event: Tick) -> list[Action]:
         self.asking.notices(event.now_s)
-        if not self.is_active:
-            return []
         actions: list[Action] = []
         if event.now_s >= self._compares_at_s:
             self._compares_at_s = event.now_s + _COMPARE_EVERY_S
@@ -217,7 +214,7 @@ class Protocol:
         return actions
 
     def _looked(self, event: Looked) -> list[Action]:
-        return self._ask(event.now_s) if event.is_stuck and self.is_active else []
+        return self._ask(event.now_s) if event.is_stuck else []
 
     def _ask(self, now_s: float) -> list[Action]:
         self.asking.asks(now_s, self.left)
@@ -270,7 +267,7 @@ class Protocol:
         position = event.position
         if position is None:
             # The ranks are not in step, and go on: none may wait for what does not come.
-            self._may_wait = self._may_wait and not event.is_red
+            self._may_wait &= not event.is_red
             return [Release()]
         self._free.add(position)
         if event.is_red:
@@ -280,13 +277,11 @@ class Protocol:
         return [Release()]
 
     def _leaving(self, event: Leaving) -> list[Action]:
-        self.is_leaving, self.progress.is_active = self.is_active, False
+        self.progress.is_active = False
         return []
 
     def _failed(self, event: Failed | PeerFailed) -> list[Action]:
-        if not self.is_active:
-            return []
-        self.progress.is_active = False
+        self.progress.is_active = self._takes_part = False
         return [Release(), StopWatching(event.why)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.several import first, last
 from tpcompile.sentinel.messages import RankState
 
 
@@ -16,12 +17,12 @@ def runs(state: RankState, region: str) -> bool:
 
 def line_in(state: RankState, region: str) -> UserLine | None:
     """The line of that region's function at which the rank is; None when it is not inside of it."""
-    return next(iter(_inside(state, region)), None)
+    return first(_inside(state, region))
 
 
 def called_at(state: RankState, region: str) -> UserLine | None:
     """The user's line from which the rank called that region's function, or where it is inside when none is known."""
-    return next(reversed(_inside(state, region)), None)
+    return last(_inside(state, region))
 
 
 def frames_inside(stack: tuple[UserLine, ...], region: str, regions: Iterable[str]) -> tuple[UserLine, ...]:
@@ -67,5 +68,5 @@ def _code_of(region: str) -> _Code:
 def _is_nearest(line: int, wanted: _Code, regions: Iterable[str]) -> bool:
     """True when no other known function of that name in that file begins between its first line and `line`."""
     known = [wanted, *map(_code_of, regions)]
-    begins = [code.first_line for code in known if code[:2] == wanted[:2]]
-    return wanted.first_line == max((begin for begin in begins if begin <= line), default=None)
+    begins = [code.first_line for code in known if code[:2] == wanted[:2] and code.first_line <= line]
+    return wanted.first_line == max(begins, default=None)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from types import TracebackType
@@ -22,19 +22,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.mesh import mesh_roles
 from tpcompile.dist.store import RankStore
 from tpcompile.evidence.compare import Allowed
-from tpcompile.evidence.records import Check, Verdict
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.records import Verdict
 from tpcompile.sentinel import adapter
 from tpcompile.sentinel import events as ev
+from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox, absences
-from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.comparison import Comparison
-from tpcompile.sentinel.domain import members_of
-from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.domain import domain_of
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
@@ -94,14 +91,15 @@ class Sentinel:
         skew_limit_s: float = 3600.0,
         connect: Callable[[str], RankStore] | None = None,
     ) -> None:
-        members = members_of(mesh, axis)
+        domain = domain_of(mesh, axis)
+        members = domain.members
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.domain = f"{axis if mesh else 'world'} {ranks_text(members)}"
+        self.domain = domain.name
         number = next(_NUMBERS.setdefault(self.domain, itertools.count()))
         make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
         self.log = StoreLog(lambda: make("tpcompile/sentinel"), members, domain=self.domain, number=number)
-        self.session = CaptureSession(groups=mesh_roles(mesh) if mesh else None, count_regions=False)
+        self.session = CaptureSession(groups=domain.roles, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
@@ -120,6 +118,7 @@ class Sentinel:
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=self._say_raising,
         )  # fmt: skip
+        self._alarms = Alarms(self.log, session=self.session, progress=self._progress, snapshot=self._snapshot)
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
         self._timer = Timer(self._on, terminated=self._terminated, ends=self.log.close_client)
@@ -134,9 +133,9 @@ class Sentinel:
             ev.Release: self._release,
             ev.DecideEqual: lambda action: self.log.decide(action.position, DECIDED),
             ev.TellPassed: self._tell_passed,
-            ev.RaiseAlarm: lambda action: self._alarm(ev.Alarm(key=action.position.key, position=action.position)),
-            ev.RaiseOneRank: self._raise_one_rank,
-            ev.RaiseFinding: lambda action: self._raise_once(finding_check(action.finding), action.finding.gone),
+            ev.RaiseAlarm: self._alarms.of_compile,
+            ev.RaiseOneRank: self._alarms.of_one_rank,
+            ev.RaiseFinding: self._alarms.of_finding,
             ev.Later: self._later,
             ev.Answer: lambda action: self.log.answer(str(action.number), self._snapshot.state()),
             ev.Compare: lambda action: self._comparison.with_the_next(),
@@ -180,13 +179,9 @@ class Sentinel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        failure = None if isinstance(error, SystemExit) and not error.code else error
-        if failure is not None and self.is_active:
-            self._raises(failure)
-        elif self.is_active:
-            adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
-            self._wait_for_decisions()
-            self._safely(self._compare_all_that_ran)
+        failure = None if _is_exit(error) else error
+        if self.is_active:
+            self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
 
     def close(self, why: str = FINISHED) -> None:
@@ -235,12 +230,18 @@ class Sentinel:
     # Events to the protocol, its actions to the parts.
 
     def _on(self, event: ev.Event) -> None:
+        self._safely(lambda: self._carry_out(self.protocol.on(event)))
+
+    def _carry_out(self, actions: Sequence[ev.Action]) -> None:
+        for action in actions:
+            self._effects[type(action)](action)
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        """A sentinel that cannot reach the store must not hurt the job: it stops watching, which happens once."""
         try:
-            for action in self.protocol.on(event):
-                self._effects[type(action)](action)
-        except RuntimeError as error:  # a sentinel that cannot reach the store must not hurt the job
-            if not isinstance(event, ev.Failed):
-                self._on(ev.Failed(f"the job's store is gone: {error}"))
+            act()
+        except RuntimeError as error:
+            self._on(ev.Failed(f"the job's store is gone: {error}"))
 
     def _post(self, action: ev.Post) -> None:
         is_last, is_equal = self.log.post(action.position, action.post)
@@ -264,23 +265,6 @@ class Sentinel:
 
     def _tell_passed(self, action: ev.TellPassed) -> None:
         self.log.decide(action.position, PASSED, state=self._snapshot.state().model_dump(mode="json"))
-
-    def _raise_one_rank(self, action: ev.RaiseOneRank) -> None:
-        position = action.position
-        parted = calls_parted(self._snapshot.state(), action.theirs)
-        if parted is not None:  # the ranks were out of step before
-            self._raise_once(finding_check(parted))
-        elif self.log.claim(f"passed/{position.key}"):
-            compile_id = self._progress.region(position.region).compiled.get((position.call, position.index), "?")
-            problem = one_rank_check(self.rank, position, action.theirs, self.session.compile(compile_id))
-            self._alarm(ev.Alarm(key=position.key, position=position, problem=problem))
-
-    def _raise_once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
-        if self.log.claim("problem"):
-            self._alarm(ev.Alarm(key="problem", problem=problem, gone=gone))
-
-    def _alarm(self, alarm: ev.Alarm) -> None:
-        self.log.tell("alarm", **alarm.model_dump(mode="json"))
 
     def _later(self, action: ev.Later) -> None:
         def on_late() -> None:
@@ -315,6 +299,14 @@ class Sentinel:
         self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
 
     # How the block ends.
+
+    def _ends(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            self._raises(failure)
+            return
+        adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
+        self._wait_for_decisions()
+        self._safely(self._compare_all_that_ran)
 
     def _wait_for_decisions(self) -> None:
         """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
@@ -362,7 +354,7 @@ class Sentinel:
 
     def _raise_error(self, error: BaseException) -> None:
         """A rank that died or left is the cause of an exception, if there is one."""
-        self._raise_once(*self._losses.problem(error, self.session.compiles()))
+        self._alarms.once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
         """torchrun ends the job because a rank died, or somebody ends it; does not return."""
@@ -378,14 +370,13 @@ class Sentinel:
         found = self._losses.soon()
         if found is not None:
             known = len(self.findings)
-            self._raise_once(finding_check(found), found.gone)
+            self._alarms.of_finding(ev.RaiseFinding(found))
             self.wait_for_finding(known)
 
-    def _safely(self, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except RuntimeError as error:
-            self._on(ev.Failed(f"the job's store is gone: {error}"))
+
+def _is_exit(error: BaseException | None) -> bool:
+    """True for `sys.exit()`: a program that has ended well."""
+    return isinstance(error, SystemExit) and not error.code
 
 
 def _in_a_forked_child() -> None:

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.exchange import Exchange
-from tpcompile.dist.liveness import process_state
 from tpcompile.dist.recorded import record_side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
@@ -126,7 +125,8 @@ class Settlement:
                 self._stop(settled)
             return True
         if not is_grave(verdict, kernels=self._kernels):
-            self._tell_mild(settled)
+            if settled.is_judge:
+                self._tell_mild(settled, verdict)
             return False
         self._act(settled, verdict)
         self.findings.append(verdict)
@@ -149,25 +149,21 @@ class Settlement:
         except Exception as error:
             logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
-    def _tell_mild(self, settled: _Settled) -> None:
-        """Differences that end nothing."""
-        verdict = settled.to_tell
-        if verdict is None:
-            return
+    def _tell_mild(self, settled: _Settled, verdict: Verdict) -> None:
+        """Differences that end nothing; so a compile was compared."""
         if not verdict.divergences:
             self._tell_not_compared(settled)
-        choices = [divergence for divergence in verdict.divergences if divergence.is_choice]
-        for chosen in choices:
-            logger.warning("{}: {}; the collectives are equal, the job goes on", chosen.cause, chosen.title)
+        for found in verdict.divergences:
+            if found.is_choice:
+                logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
 
     def _tell_not_compared(self, settled: _Settled) -> None:
         """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
         left = [rank for rank in self._log.members if rank not in settled.present]
-        position = settled.alarm.position
-        if left and position is not None:
+        if left:
             logger.warning(
                 "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
-                position, ranks_text(left),
+                settled.alarm.position, ranks_text(left),
             )  # fmt: skip
 
     def record(self, position: Position | None) -> RankRecord:
@@ -177,9 +173,8 @@ class Settlement:
         )
         wanted: set[str] = set()
         if position is not None:
-            here = (position.call, position.index)
             places = self._progress.region(position.region).compiled
-            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= here}
+            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= position.place}
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 
@@ -196,7 +191,7 @@ class Settlement:
         else:
             settled.store.wait("published", timeout_s=_PUBLISH_S)
         for rank in settled.alarm.gone:
-            forget((self._log.process_of(rank) or {}).get("black_box", ""))
+            forget(self._log.process_of(rank).black_box)
         self._shutdown.exit_code = settled.exit_code
         self.let_the_first_go()
         self._shutdown.leave(self._shutdown.exit_code)
@@ -230,9 +225,7 @@ class Settlement:
         first = log.first_raised()
         if first is None or first == log.rank:
             return
-        process = log.process_of(first)
-        if process is not None:
-            stay_until_gone(lambda: process_state(process["pid"], process["host"]), lambda: log.has_closed(first))
+        stay_until_gone(log.process_of(first).state, lambda: log.has_closed(first))
 
     # What the exchange asks of the other ranks.
 
@@ -242,8 +235,7 @@ class Settlement:
 
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is dead or stopped."""
-        found = self._log.process_of(rank)
-        return found is not None and process_state(found["pid"], found["host"]) in ("dead", "stopped")
+        return self._log.process_of(rank).state() in ("dead", "stopped")
 
 
 def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:

@@ -8,7 +8,7 @@
     differs/<position>      set when some rank's post is not the first one's
     decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
     state/<ask>/<rank>      answer to an `ask` event
-    ran/<rank>              which compiled variants a rank ran, from time to time; ran/<rank>/all when it leaves
+    ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
     counted/<rank>          where a rank's clocks were at some calls of its regions, from time to time
     raised                  the first rank that an exception ends
     closed/<rank>           set when a rank that raised has nothing more to say
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tpcompile.dist.liveness import this_host
@@ -31,9 +31,11 @@ from tpcompile.dist.store import RankStore
 from tpcompile.evidence.records import Frozen
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
+from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
 
 F = TypeVar("F", bound=Frozen)
+T = TypeVar("T")
 Connect = Callable[[], RankStore]
 COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
 """Kinds of entries: a compile begins; a rank went past it; the ranks agree, or have settled that they go on."""
@@ -70,13 +72,12 @@ class StoreLog:
 
     def say_here(self, *, black_box: str) -> None:
         """Tell which process this rank is, and where it would leave its last stack."""
-        here = {"pid": os.getpid(), "host": this_host()}
-        here |= {"black_box": black_box, "main_thread": threading.get_ident()}
-        self._count(1).put(f"here/{self.rank}", here)
+        here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
+        self._count(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
-    def process_of(self, rank: int) -> dict[str, Any] | None:
-        """What a rank said of its process, None before it came."""
-        return self._count(1).peek(f"here/{rank}")
+    def process_of(self, rank: int) -> Process:
+        """What a rank said of its process."""
+        return Process.model_validate(self._count(1).peek(f"here/{rank}") or {})
 
     def tell(self, kind: str, **data: Any) -> None:
         """Append an entry to the log: wakes every listener."""
@@ -122,13 +123,12 @@ class StoreLog:
 
     def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
         """Tell which compiled variants this rank ran."""
-        self._count(1).put(f"ran/{self.rank}{'/all' if is_all else ''}", _dumped(ran))
+        self._count(1).put(f"{_ran_key(is_all=is_all)}/{self.rank}", _dumped(ran))
 
     def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
         """What these ranks have told; with `wait_s` all that they ran."""
-        suffix = "/all" if wait_s else ""
-        found, _ = self._count(1).gather({rank: f"ran/{rank}{suffix}" for rank in ranks}, timeout_s=wait_s)
-        return {rank: _loaded(Ran, value) for rank, value in found.items()}
+        store = self._count(1).under(_ran_key(is_all=wait_s > 0))
+        return _told(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
         """Tell where this rank's clocks were at calls of its regions."""
@@ -136,8 +136,7 @@ class StoreLog:
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
         """What these ranks have told."""
-        found, _ = self._count(1).gather({rank: f"counted/{rank}" for rank in ranks}, timeout_s=0.0)
-        return {rank: _loaded(Counted, value) for rank, value in found.items()}
+        return _told(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
 
     def raises_first(self) -> bool:
         """Say that an exception ends this rank; True for the first rank that says so."""
@@ -166,8 +165,7 @@ class StoreLog:
 
     def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
-        found, _ = self._count(1).gather({r: f"state/{ask}/{r}" for r in ranks}, timeout_s=timeout_s)
-        return {rank: RankState.model_validate(value) for rank, value in found.items()}
+        return _told(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
         """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
@@ -178,12 +176,21 @@ class StoreLog:
         board: RankStore = self._clients.all.under(self._board)
         for rank, state in states.items():
             board.put(str(rank), state.model_dump(mode="json"))
-        found, _ = board.gather({rank: str(rank) for rank in others}, timeout_s=0.0)
-        return {rank: RankState.model_validate(value) for rank, value in found.items()}
+        return _told(board, others, RankState.model_validate)
 
     def store(self, prefix: str) -> RankStore:
         """A client under a prefix of its own, for one exchange."""
         return self._count(0).under(prefix)
+
+
+def _told(store: RankStore, ranks: Iterable[int], load: Callable[[Any], T], *, timeout_s: float = 0.0) -> dict[int, T]:
+    """What these ranks have written there, each under its number."""
+    found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
+    return {rank: load(value) for rank, value in found.items()}
+
+
+def _ran_key(*, is_all: bool) -> str:
+    return "ran/all" if is_all else "ran"
 
 
 def _dumped(table: Mapping[str, Frozen]) -> dict[str, Any]:

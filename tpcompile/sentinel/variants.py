@@ -28,8 +28,7 @@ class Ran(Frozen):
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
     """What this rank ran of regions with collectives: only of those call numbers mean the same on all ranks."""
-    regions = [region for region in list(progress.regions.values()) if region.ran and region.num_collectives]
-    return {region.name: _ran(region) for region in regions if region.is_compared}
+    return {region.name: _ran(region) for region in progress.compared() if region.ran and region.num_collectives}
 
 
 def _ran(region: Region) -> Ran:
@@ -72,7 +71,9 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
 
 def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     """Ranks that took a variant which all ranks run less often than what the others took."""
-    times = Counter(variant for one in ran.values() for variant in one.variants.values())
+    times = Counter[str]()
+    for one in ran.values():
+        times.update(one.variants.values())
     most = max(times[variant] for variant in taken.values())
     return taken.where(lambda variant: times[variant] < most).ranks
 

@@ -15,7 +15,7 @@ from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
-from tpcompile.evidence.several import differ, find, first, first_answer
+from tpcompile.evidence.several import differ, find, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_guards
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import users
@@ -91,7 +91,8 @@ def _one_object(difference: Difference) -> Explanation | None:
     """`A is B` where others guard A and B as two tensors."""
     tensors = {item.about for item in difference.compile.items(Layer.INPUTS).all}
     for row in difference.rows:
-        names = (first(filter(None, row.notes("same"))) or "").split(" is ")
+        same = find(row.notes("same"), bool) or ""
+        names = same.split(" is ")
         if not row.is_full and tensors.issuperset(names):
             return _tied(row, names)
     return None
@@ -192,12 +193,15 @@ def _texts(numbers: Groups) -> list[set[str]]:
 def _checked(row: Row) -> Cause:
     """Cause of a guard that differs under equal graphs."""
     types = row.distinct(lambda item: item.fields.get("type"))
-    is_subclass = any(_SUBCLASSES.search(item.says) for item in row.present)
-    if types & _TYPES and is_subclass:
+    is_of_subclass = any(_SUBCLASSES.search(item.says) for item in row.present)
+    if is_of_subclass and types & _TYPES:
         return Cause.TENSOR_SUBCLASS
-    if row.differs_in_note("size") and _DYNAMIC in " ".join(row.notes("size")):
+    sizes = row.notes("size")
+    if differ(sizes) and _DYNAMIC in " ".join(sizes):
         return Cause.AUTOMATIC_DYNAMIC
-    return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
+    if "GRAD_MODE" in types:
+        return Cause.GRAD_MODE
+    return Cause.GUARD_ONLY
 
 
 def _healthy(difference: Difference) -> Followed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -114,8 +115,12 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
-    files = [os.path.join(folder, *parts[start:]) for folder in _library_folders() for start in range(len(parts))]
-    return any(code in linecache.getline(path, line) for path in files)
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    for folder, end in itertools.product(_library_folders(), ends):
+        path = os.path.join(folder, end)
+        if code in linecache.getline(path, line):
+            return True
+    return False
 
 
 @functools.cache

@@ -1,0 +1,46 @@
+"""What is wrong on this rank -> an alarm that all ranks hear, one for each problem."""
+
+from __future__ import annotations
+
+from tpcompile.capture import CaptureSession
+from tpcompile.evidence.records import Check
+from tpcompile.sentinel.checks import finding_check, one_rank_check
+from tpcompile.sentinel.events import Alarm, RaiseAlarm, RaiseFinding, RaiseOneRank
+from tpcompile.sentinel.hang import calls_parted
+from tpcompile.sentinel.progress import Progress
+from tpcompile.sentinel.snapshot import Snapshot
+from tpcompile.sentinel.store_log import StoreLog
+
+
+class Alarms:
+    """Of one rank."""
+
+    def __init__(self, log: StoreLog, *, session: CaptureSession, progress: Progress, snapshot: Snapshot) -> None:
+        self._log, self._session, self._progress, self._snapshot = log, session, progress, snapshot
+
+    def of_compile(self, action: RaiseAlarm) -> None:
+        """What was compiled there differs."""
+        self._tell(Alarm(key=action.position.key, position=action.position))
+
+    def of_finding(self, action: RaiseFinding) -> None:
+        """The ranks cannot go on."""
+        self.once(finding_check(action.finding), action.finding.gone)
+
+    def of_one_rank(self, action: RaiseOneRank) -> None:
+        """This rank alone has compiled there."""
+        position = action.position
+        parted = calls_parted(self._snapshot.state(), action.theirs)
+        if parted is not None:  # the ranks were out of step before
+            self.once(finding_check(parted))
+        elif self._log.claim(f"passed/{position.key}"):
+            compile_id = self._progress.region(position.region).compiled.get(position.place, "?")
+            problem = one_rank_check(self._log.rank, position, action.theirs, self._session.compile(compile_id))
+            self._tell(Alarm(key=position.key, position=position, problem=problem))
+
+    def once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
+        """Something that is about no compile, unless a rank has raised an alarm of that kind."""
+        if self._log.claim("problem"):
+            self._tell(Alarm(key="problem", problem=problem, gone=gone))
+
+    def _tell(self, alarm: Alarm) -> None:
+        self._log.tell("alarm", **alarm.model_dump(mode="json"))
