@@ -25,7 +25,8 @@ class Comparison:
         self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
         here = members.index(log.rank)
-        self._next, self._previous = members[(here + 1) % len(members)], members[here - 1]
+        self._next = members[(here + 1) % len(members)]
+        self._previous = members[here - 1]
         self._others = [rank for rank in members if rank != log.rank]
 
     def with_the_next(self) -> None:

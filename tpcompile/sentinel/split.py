@@ -27,18 +27,20 @@ def split_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
 
 
 def _in_region(counted: ByRank[Counted]) -> Finding | None:
-    skipped = counted.found(lambda one: one.skipped)
-    split, whole = counted.where(lambda one: one.skipped), counted.where(lambda one: not one.skipped)
-    last_common = min((one.calls for one in split.values()), default=0)
-    if not split or not whole.where(lambda one: one.calls > last_common):
+    split = counted.where(lambda one: one.skipped)
+    whole = counted.without(split)
+    last_common = min(split.map(lambda one: one.calls).values(), default=0)
+    went_on = whole.where(lambda one: one.calls > last_common)
+    if not split or not went_on:
         return None
+    skipped = split.found(lambda one: one.skipped).first
     observed = (
         f"rank {ranks_text(split.ranks)} runs {split.first.region} in several compiled regions, "
-        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped.first)}"
+        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped)}"
     )
-    broke_at = skipped.first.broke_at
+    broke_at = skipped.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
-    return Finding(cause, observed, split.ranks, broke_at or skipped.first.line, _ADVICE)
+    return Finding(cause, observed, split.ranks, broke_at or skipped.line, _ADVICE)
 
 
 def _why(skipped: SkippedFrame) -> str:
