@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 scripts/bench_sentinel.py [--rounds 30] [--step-ms 1.0] [--out FILE]
 
 Two ranks, one compiled region. `step` is a region of about `--step-ms` with an all-reduce; `empty` is the smallest
-region there is, so that its difference is the cost of the sentinel's own code, per call. Store operations during
-the measured calls are counted, and memory, threads and sockets before the first and after the last sentinel.
+region there is, so that its difference is the cost of the sentinel's own code, per call: the median of blocks of 100
+calls, for a host that others use interrupts some of them. Store operations during the measured calls are counted, and
+memory, threads and sockets before the first and after the last sentinel.
 """
 
 from __future__ import annotations
@@ -69,9 +70,14 @@ def calibrated(step_ms: float, device: torch.device) -> Callable[[], Any]:
     return compiled()
 
 
-def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
-    """Mean over `calls` calls, after one that is not counted."""
+def seconds_per_call(call: Callable[[], Any], calls: int, *, blocks: int = 1) -> float:
+    """Mean over the calls of a block, the median of the blocks: what interrupts a few of many blocks does not count."""
     call()
+    took = [_block(call, calls // blocks) for _ in range(blocks)]
+    return statistics.median(took)
+
+
+def _block(call: Callable[[], Any], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -80,7 +86,7 @@ def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def measure(call: Callable[[], Any], *, rounds: int, calls: int) -> dict[str, Any]:
+def measure(call: Callable[[], Any], *, rounds: int, calls: int, blocks: int = 1) -> dict[str, Any]:
     """Medians with and without, the ratio within a round, and the store operations of the measured calls."""
     on, off, operations = [], [], 0
     for number in range(rounds):
@@ -90,12 +96,12 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int) -> dict[str, An
                     call()
                     time.sleep(_SETTLE_S)
                     before = sentinel.log.num_operations
-                    on.append(seconds_per_call(call, calls))
+                    on.append(seconds_per_call(call, calls, blocks=blocks))
                     operations += sentinel.log.num_operations - before
                     dist.barrier()  # a rank that is through tells the others, while they measure
             else:
                 time.sleep(_SETTLE_S)
-                off.append(seconds_per_call(call, calls))
+                off.append(seconds_per_call(call, calls, blocks=blocks))
     ratios = [a / b for a, b in zip(on, off, strict=True)]
     return {
         "on_us": 1e6 * statistics.median(on),
@@ -106,6 +112,7 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int) -> dict[str, An
         "store_operations": operations,
         "rounds": rounds,
         "calls": calls,
+        "blocks": blocks,
     }
 
 
@@ -146,7 +153,7 @@ def main() -> None:
         threads, sockets = threading.active_count(), num_sockets()
         found: dict[str, Any] = {
             "step": measure(step, rounds=options.rounds, calls=options.calls),
-            "empty": measure(lambda: empty(tiny), rounds=options.rounds, calls=20 * options.calls),
+            "empty": measure(lambda: empty(tiny), rounds=options.rounds, calls=20 * options.calls, blocks=40),
             "growth": growth(step, 10_000),
         }
         found["left_over"] = {"threads": threading.active_count() - threads, "sockets": num_sockets() - sockets}

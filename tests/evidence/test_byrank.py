@@ -40,3 +40,9 @@ def test_what_holds_of_all_ranks_sets_none_apart() -> None:
 def test_values_differ_unless_all_are_one() -> None:
     assert ByRank({0: "a", 1: "b"}).differ(itself)
     assert not ByRank({0: "a", 1: "a"}).differ(itself)
+
+
+def test_sides_are_the_groups_with_what_they_have() -> None:
+    values = ByRank({0: "b", 1: "a", 2: "a"})
+    assert values.sides() == [((1, 2), "a"), ((0,), "b")]
+    assert values.among([0, 1]).sides() == [((0,), "b"), ((1,), "a")]

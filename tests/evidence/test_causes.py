@@ -155,6 +155,16 @@ def test_a_set_that_is_iterated_in_a_different_order_is_told_from_a_branch() -> 
     assert only(runs("tanh", "relu"), runs("tanh", "cos")).cause == Cause.RANK_BRANCH
 
 
+def test_the_same_ops_that_read_different_tensors_are_no_order_of_a_set() -> None:
+    a_set = guard(source="L['self'].k", says="== {0, 8}")
+
+    def reads(tensor_of: str) -> CompileRecord:
+        ops = (call("torch.tanh", "%0"), call("torch.relu", "%0"), call("torch.cos", tensor_of))
+        return compiled(*ops, reduce("%3"), guards=(a_set,))
+
+    assert only(reads("%1"), reads("%2")).cause == Cause.RANK_BRANCH
+
+
 def test_a_loop_over_a_set_is_named_where_it_calls_what_does_the_work() -> None:
     loop = line(30).model_copy(update={"function": "combine"})
     a_set = guard(source="L['losses']", says="== {'a', 'b'}").model_copy(update={"line": loop})

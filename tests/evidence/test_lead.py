@@ -7,6 +7,7 @@ import pytest
 from tests.evidence.samples import broken, compiled, only
 from tpcompile.evidence import lead
 from tpcompile.evidence.headline import spoken
+from tpcompile.evidence.records import Check, CheckId, Status
 
 
 def test_the_cause_is_said_once() -> None:
@@ -23,3 +24,16 @@ def test_the_cause_is_said_once() -> None:
 )
 def test_a_source_is_written_as_the_user_would(source: str, says: str) -> None:
     assert spoken(source) == says
+
+
+def failed(id_: CheckId) -> Check:
+    return Check(id=id_, mode="", status=Status.FAIL, expected="none", observed=id_.value)
+
+
+def test_a_difference_explains_a_failed_check_unless_that_is_a_cause() -> None:
+    divergence = only(compiled(), compiled(breaks=(broken(at=4),)))
+    checks = [failed(CheckId.LAYER), failed(CheckId.REPORTED)]
+    assert lead.of_run(checks, [divergence], causes={CheckId.REPORTED}) == lead.of_check(checks[1])
+    assert lead.of_run(checks, [divergence], causes=()) == lead.of_divergence(divergence)
+    assert lead.of_run(checks, [], causes=()) == lead.of_check(checks[0])
+    assert lead.of_run([], [], causes=()) is None

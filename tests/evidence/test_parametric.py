@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.evidence.layerspec import Row
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.parametric import constants
 from tpcompile.evidence.records import Item, ItemKind, value_item
 
@@ -26,7 +26,7 @@ def each(*coordinates: int) -> tuple[tuple[int, ...], ...]:
 
 def rows(*calls: str, coordinates: list[int] | None = None) -> list[Row]:
     """Constants of ranks whose only lowered op is this call."""
-    items = tuple((value_item("%0", "placeholder input 0()"), node(call)) for call in calls)
+    items = Items((value_item("%0", "placeholder input 0()"), node(call)) for call in calls)
     return constants(items, each(*(coordinates or range(len(calls)))))
 
 
@@ -100,7 +100,7 @@ def test_only_numbers_may_differ(here: str, there: str) -> None:
 
 
 def test_graphs_of_different_length_are_not_explained() -> None:
-    assert constants(((value_item("a", "b"),), ()), each(0, 1)) == []
+    assert constants(Items([(value_item("a", "b"),), ()]), each(0, 1)) == []
 
 
 def test_one_unexplained_row_spoils_all() -> None:
@@ -108,7 +108,7 @@ def test_one_unexplained_row_spoils_all() -> None:
         factor = bound(rank + 1.0, "torch.ops.aten.mul.Tensor", FLOAT)
         return node(bound(32 * rank)), node(factor, 2)
 
-    assert constants((items(0), items(1)), each(0, 1)) == []
+    assert constants(Items([items(0), items(1)]), each(0, 1)) == []
 
 
 def test_equal_items_hold_no_constants() -> None:

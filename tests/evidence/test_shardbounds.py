@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.evidence.samples import between, call, compiled, guard, reduce
+from tests.evidence.samples import between, broken, call, compiled, guard, reduce
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileRecord, Divergence, Node
 
@@ -82,3 +82,11 @@ def test_another_bound_beside_those_of_the_shard_is_red() -> None:
         embedding(start, start + 32, call("lt", "%0", limit, value=MASK)) for start, limit in ((0, "5"), (32, "9"))
     ]
     assert red(*ranks)
+
+
+@pytest.mark.parametrize("breaks", [(0,), (1,), (0, 1)], ids=["on one rank", "on the other", "elsewhere on both"])
+def test_a_graph_break_beside_a_guard_that_differs_is_the_finding(breaks: tuple[int, ...]) -> None:
+    ranks = [compiled(call("relu", value=X), guards=(guard(says=f"== {rank}"),)) for rank in range(2)]
+    for rank in breaks:
+        ranks[rank] = ranks[rank].model_copy(update={"breaks": (broken(at=10 + rank),), "graphs": ()})
+    assert [found.cause for found in red(*ranks)] == [Cause.GRAPH_BREAK]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from tests.ranks import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.dist.mesh import mesh_roles
+from tpcompile.dist.store import RankStore
 from tpcompile.evidence.records import DivergenceClass, Status, Verdict
 from tpcompile.gate import check_ranks
 
@@ -81,3 +84,27 @@ def test_one_rank_with_another_constant_is_red_on_every_rank_and_named():
     assert red[0].domain == "tp 2-3"
     assert [g.ranks for g in red[0].groups] == [(2,), (3,)]
     assert red[0].title == "scale == 2 / 3"
+
+
+def _left(waits: bool) -> tuple[float, float]:
+    """When this rank let the store go, and when check_ranks came back; rank 1 reads its verdict a second late."""
+    let_go: list[float] = []
+    leave = RankStore.leave_together
+
+    def late(store: RankStore, *, timeout_s: float) -> None:
+        if store.rank == 1:
+            time.sleep(1.0)
+        let_go.append(time.time())
+        if waits:
+            leave(store, timeout_s=timeout_s)
+
+    RankStore.leave_together = late  # type: ignore[method-assign]
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    check_ranks(CaptureSession(), mesh=mesh, timeout_s=30, store=dist.distributed_c10d._get_default_store())
+    return let_go[0], time.time()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_rank_0_which_may_serve_the_store_comes_back_after_the_last_rank_has_let_it_go(waits: bool):
+    (_, first_back), (last_let_go, _) = run_on_ranks(_left, waits, world_size=2)
+    assert (first_back > last_let_go) == waits

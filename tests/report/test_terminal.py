@@ -96,3 +96,13 @@ def test_a_verdict_without_checks_still_ends_with_its_summary_and_replay_line() 
 def test_the_replay_command_is_quoted_and_never_wrapped() -> None:
     folder = Path("runs") / ("long name " * 12).strip()
     assert f"replay: tpcompile compare '{folder}'" in shown(samples.passing(), run=folder)
+
+
+def test_what_an_informing_check_lists_is_in_the_whole_report_only() -> None:
+    noted = samples.check("ended badly", Status.INFO, observed="1 log", details=("rank 1: the log ends in a compile",))
+    verdict = samples.passing().model_copy(update={"checks": (noted,)})
+    for limits, is_shown in ((terminal.USUAL, False), (terminal.WHOLE, True)):
+        out = io.StringIO()
+        terminal.render(verdict, Console(file=out, width=80), limits=limits)
+        assert ("the log ends in a compile" in out.getvalue()) is is_shown
+        assert "ended badly: 1 log" in out.getvalue()

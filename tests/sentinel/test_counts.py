@@ -18,7 +18,7 @@ Clock = Callable[[int], int]
 
 def counted(clock: Clock, *, calls: range = range(1, 40), name: str = "`step` in main", free: bool = True) -> Counted:
     marks = {call: {name: clock(call)} for call in calls}
-    return Counted(region="step train.py:3", line=LINE, has_collectives=not free, marks=marks)
+    return Counted(region="step train.py:3", stack=(LINE,), has_collectives=not free, marks=marks)
 
 
 def compare(*ranks: Counted) -> tuple[tuple[int, ...], str] | None:

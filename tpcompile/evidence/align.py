@@ -6,14 +6,13 @@ and a rank that compiled something extra shifts every later label.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.layerspec import Groups
+from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
-from tpcompile.evidence.several import first, phrase
+from tpcompile.evidence.several import find, first, phrase
 
 
 @dataclass
@@ -22,30 +21,41 @@ class Slot:
 
     phase: str
     frame: str
-    compiles: dict[int, CompileDigest] = field(default_factory=dict)
+    taken: dict[int, CompileDigest] = field(default_factory=dict)
+    """By rank; those that `align` has put here."""
+
+    @property
+    def compiles(self) -> ByRank[CompileDigest]:
+        """The compile of every rank that made it."""
+        return ByRank(self.taken)
 
     @property
     def where(self) -> str:
         """Name for the reader: phase, compile ids and frame; empty for what belongs to the rank itself."""
         if not self.frame:
             return ""
-        labels = "/".join(sorted({c.compile_id for c in self.compiles.values()}))
-        return phrase(self.phase, f"compile {labels} of {self.frame}")
+        labels = sorted({compile_.compile_id for compile_ in self.taken.values()})
+        return phrase(self.phase, f"compile {'/'.join(labels)} of {self.frame}")
 
     @property
     def step(self) -> int | None:
         """Step of the run, None when nobody counted."""
-        return first(c.step for c in self.compiles.values() if c.step is not None)
+        return first(self.compiles.found(lambda compile_: compile_.step).values())
 
     @property
     def keys(self) -> list[tuple[Layer, str]]:
         """Layers and parts that any rank observed."""
-        return list(dict.fromkeys((d.layer, d.part) for c in self.compiles.values() for d in c.layers))
+        shas = [compile_.shas for compile_ in self.compiles.values()]
+        return list(dict.fromkeys(itertools.chain.from_iterable(shas)))
+
+    @property
+    def differing(self) -> list[tuple[Layer, str]]:
+        """Layers and parts of which the ranks that observed them have different hashes."""
+        return [key for key in self.keys if len(self.groups(*key)) > 1]
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
         """Ranks by equal hash of a layer; those that did not observe it are left out."""
-        shas = {rank: compile_.sha(layer, part) for rank, compile_ in self.compiles.items()}
-        return group_by({rank: sha for rank, sha in shas.items() if sha is not None})
+        return self.compiles.found(lambda compile_: compile_.sha(layer, part)).groups()
 
     @property
     def is_resumed(self) -> bool:
@@ -55,7 +65,8 @@ class Slot:
 
 def content(compile_: CompileDigest) -> tuple[str, ...]:
     """Identity of a compile: its program, not its label."""
-    return tuple(compile_.sha(layer) or "" for layer in (Layer.GRAPH, Layer.GUARDS, Layer.INPUTS))
+    shas = compile_.shas
+    return tuple(shas.get((layer, ""), "") for layer in (Layer.GRAPH, Layer.GUARDS, Layer.INPUTS))
 
 
 def align(ranks: Sequence[RankDigest]) -> list[Slot]:
@@ -85,18 +96,22 @@ _PASSES: tuple[_Key, ...] = (
 
 def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
     """Put compiles into the first free slot with an equal key; those without one are returned."""
-    free: dict[Hashable, deque[Slot]] = {}
-    for slot in slots:
-        if rank not in slot.compiles:
-            for found in {key(other) for other in slot.compiles.values()}:
-                free.setdefault(found, deque()).append(slot)
+    free = _by_key([slot for slot in slots if rank not in slot.taken], key)
     left = []
     for compile_ in compiles:
-        candidates = free.get(key(compile_), deque())
-        while candidates and rank in candidates[0].compiles:
-            candidates.popleft()
-        if candidates:
-            candidates.popleft().compiles[rank] = compile_
-        else:
+        candidates = free.get(key(compile_), iter(()))
+        slot = find(candidates, lambda slot: rank not in slot.taken)
+        if slot is None:
             left.append(compile_)
+        else:
+            slot.taken[rank] = compile_
     return left
+
+
+def _by_key(slots: Sequence[Slot], key: _Key) -> dict[Hashable, Iterator[Slot]]:
+    """The slots that hold a compile of that key, each to be tried once."""
+    found: dict[Hashable, dict[int, Slot]] = {}
+    for number, slot in enumerate(slots):
+        for compile_ in slot.taken.values():
+            found.setdefault(key(compile_), {})[number] = slot
+    return {name: iter(same.values()) for name, same in found.items()}

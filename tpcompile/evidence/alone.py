@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tpcompile.evidence import state
 from tpcompile.evidence.align import Slot, content
 from tpcompile.evidence.blamed import rank_group
+from tpcompile.evidence.bygroup import Items
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Domain
+from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.entries import reason_of
 from tpcompile.evidence.headline import headline, spoken
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
@@ -20,13 +22,12 @@ from tpcompile.evidence.records import (
     Item,
     ItemKind,
     Layer,
-    RankDigest,
     RankGroup,
     UserLine,
 )
-from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import first, last
+from tpcompile.evidence.several import decided, find, last, unlike
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
@@ -44,6 +45,10 @@ _TENSOR_CAUSES = {
     ReasonKind.TENSOR_TYPE: Cause.TENSOR_SUBCLASS,
     ReasonKind.DYNAMIC_MARK: Cause.AUTOMATIC_DYNAMIC,
 }
+_NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK}
+"""Properties of a tensor that have a value of their own."""
+_NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
+"""A compile that was never made."""
 _BESIDE = "It issues no collective, and no rank waits for another in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
@@ -51,9 +56,10 @@ _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, Reas
 def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Divergence:
     """The finding for a compile that the `absent` ranks did not make."""
     rank = min(slot.compiles)
-    reason = reason_of(domain, rank, slot.compiles[rank])
-    failure = parse_reason(reason) if reason else None
-    found = _Recompiled(domain, slot, absent, failure) if failure else _Alone(domain, slot, absent)
+    ours = Seen(domain, rank, slot.compiles[rank])
+    reason = reason_of(ours)
+    present = tuple(sorted(slot.compiles))
+    found = _Recompiled(ours, present, absent, parse_reason(reason)) if reason else _Alone(ours, present, absent)
     cause = found.cause()
     return Divergence(
         layer=Layer.GRAPH,
@@ -81,36 +87,35 @@ class _Alone:
     asked_at: UserLine | None = None
     """The line that asked for it."""
 
-    def __init__(self, domain: Domain, slot: Slot, absent: tuple[int, ...], *, entry: str = "") -> None:
+    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], *, entry: str = "") -> None:
         """`entry` is the compile id of the cache entry that did not fit."""
-        self.domain, self.absent = domain, absent
-        self.present = tuple(sorted(slot.compiles))
-        self.first = slot.compiles[self.present[0]]
-        self.ours = domain.of_rank(self.present[0])
-        self.others = [domain.of_rank(rank) for rank in absent]
-        self.earlier = self._earlier(entry)
+        self.ours, self.domain = ours, ours.domain
+        self.present, self.absent = present, absent
+        earlier = self._earlier(entry)
+        self.has_earlier = earlier is not None
+        self.theirs = Seen(self.domain, absent[0], earlier or _NOTHING)
+        """What the first absent rank compiled of the same frame: there the guard held."""
+
+    def _earlier(self, entry: str) -> CompileDigest | None:
+        """The counterpart of the cache entry that did not fit, if the rank has one, or else its newest compile."""
+        frame = self.ours.compile.frame
+        before = self.ours.digest.of_frame(frame)
+        before = before[: before.index(self.ours.compile)]
+        entries = [compile_ for compile_ in before if compile_.compile_id == entry]
+        wanted = set(map(content, entries[-1:]))
+        theirs = self.domain.digests[self.absent[0]].of_frame(frame)
+        same = [compile_ for compile_ in theirs if content(compile_) in wanted]
+        return last(same or theirs)
 
     @property
     def program(self) -> Sequence[Item]:
         """The program that only the present ranks have; asked for where no guard says why."""
-        return self.domain.items(self.ours.rank, self.first.index, Layer.GRAPH)
-
-    def _earlier(self, entry: str) -> CompileDigest | None:
-        """What the first absent rank compiled of the same frame: there the guard held.
-
-        The counterpart of the cache entry whose guard failed here, if it has one, or else its newest compile.
-        """
-        theirs = self.others[0].of_frame(self.first.frame)
-        before = [c for c in self.ours.of_frame(self.first.frame) if c.index < self.first.index]
-        contents = [content(c) for c in before if c.compile_id == entry][-1:]
-        same = [c for c in theirs if content(c) in contents]
-        return last(same or theirs)
+        return self.ours.items(Layer.GRAPH)
 
     def hangs(self) -> bool:
         """True unless the new code issues what the ranks without it issue already."""
-        if not self.first.num_items(Layer.COLLECTIVES):
-            return False
-        return self.earlier is None or self.earlier.sha(Layer.COLLECTIVES) != self.first.sha(Layer.COLLECTIVES)
+        ours, theirs = self.ours.compile, self.theirs.compile
+        return ours.num_items(Layer.COLLECTIVES) > 0 and theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
 
     def severity(self, cause: Cause) -> DivergenceClass:
         """How bad it is: what only runs beside the program is information."""
@@ -120,64 +125,61 @@ class _Alone:
 
     def is_beside(self, cause: Cause) -> bool:
         """True for a function of its own, as an evaluation on one rank: no collective, nothing in its place."""
-        return cause == Cause.EXTRA_COMPILE and self._is_apart()
+        return cause == Cause.EXTRA_COMPILE and self.is_apart()
 
-    def _is_apart(self) -> bool:
-        return not self.hangs() and not any(map(self._not_shared, self.others))
+    def is_apart(self) -> bool:
+        """True when no rank waits for another in it, and the absent ranks compile nothing in its place."""
+        return not (self.hangs() or self.not_shared())
 
-    def _not_shared(self, other: RankDigest) -> list[CompileDigest]:
-        """Compiles of functions that the first present rank did not compile."""
-        shared = {c.frame for c in self.ours.compiles}
-        return [c for c in other.compiles if c.frame not in shared]
+    def not_shared(self) -> list[Seen]:
+        """Compiles on the absent ranks, of functions that the first present rank did not compile."""
+        theirs = itertools.chain.from_iterable(map(self.domain.seen_by, self.absent))
+        return unlike(theirs, self.domain.seen_by(self.ours.rank), lambda seen: seen.compile.frame)
 
     def cause(self) -> Cause:
         """Why these ranks compiled alone."""
-        if self.first.limit_reached:
-            return Cause.RECOMPILE_LIMIT
-        kinds = {item.kind for item in self.program}
-        if ItemKind.BREAK in kinds:
-            return Cause.GRAPH_BREAK
-        if ItemKind.FAILURE in kinds:
-            return Cause.COMPILE_FAILED
-        if any(map(self._is_regional_beside, self.others)):
-            return Cause.REGIONAL_COMPILE
-        return Cause.COMPILE_DISABLED if self._was_never_compiled() else Cause.EXTRA_COMPILE
+        return decided(_CAUSES, self, otherwise=Cause.EXTRA_COMPILE)
 
-    def _was_never_compiled(self) -> bool:
-        """True when the absent ranks are the odd ones."""
-        has_compiled = any(other.compiles for other in self.others)
-        return self.earlier is None and (not has_compiled or self._are_fewer())
+    def has_reached_limit(self) -> bool:
+        """True when the frame was compiled too often."""
+        return self.ours.compile.limit_reached
+
+    def is_broken(self) -> bool:
+        """True when the graph ends early."""
+        return self._has(ItemKind.BREAK)
+
+    def is_failed(self) -> bool:
+        """True when there is no graph."""
+        return self._has(ItemKind.FAILURE)
+
+    def _has(self, kind: ItemKind) -> bool:
+        return any(item.kind == kind for item in self.program)
+
+    def is_regional(self) -> bool:
+        """True when one side compiles a frame whose parts the other side compiles."""
+        return any(_inlines(self.ours, seen) or _inlines(seen, self.ours) for seen in self.not_shared())
+
+    def is_missing_there(self) -> bool:
+        """True when the absent ranks never compiled the frame, and are the odd ones."""
+        idle = self.domain.digests.among(self.absent).where(lambda digest: not digest.compiles)
+        return not self.has_earlier and (len(idle) == len(self.absent) or self._are_fewer())
 
     def _are_fewer(self) -> bool:
         return len(self.absent) < len(self.present)
-
-    def _is_regional_beside(self, other: RankDigest) -> bool:
-        """True when one side compiles a frame whose parts the other side compiles."""
-        theirs = self._not_shared(other)
-        is_whole = any(self._inlines(self.ours, self.first, c) for c in theirs)
-        return is_whole or any(self._inlines(other, c, self.first) for c in theirs)
-
-    def _inlines(self, rank: RankDigest, whole: CompileDigest, part: CompileDigest) -> bool:
-        """True when `part` was entered from the function that a rank compiled, or ops of that come from part's own."""
-        if part.line is None or whole.line is None or part.frame == whole.frame:
-            return False
-        if any(_is_inside(caller, whole.line, besides=part.line) for caller in part.callers):
-            return True
-        lines = known(item.line for item in self.domain.items(rank.rank, whole.index, Layer.GRAPH))
-        return any(_is_inside(line, part.line, besides=whole.line) for line in lines)
 
     def title(self, cause: Cause) -> str:
         """The difference: who has compiled."""
         have = ranks_text(self.present)
         if cause == Cause.RECOMPILE_LIMIT:
             return f"rank {have} reached the limit and runs eager"
-        return f"{self.first.frame} compiled on rank {have} only, not on rank {ranks_text(self.absent)}"
+        return f"{self.ours.compile.frame} compiled on rank {have} only, not on rank {ranks_text(self.absent)}"
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides; the odd ones last."""
         ours, theirs = self.told()
-        compiled = rank_group(self.present, ours, self.first, cause, line=self.asked_at)
-        did_not = rank_group(self.absent, theirs, self.earlier or self.first, cause)
+        nearest = self.theirs if self.has_earlier else self.ours
+        compiled = rank_group(self.present, ours, self.ours.compile, cause, line=self.asked_at)
+        did_not = rank_group(self.absent, theirs, nearest.compile, cause)
         # Who compiles the whole and who its parts is only told by the majority.
         is_odd = self._are_fewer() if cause == Cause.REGIONAL_COMPILE else cause == Cause.COMPILE_DISABLED
         return (compiled, did_not) if is_odd else (did_not, compiled)
@@ -190,19 +192,19 @@ class _Alone:
 class _Recompiled(_Alone):
     """A compile because a guard failed."""
 
-    def __init__(self, domain: Domain, slot: Slot, absent: tuple[int, ...], failure: Reason) -> None:
-        super().__init__(domain, slot, absent, entry=failure.entry)
+    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], failure: Reason) -> None:
+        super().__init__(ours, present, absent, entry=failure.entry)
         self.failure = failure
         self.guard, self.asked_at = failure.guard, failure.line
-        self.held = _held(failure) if self.earlier else ""
+        self.held = _held(failure) if self.has_earlier else ""
 
     def is_beside(self, cause: Cause) -> bool:
         """True for such a function that only these ranks have, however often they compile it."""
-        return self.earlier is None and self._is_apart()
+        return not self.has_earlier and self.is_apart()
 
     def cause(self) -> Cause:
         """What the guard that failed is about."""
-        return Cause.RECOMPILE_LIMIT if self.first.limit_reached else reason_cause(self.failure)
+        return Cause.RECOMPILE_LIMIT if self.has_reached_limit() else reason_cause(self.failure)
 
     def title(self, cause: Cause) -> str:
         """The difference: what the guard wants and what came."""
@@ -212,43 +214,68 @@ class _Recompiled(_Alone):
     def _changed(self) -> str:
         """What the guard wants and what came, `size[0] of x: 4 / 5`."""
         failure = self.failure
-        if failure.kind == ReasonKind.GLOBAL_STATE:
-            return self._setting() or f"{', '.join(state.settings_changed(failure.expected))} changed"
         about = f"{failure.what} of {spoken(failure.source)}"
+        if failure.kind == ReasonKind.GLOBAL_STATE:
+            return self._setting()
         if failure.actual:
-            grew = failure.kind == ReasonKind.SIZE and self.first.is_dynamic
+            grew = failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic
             return f"{about}: {failure.expected} / {failure.actual}{', dynamic from here on' if grew else ''}"
         if failure.kind == ReasonKind.REQUIRES_GRAD:
             return f"{about} is no longer {failure.expected}"
-        ours = first(self._guarded(self.ours, self.first))
-        value = ours.notes.get("value", "") if ours else ""
-        if failure.kind in _VALUE_KINDS and value:
-            return f"{spoken(failure.source)} == {failure.expected} / {value}"
-        return spoken(failure.guard)
+        return self._value()
 
     def _setting(self) -> str:
         """The setting of the process that differs from the compile before, by the guards of both."""
-        if self.earlier is None:
-            return ""
-        before, now = self._settings(self.others[0], self.earlier), self._settings(self.ours, self.first)
-        changed = first(row for row in rows_of((before, now), is_ordered=False) if row.is_full)
-        return headline(changed, (self.absent, self.present)) if changed else ""
+        both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
+        rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
+        changed = find(rows, lambda row: row.is_full)
+        if changed is None:
+            return f"{', '.join(state.settings_changed(self.failure.expected))} changed"
+        return headline(changed, (self.absent, self.present))
 
-    def _settings(self, rank: RankDigest, compile_: CompileDigest) -> tuple[Item, ...]:
-        guards = self.domain.items(rank.rank, compile_.index, Layer.GUARDS)
-        return tuple(item for item in guards if item.kind == ItemKind.SETTING)
+    def _value(self) -> str:
+        """The value that the guard compares with and the one that came, or else the guard."""
+        ours, _ = self.told()
+        value = ours.notes.get("value") if ours else None
+        if value and self.failure.kind in _VALUE_KINDS:
+            return f"{spoken(self.failure.source)} == {self.failure.expected} / {value}"
+        return spoken(self.failure.guard)
 
     def told(self) -> tuple[Item | None, Item | None]:
         """What both sides have for the guarded value."""
-        return first(self._guarded(self.ours, self.first)), first(self._guarded(self.others[0], self.earlier))
+        return self._guarded(self.ours), self._guarded(self.theirs)
 
-    def _guarded(self, rank: RankDigest, compile_: CompileDigest | None) -> list[Item]:
+    def _guarded(self, seen: Seen) -> Item | None:
         """What a rank has for the guarded value: the input's description, or its guard on it."""
-        if compile_ is None or compile_.limit_reached:
-            return []  # nothing was compiled for the value that exceeded the limit
+        if seen.compile.limit_reached:
+            return None  # nothing was compiled for the value that exceeded the limit
         layer = Layer.INPUTS if self.failure.kind in _TENSOR_CAUSES else Layer.GUARDS
-        items = self.domain.observed(rank.rank, compile_, layer)
-        return [item for item in items if _short(item.about) == _short(self.failure.source)]
+        source = _short(self.failure.source)
+        return find(seen.observed(layer), lambda item: _short(item.about) == source)
+
+
+_CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
+    (_Alone.has_reached_limit, Cause.RECOMPILE_LIMIT),
+    (_Alone.is_broken, Cause.GRAPH_BREAK),
+    (_Alone.is_failed, Cause.COMPILE_FAILED),
+    (_Alone.is_regional, Cause.REGIONAL_COMPILE),
+    (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
+)
+"""Why ranks compiled alone without a guard that failed; the first that holds."""
+
+
+def _inlines(whole: Seen, part: Seen) -> bool:
+    """True when `part` was entered from the function compiled as `whole`, or ops of that come from part's own."""
+    outer, inner = whole.compile.line, part.compile.line
+    if outer is None or inner is None or part.compile.frame == whole.compile.frame:
+        return False
+    if _any_inside(part.compile.callers, outer, besides=inner):
+        return True
+    return _any_inside(lines_of(whole.items(Layer.GRAPH)), inner, besides=outer)
+
+
+def _any_inside(lines: Iterable[UserLine], frame: UserLine, *, besides: UserLine) -> bool:
+    return any(_is_inside(line, frame, besides=besides) for line in lines)
 
 
 def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:
@@ -262,24 +289,36 @@ def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:
 
 def reason_cause(reason: Reason) -> Cause:
     """Cause of a recompile by the guard that failed; what is no tensor property is a Python value."""
-    if reason.kind == ReasonKind.GLOBAL_STATE:
-        return state.cause_of(first(state.settings_changed(reason.expected)) or "")
-    if reason.kind == ReasonKind.DUPLICATE:
-        return shared_cause([reason.source])
-    if reason.kind == ReasonKind.REQUIRES_GRAD or reason.source.endswith(".requires_grad"):
+    if reason.source.endswith(".requires_grad"):
         return requires_grad_cause(reason.source)
-    if reason.kind == ReasonKind.TYPE and _SUBCLASS.search(reason.guard):
-        return Cause.TENSOR_SUBCLASS
-    return _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
+    find = _FINDERS.get(reason.kind)
+    return find(reason) if find else _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
+
+
+def _of_state(reason: Reason) -> Cause:
+    return state.cause_of("".join(state.settings_changed(reason.expected)[:1]))
+
+
+def _of_type(reason: Reason) -> Cause:
+    return Cause.TENSOR_SUBCLASS if _SUBCLASS.search(reason.guard) else Cause.PYTHON_VALUE
+
+
+_FINDERS: Mapping[ReasonKind, Callable[[Reason], Cause]] = {
+    ReasonKind.GLOBAL_STATE: _of_state,
+    ReasonKind.DUPLICATE: lambda reason: shared_cause([reason.source]),
+    ReasonKind.REQUIRES_GRAD: lambda reason: requires_grad_cause(reason.source),
+    ReasonKind.TYPE: _of_type,
+}
+"""Kinds of guards whose text says which cause it is."""
 
 
 def _held(reason: Reason) -> str:
     """What is true where the guard held."""
     if reason.kind == ReasonKind.GLOBAL_STATE:
         return f"{reason.expected} is as it was at the first compile"
-    if reason.kind not in _TENSOR_CAUSES or reason.kind in (ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK):
-        return reason.guard
-    return f"{reason.what} of '{reason.source}' is {reason.expected}"
+    if reason.kind in _NAMED:
+        return f"{reason.what} of '{reason.source}' is {reason.expected}"
+    return reason.guard
 
 
 def _short(source: str) -> str:

@@ -30,8 +30,11 @@ def rank_group(
     called_at = compile_.called_at or compile_.entered_at
     if cause in _WITHIN or called_at is None:
         return RankGroup(ranks=ranks, item=item, frame_line=line or compile_.line)
-    if item and item.line and is_installed(item.line):
-        item = item.model_copy(update={"line": called_at})
-    if line is None or is_installed(line):
-        line = called_at
-    return RankGroup(ranks=ranks, item=item, frame_line=line)
+    if item and item.line:
+        item = item.at(_of_program(item.line, called_at))
+    return RankGroup(ranks=ranks, item=item, frame_line=_of_program(line, called_at))
+
+
+def _of_program(line: UserLine | None, called_at: UserLine) -> UserLine:
+    """The line, or where it is not the program's that which calls it."""
+    return called_at if line is None or is_installed(line) else line

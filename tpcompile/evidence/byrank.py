@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.layerspec import Groups
-from tpcompile.evidence.several import differ
+from tpcompile.evidence.several import differ, grouped
 
 T = TypeVar("T")
 U = TypeVar("U")
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks in groups of equal ones."""
+
+
+def ranks_in(groups: Groups, indices: Iterable[int]) -> list[int]:
+    """The ranks of some of the groups."""
+    return [rank for index in sorted(indices) for rank in groups[index]]
+
+
+def itself(value: T) -> T:
+    """What is compared where nothing else is said."""
+    return value
 
 
 class ByRank(Mapping[int, T], Generic[T]):
@@ -55,11 +65,20 @@ class ByRank(Mapping[int, T], Generic[T]):
         """The other ranks."""
         return ByRank({rank: value for rank, value in self._values.items() if rank not in ranks})
 
-    def groups(self, by: Callable[[T], Hashable]) -> Groups:
-        """Ranks that have the same, the largest group first; of equal ones that with the lowest rank."""
-        return group_by(self.map(by))
+    def among(self, ranks: Iterable[int]) -> ByRank[T]:
+        """Only these ranks."""
+        return ByRank({rank: self._values[rank] for rank in ranks})
 
-    def differ(self, by: Callable[[T], Hashable]) -> bool:
+    def groups(self, by: Callable[[T], Hashable] = itself) -> Groups:
+        """Ranks that have the same, the largest group first; of equal ones that with the lowest rank."""
+        groups = grouped(self, lambda rank: by(self._values[rank]))
+        return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
+
+    def sides(self) -> list[tuple[tuple[int, ...], T]]:
+        """Those groups, each with its value."""
+        return [(ranks, self._values[ranks[0]]) for ranks in self.groups()]
+
+    def differ(self, by: Callable[[T], Hashable] = itself) -> bool:
         """True unless all ranks have the same."""
         return differ(map(by, self._values.values()))
 

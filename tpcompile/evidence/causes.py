@@ -105,8 +105,9 @@ ADVICE: dict[Cause, str] = {
         "rank has it, a compiler, a cache or a disk that its machine lacks is the usual reason."
     ),
     Cause.NOTHING_COMPILED: (
-        "Call the compiled function inside the session. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or "
-        "an object that is called in place of what torch.compile returned."
+        "Where a compile failed, read its error. Else call the compiled function inside the session; look for "
+        "`torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or an object that is called in place of what torch.compile "
+        "returned."
     ),
     Cause.EXTRA_COMPILE: (
         "One part of the ranks compiled code the others never asked for. Look at what decides whether this line is "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
@@ -24,23 +26,32 @@ _SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER})
 
 AGREE = "equal on all ranks"
 
+K = TypeVar("K", bound=Hashable)
+Ranks = ByRank[RankDigest]
+
+
+def ranks_of(digests: Iterable[RankDigest]) -> Ranks:
+    """The digest of every rank that has one."""
+    return ByRank({digest.rank: digest for digest in digests})
+
 
 def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
-    phases = dict.fromkeys(c.phase for d in digests for c in d.counters)
+    ranks = ranks_of(digests)
+    phases = _once(ranks.map(lambda digest: _phases(digest, "")))
     return [
-        any_compiled("", digests),
-        *(no_breaks("", f"graph breaks in {phase}", phase, digests, frames=False) for phase in phases),
+        any_compiled("", ranks),
+        *(no_breaks("", f"graph breaks in {phase}", phase, ranks, frames=False) for phase in phases),
         region_check("", digests, phases=phases),
-        *agreement("", digests, divergences),
-        tp_aware("", digests),
-        kept("", digests),
+        *agreement("", ranks, divergences),
+        tp_aware("", ranks),
+        kept("", ranks),
     ]
 
 
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """A program in mid-run: what the ranks compiled so far is the same."""
-    return agreement("", digests, divergences)
+    return agreement("", ranks_of(digests), divergences)
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
@@ -52,25 +63,24 @@ def _skipped(check: Check) -> Check:
     return check.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
 
 
-def any_compiled(mode: str, digests: Sequence[RankDigest]) -> Check:
+def any_compiled(mode: str, ranks: Ranks) -> Check:
     """Something was compiled, and on every rank."""
-    graphs = {d.rank: sum(num_graphs(d, phase) for phase in _phases(d, mode)) for d in digests}
-    none = [rank for rank, count in graphs.items() if count == 0]
+    graphs = ranks.map(lambda digest: sum(num_graphs(digest, phase) for phase in _phases(digest, mode)))
+    none = graphs.where(lambda count: count == 0)
     observed = values_text(graphs, "graph")
     expected = "at least 1 graph on every rank"
     # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
-    if len(none) < len(digests):
+    if len(none) < len(ranks):
         return make_check(mode, "every rank compiled", none, expected, observed, cause=Cause.COMPILE_DISABLED)
     return make_check(mode, "", none, expected, observed, cause=Cause.NOTHING_COMPILED, id=CheckId.COMPILED)
 
 
 def no_breaks(
-    mode: str, name: str, phase: str, digests: Sequence[RankDigest], *, frames: bool = True, id: CheckId = CheckId.OTHER
+    mode: str, name: str, phase: str, ranks: Ranks, *, frames: bool = True, id: CheckId = CheckId.OTHER
 ) -> Check:
     """Counter, frames and trace events all say so: any one alone misses leading or trailing breaks."""
-    by_rank = {digest.rank: _break_evidence(digest, phase, frames=frames) for digest in digests}
-    evidence = {rank: text for rank, text in by_rank.items() if text}
-    breaks = dict.fromkeys(found for digest in digests for found in digest.breaks_in(phase))
+    evidence = ranks.map(lambda digest: _break_evidence(digest, phase, frames=frames)).where(bool)
+    breaks = _once(ranks.map(lambda digest: digest.breaks_in(phase)))
     return make_check(
         mode,
         name,
@@ -95,19 +105,33 @@ def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
     )
 
 
-def agreement(mode: str, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:
     """One check per layer: equal in the symmetry domain, or the first difference."""
-    observed = {Layer.ENVIRONMENT}.union(*(digest.observed for digest in digests))
+    observed = {Layer.ENVIRONMENT, *_once(ranks.map(lambda digest: digest.observed))}
     mine = [divergence for divergence in divergences if _of_mode(divergence, mode)]
     return [_layer_check(mode, layer, mine, is_observed=layer in observed) for layer in Layer]
 
 
 def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, is_observed: bool) -> Check:
-    by_color = grouped((d for d in divergences if d.layer == layer), lambda divergence: divergence.is_red)
-    red, listed = by_color.get(True, []), by_color.get(False, [])
-    noted = f" ({'; '.join(dict.fromkeys(found.cls for found in listed))})" if listed else ""
+    by_layer = grouped(divergences, lambda found: (found.layer, found.is_red))
+    red, listed = by_layer.get((layer, True), []), by_layer.get((layer, False), [])
+    explains = [found for found in divergences if found.is_red and layer in found.consequences]
+    titles = [found.title for found in (*red[1:], *listed)]
+    agrees = _agrees(mode, layer, titles, _noted(listed), is_observed=is_observed)
+    cause = first([*red, *explains])
+    if cause is None:
+        return agrees
+    status = {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause}
+    if red:
+        return agrees.model_copy(update={**status, "observed": cause.title, "line": cause.line})
+    says = f"differs, a consequence of the {cause.layer}{_noted(listed)}"
+    return agrees.model_copy(update={**status, "observed": says, "is_consequence": True})
+
+
+def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_observed: bool) -> Check:
+    """The check of a layer in which nothing is red."""
     status, observed = (Status.PASS, "equal") if is_observed else (Status.SKIPPED, "not observed")
-    check = Check(
+    return Check(
         id=CheckId.LAYER,
         layer=layer,
         name=f"{layer} {AGREE}",
@@ -115,55 +139,56 @@ def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, 
         status=status,
         expected="equal",
         observed=f"{observed}{noted}",
-        details=tuple(found.title for found in (*red[1:], *listed)),
+        details=tuple(titles),
     )
-    cause = first(red) or first(found for found in divergences if found.is_red and layer in found.consequences)
-    if cause is None:
-        return check
-    failed = {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause}
-    if red:
-        return check.model_copy(update={**failed, "observed": cause.title, "line": cause.line})
-    says = f"differs, a consequence of the {cause.layer}{noted}"
-    return check.model_copy(update={**failed, "observed": says, "is_consequence": True})
+
+
+def _noted(listed: Sequence[Divergence]) -> str:
+    """The kinds of differences that are only listed: ` (declared; label only)`."""
+    kinds = dict.fromkeys(found.cls for found in listed)
+    return f" ({'; '.join(kinds)})" if kinds else ""
 
 
 def _of_mode(divergence: Divergence, mode: str) -> bool:
-    return not mode or not divergence.where or divergence.where.startswith(f"{mode}/")
+    return not divergence.where or divergence.where.startswith(_prefix(mode))
 
 
-def tp_aware(mode: str, digests: Sequence[RankDigest]) -> Check:
+def tp_aware(mode: str, ranks: Ranks) -> Check:
     """No op whose behaviour on a shard nobody vouched for."""
-    found = _by_subject(digest.undeclared_ops for digest in digests)
+    found = ranks.map(lambda digest: digest.undeclared_ops).where(bool)
+    subjects = _by_subject(found)
     return make_check(
         mode,
         "undeclared custom ops and Triton kernels",
-        [digest.rank for digest in digests if digest.undeclared_ops],
+        found,
         "only ops declared TP-aware",
-        ", ".join(found) or "none",
-        advice=["declare it with gate.tp_aware_ops once its maths is right on a shard"],
-        line=_first_line(found),
+        ", ".join(subjects) or "none",
+        on_failure=["declare it with gate.tp_aware_ops once its maths is right on a shard"],
+        line=_first_line(subjects),
     )
 
 
-def kept(mode: str, digests: Sequence[RankDigest]) -> Check:
+def kept(mode: str, ranks: Ranks) -> Check:
     """No reduce in place whose operand is read afterwards."""
-    found = _by_subject(digest.overwritten for digest in digests)
-    is_observed = any(Layer.KERNELS in digest.observed for digest in digests)
-    none = "none does" if is_observed else "not observed"
-    return make_check(
+    found = ranks.map(lambda digest: digest.overwritten).where(bool)
+    subjects = _by_subject(found)
+    overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
+    check = make_check(
         mode,
         "reduces that overwrite what is read later",
-        [digest.rank for digest in digests if digest.overwritten],
+        found,
         "reduced buffers share no memory with live tensors",
-        f"{', '.join(found)} reduces a concatenation in place whose parts are read afterwards" if found else none,
-        status=None if is_observed else Status.SKIPPED,
-        advice=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"],
-        line=_first_line(found),
+        overwriting if subjects else "none does",
+        on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"],
+        line=_first_line(subjects),
     )
+    if Layer.KERNELS in _once(ranks.map(lambda digest: digest.observed)):
+        return check
+    return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
 
 
-def _by_subject(found: Iterable[Sequence[Item]]) -> dict[str, Item]:
-    return {item.about: item for item in itertools.chain.from_iterable(found)}
+def _by_subject(found: Mapping[int, Iterable[Item]]) -> dict[str, Item]:
+    return {item.about: item for item in itertools.chain.from_iterable(found.values())}
 
 
 def _first_line(found: Mapping[str, Item]) -> UserLine | None:
@@ -171,9 +196,19 @@ def _first_line(found: Mapping[str, Item]) -> UserLine | None:
     return item.line if item else None
 
 
+def _once(found: Mapping[int, Iterable[K]]) -> dict[K, None]:
+    """What ranks have, each thing once, in order of the ranks."""
+    return dict.fromkeys(itertools.chain.from_iterable(found.values()))
+
+
+def _prefix(mode: str) -> str:
+    """What names of phases of a mode begin with; of any mode, nothing."""
+    return f"{mode}/" if mode else ""
+
+
 def _phases(digest: RankDigest, mode: str) -> list[str]:
     phases = [counters.phase for counters in digest.counters]
-    return [phase for phase in phases if not mode or phase.startswith(f"{mode}/")]
+    return [phase for phase in phases if phase.startswith(_prefix(mode))]
 
 
 def num_graphs(digest: RankDigest, phase: str) -> int:
@@ -205,20 +240,19 @@ def make_check(
     expected: str,
     observed: str,
     *,
-    status: Status | None = None,
     cause: Cause = Cause.UNKNOWN,
     details: Sequence[str] = (),
-    advice: Sequence[str] = (),
+    on_failure: Sequence[str] = (),
     line: UserLine | None = None,
     id: CheckId = CheckId.OTHER,
 ) -> Check:
-    """A check that fails where any rank is bad, for that cause and with that advice."""
+    """A check that fails where any rank is bad, for that cause and with those details more."""
     ranks = tuple(sorted(set(bad)))
     passed = Check(
         id=id,
         name=name,
         mode=mode,
-        status=status or Status.PASS,
+        status=Status.PASS,
         expected=expected,
         observed=observed,
         details=tuple(details),
@@ -226,5 +260,5 @@ def make_check(
     )
     if not ranks:
         return passed
-    failed = {"status": status or Status.FAIL, "ranks": ranks, "cause": cause, "details": (*details, *advice)}
+    failed = {"status": Status.FAIL, "ranks": ranks, "cause": cause, "details": (*details, *on_failure)}
     return passed.model_copy(update=failed)

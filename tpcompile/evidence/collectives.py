@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.records import Collective, Graph, Node, UserLine
-from tpcompile.evidence.several import first
-from tpcompile.evidence.text.lines import is_library, is_library_file
+from tpcompile.evidence.several import find, first
+from tpcompile.evidence.text.lines import is_library, is_library_file, users
 
 __all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
 
@@ -26,13 +26,13 @@ def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
     """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
     graphs = list(graphs)
     lowered = [graph for graph in graphs if graph.kind != "dynamo"]
-    found = [collective for graph in lowered or graphs for collective in _in_graph(graph)]
-    return tuple(sorted(found, key=lambda collective: collective.phase == "backward"))
+    in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
+    return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
 
 
-def _in_graph(graph: Graph) -> list[Collective]:
-    phase = "backward" if graph.kind == "backward" else "forward"
-    return [collective for nodes in graph.scopes for collective in _Scope(nodes, phase).collectives()]
+def _in_graph(graph: Graph) -> Iterator[Collective]:
+    for nodes in graph.scopes:
+        yield from _Scope(nodes, graph.phase).collectives()
 
 
 class _Scope:
@@ -57,19 +57,19 @@ class _Scope:
     def collective(self, index: int, op: str) -> Collective:
         node = self.nodes[index]
         texts = [text.strip("'\"") for text in node.arguments]
-        reduce_op = first(text for text in texts if text in _REDUCE_OPS)
-        group = first(text.removeprefix(_GROUP) for text in texts if text.startswith(_GROUP))
-        dtype, shape = first(_VALUE.findall(self.operand(node).value)) or ("", "")
-        is_in_place = _INPLACE.match(node.target) is not None
+        group = find(texts, lambda text: text.startswith(_GROUP)) or ""
+        dtype, shape = next(iter(_VALUE.findall(self.operand(node).value)), ("", ""))
         wait = self.waits.get(f"%{index}")
+        is_in_place = _INPLACE.match(node.target) is not None
+        is_waited = is_in_place or wait is not None
         return Collective(
             phase=self.phase,
             op=op,
-            reduce_op=reduce_op or "",
+            reduce_op=find(texts, lambda text: text in _REDUCE_OPS) or "",
             dtype=dtype,
             shape=shape,
-            group=group or "",
-            waited=is_in_place or wait is not None,
+            group=group.removeprefix(_GROUP),
+            waited=is_waited,
             used=is_in_place or wait is None or wait in self.read,
             line=blamed_line(self.nodes, index),
         )
@@ -86,8 +86,6 @@ def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     Where that is library code and nothing in the log names the caller, the nearest node before it (else after it)
     that came from user code is named instead.
     """
-    for at in itertools.chain(range(index, -1, -1), range(index + 1, len(nodes))):
-        line = nodes[at].line
-        if line is not None and not is_library(line):
-            return line
-    return nodes[index].line
+    outwards = itertools.chain(range(index, -1, -1), range(index + 1, len(nodes)))
+    lines = (users(nodes[place].line) for place in outwards)
+    return first(filter(None, lines)) or nodes[index].line

@@ -6,24 +6,27 @@ group of equal ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tpcompile.evidence import order
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.alone import compiled_alone
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, group_by, sides
+from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, sides
 from tpcompile.evidence.layerdiff import environment, of_slot
-from tpcompile.evidence.layerspec import Row
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
     DivergenceClass,
-    Item,
     Layer,
     RankDigest,
+    ranks_of,
     value_item,
 )
+from tpcompile.evidence.several import find
+from tpcompile.evidence.unexplained import DEFECTS, unexplained
 
 __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 
@@ -39,19 +42,26 @@ def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = (
 def _compare(domain: Domain) -> list[Divergence]:
     found = environment(domain)
     slots = align(domain.ranks)
-    whole = {d.rank for d in domain.ranks if not d.is_cut}
+    whole = set(domain.digests.where(lambda digest: not digest.is_cut))
     explained: set[int] = set()
     for slot in slots:
         absent = tuple(sorted(whole.difference(slot.compiles)))
-        if not absent:
-            here = of_slot(domain, slot)
-        elif explained.issuperset(slot.compiles):
+        if absent and explained.issuperset(slot.compiles):
             continue  # compiled behind a graph break, or as a part of what others compile whole: named already
-        else:
-            here = [compiled_alone(domain, slot, absent)]
+        here = _of_slot(domain, slot, absent)
         explained.update(*map(_explains_others, here))
         found += here
     return [*found, *_order(domain, slots), *_caches(domain, slots)]
+
+
+def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
+    """What differs in one compile; a defect in naming the cause does not cost the finding."""
+    try:
+        return [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
+    except DEFECTS as error:
+        if not (absent or slot.differing):
+            raise
+        return [unexplained(domain, slot, error)]
 
 
 def _explains_others(divergence: Divergence) -> tuple[int, ...]:
@@ -59,18 +69,18 @@ def _explains_others(divergence: Divergence) -> tuple[int, ...]:
     if divergence.cause == Cause.REGIONAL_COMPILE:
         return divergence.ranks
     if divergence.cause == Cause.GRAPH_BREAK:
-        return tuple(rank for group in divergence.groups if group.item for rank in group.ranks)
+        return ranks_of(group for group in divergence.groups if group.item)
     return ()
 
 
 def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content under other labels or in another order: information, unless collectives change places."""
     complete = [slot for slot in slots if len(slot.compiles) == len(domain.ranks)]
-    ranks = [d.rank for d in domain.ranks]
+    ranks = list(domain.digests)
     found = order.swapped(complete, ranks, domain.name)
     if found is None:
-        labels = order.labels(complete, ranks)
-        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, labels)] if labels else []
+        name, labels = order.labels(complete, ranks)
+        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)] if labels.differ() else []
     reason = domain.reason(Layer.COLLECTIVES, Row(group.item for group in found.groups))
     if reason:
         found = found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
@@ -79,39 +89,36 @@ def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
 
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
     """Equal content, loaded from a cache by some ranks and compiled by others: information."""
-    for slot in slots:
-        outcomes = {rank: _cache_outcome(c) for rank, c in slot.compiles.items()}
-        known = {rank: value_item("compile cache", outcome) for rank, outcome in outcomes.items() if outcome}
-        if len(set(outcomes.values()) - {""}) > 1:
-            return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, known)]
-    return []
+    outcomes = [slot.compiles.map(_cache_outcome).where(bool) for slot in slots]
+    split = find(outcomes, lambda ranks: ranks.differ())
+    if split is None:
+        return []
+    return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)]
 
 
 def _cache_outcome(compile_: CompileDigest) -> str:
+    """Whether any of it was compiled, or all of it loaded; nothing where no cache was asked."""
     ends = {event.rpartition("_")[2] for event in compile_.cache}
-    if "miss" in ends:
-        return "miss"
-    return "hit" if "hit" in ends else ""
+    return find(("miss", "hit"), lambda outcome: outcome in ends) or ""
 
 
-def _information(domain: Domain, layer: Layer, cause: Cause, items: Mapping[int, Item]) -> Divergence:
-    groups = group_by({rank: item.says for rank, item in items.items()})
+def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: ByRank[str]) -> Divergence:
     return Divergence(
         layer=layer,
         cls=DivergenceClass.LABEL,
         domain=domain.name,
         where="",
-        groups=sides(groups, [items[ranks[0]] for ranks in groups]),
+        groups=sides(texts.groups(), [value_item(about, text) for _, text in texts.sides()]),
         title=cause.value,
         cause=cause,
         advice=cause.advice,
     )
 
 
-def equal_groups(digests: Sequence[RankDigest]) -> dict[str, tuple[tuple[int, ...], ...]]:
+def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
     """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
-    return {name: group_by({d.rank: _whole(d) for d in ranks}) for name, ranks in by_domain(digests).items()}
+    return {name: ByRank(dict(map(_whole, ranks))).groups() for name, ranks in by_domain(digests).items()}
 
 
-def _whole(digest: RankDigest) -> str:
-    return digest.environment + "".join(layer.sha256 for layer in digest.layers)
+def _whole(digest: RankDigest) -> tuple[int, str]:
+    return digest.rank, digest.environment + "".join(layer.sha256 for layer in digest.layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,15 @@ from typing import Any
 from tpcompile.evidence.collectives import collectives_of
 from tpcompile.evidence.incidental import normalised
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
-from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first, last
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.several import grouped, indexed, last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.breaks import parse_break
 from tpcompile.evidence.text.code import parse_kernels
 from tpcompile.evidence.text.fx import parse_graph
 from tpcompile.evidence.text.guards import parse_guards
-from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.lines import innermost, users
 from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 from tpcompile.evidence.traceevent import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
@@ -41,7 +43,7 @@ def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
 
 def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
     """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
-    return innermost_own(stack) or last(stack)
+    return innermost(stack)
 
 
 @dataclass
@@ -53,18 +55,22 @@ class LoggedEvents:
     """Start of the compile before of the same frame."""
     events: list[TraceEvent] = field(default_factory=list)
 
+    def all(self, *names: str) -> list[TraceEvent]:
+        """Events of these names, in order."""
+        return [event for event in self.events if event.name in names]
+
     def last(self, name: str) -> TraceEvent | None:
         """The last event of that name."""
         return last(self.all(name))
 
-    def all(self, name: str) -> list[TraceEvent]:
-        """Events of that name, in order."""
-        return [event for event in self.events if event.name == name]
+    def of_last_attempt(self, name: str) -> list[TraceEvent]:
+        """Events of that name in the last attempt that has any: what earlier ones saw was thrown away."""
+        by_attempt = grouped(self.all(name), lambda event: event.attempt)
+        return by_attempt[max(by_attempt)] if by_attempt else []
 
-    def payload(self, name: str) -> str:
-        """What the last event of that name carries; empty for none."""
-        found = self.last(name)
-        return found.payload if found else ""
+    def payloads(self, name: str) -> list[str]:
+        """What the events of that name carry."""
+        return [event.payload for event in self.all(name)]
 
     @property
     def start(self) -> TraceEvent | None:
@@ -75,7 +81,8 @@ class LoggedEvents:
         """Read everything; `table` holds the file names torch sent, `is_ended` says that no event will follow."""
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
-        guards = parse_guards(self.payload("dynamo_cpp_guards_str"), roles=roles, files=_files(stack, graphs))
+        guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
+        guards = parse_guards(guard_text, roles=roles, files=_files(stack, graphs))
         graphs = with_user_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
@@ -92,7 +99,7 @@ class LoggedEvents:
             kernels=self.kernels(roles),
             breaks=self.breaks(),
             recompile_reasons=self.recompile_reasons(),
-            cache=tuple(event.name for event in self.events if event.name in CACHE_EVENTS),
+            cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
             failure=self.failure(),
             failure_line=self.failure_line(),
             rank_reads=self.rank_reads(),
@@ -103,51 +110,47 @@ class LoggedEvents:
 
     def graph_events(self) -> list[TraceEvent]:
         """Graphs from the last attempt's Dynamo graph on: a restart after tracing throws the earlier ones away."""
-        found = [event for event in self.events if event.name in GRAPH_KINDS]
-        traced = [event for event in found if event.name == "dynamo_output_graph"]
-        start = first(found.index(event) for event in traced if event.attempt == _last_attempt(traced))
-        return found[start:]
+        found = self.all(*GRAPH_KINDS)
+        traced = self.of_last_attempt("dynamo_output_graph")
+        return found[found.index(traced[0]) :] if traced else found
 
     def inputs(self) -> tuple[InputTensor, ...]:
-        """Tensors of the last attempt: an earlier attempt saw the same frame and was thrown away."""
-        attempt = _last_attempt(self.all("describe_source"))
-        tensors = {_described(body): body for body in self._of_attempt("describe_tensor", attempt)}
+        """Tensors of the last attempt."""
+        sources = self.of_last_attempt("describe_source")
+        attempts = {source.attempt for source in sources}
+        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
+        tensors = indexed((event.metadata["describe_tensor"] for event in described), _described)
         constants: dict[str, str] = {}
         inputs: dict[str, InputTensor] = {}
-        for body in self._of_attempt("describe_source", attempt):
+        for event in sources:
+            body = event.metadata["describe_source"]
             tensor = tensors.get(_described(body))
             if tensor is not None:
                 source = normalise.constant(normalise.generic(str(body["source"])), constants)
                 inputs[source] = _input(source, tensor)
         return tuple(dict(sorted(inputs.items())).values())
 
-    def _of_attempt(self, name: str, attempt: int) -> list[Mapping[str, Any]]:
-        """What the events of one attempt say."""
-        return [event.metadata[name] for event in self.all(name) if event.attempt == attempt]
-
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
         """Of the generated code, forward before backward."""
-        parsed = [parse_kernels(found.payload, roles=roles) for found in self.all("inductor_output_code")]
+        parsed = [parse_kernels(code, roles=roles) for code in self.payloads("inductor_output_code")]
         parsed.sort(key=lambda part: part[0] == "backward")
         return tuple(kernel for _, kernels in parsed for kernel in kernels)
 
     def breaks(self) -> tuple[GraphBreak, ...]:
         """Each once, by line."""
-        found = {parse_break(event.payload) for event in self.all("dynamo_graph_break_reason")}
+        found = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
         return tuple(sorted(found, key=lambda found: (str(found.line), found.reason)))
 
     def recompile_reasons(self) -> tuple[str, ...]:
         """One per cache entry, as torch words them."""
-        reasons = [text for found in self.all("recompile_reasons") for text in _texts(found.payload)]
+        reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
         return tuple(map(normalise.generic, reasons))
 
     def rank_reads(self) -> tuple[RankRead, ...] | None:
         """Reads of the rank in traced code; None when nobody looked."""
-        found = self.all(RANK_READS)
-        if not found:
-            return None
-        reads = [RankRead.model_validate(read) for event in found for read in json.loads(event.payload)]
-        return tuple(dict.fromkeys(reads))
+        found = self.payloads(RANK_READS)
+        reads = itertools.chain.from_iterable(map(json.loads, found))
+        return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
 
     def metrics(self) -> Mapping[str, Any]:
         """What torch says at the end of the compile."""
@@ -165,18 +168,13 @@ class LoggedEvents:
         file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
         if not file or not line:
             return None
-        found = UserLine(file=str(file), line=int(line))
-        return None if is_library(found) else found
+        return users(UserLine(file=str(file), line=int(line)))
 
     def limit_reached(self) -> bool:
         """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
         metrics = self.metrics()
         is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
         return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
-
-
-def _last_attempt(events: Sequence[TraceEvent]) -> int:
-    return max((event.attempt for event in events), default=0)
 
 
 def _described(body: Mapping[str, Any]) -> tuple[object, object]:
@@ -186,8 +184,7 @@ def _described(body: Mapping[str, Any]) -> tuple[object, object]:
 
 def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
     """Whole paths that are known from the same compile."""
-    nodes = [node.line for graph in graphs for node in graph.nodes]
-    return {line.file for line in known([*stack, *nodes])}
+    return {line.file for line in [*stack, *lines_of(nodes_of(graphs))]}
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:

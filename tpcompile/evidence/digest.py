@@ -7,7 +7,6 @@ nothing can be hashed that cannot be explained.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence.layers import SPECS
@@ -16,21 +15,19 @@ from tpcompile.evidence.records import (
     CompileDigest,
     CompileRecord,
     Item,
-    Kernel,
     Layer,
     LayerDigest,
     RankDigest,
     RankRead,
     RankRecord,
-    UserLine,
     value_item,
 )
-from tpcompile.evidence.several import phrase
+from tpcompile.evidence.several import first, indexed, phrase
 from tpcompile.evidence.splits import splits_of
 from tpcompile.evidence.suspects import suspects_of
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
-from tpcompile.evidence.text.lines import called_at, entered_at, is_library, own_line
+from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
 from tpcompile.evidence.text.reasons import nearest_reason
 
 
@@ -43,11 +40,11 @@ def digest_rank(record: RankRecord) -> RankDigest:
         domain=record.domain,
         coordinate=record.coordinate,
         environment=_sha(rank_items(record)),
-        compiles=tuple(map(digest_compile, compiles, itertools.count())),
+        compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
         counters=record.counters,
-        is_cut=record.is_cut or any(c.is_cut for c in compiles),
+        is_cut=record.is_cut or any(compile_.is_cut for compile_ in compiles),
         splits=splits_of(record),
-        regions_counted=sum(count.calls for count in record.regions),
+        regions_counted=sum(region.calls for region in record.regions),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
         recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
@@ -55,17 +52,17 @@ def digest_rank(record: RankRecord) -> RankDigest:
         suspects=_suspects(record),
         is_code_seen=any(c.rank_reads is not None for c in compiles),
         undeclared_ops=record.undeclared_ops,
-        overwritten=tuple(itertools.chain.from_iterable(map(overwritten_items, compiles))),
+        overwritten=tuple(item for compile_ in compiles for item in overwritten_items(compile_)),
         facts=record.facts,
     )
 
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, where=_where(compile_))]
+    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, _where(compile_))]
     # The surest of a line is kept: one trace may have passed it by, another not.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
-    return tuple({(s.what, s.text, s.line): s for s in found}.values())
+    return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())
 
 
 def _where(compile_: CompileRecord) -> str:
@@ -75,15 +72,14 @@ def _where(compile_: CompileRecord) -> str:
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
     """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
     wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
-    return tuple(item for wrapper in wrappers for item in _overwritten_in(wrapper, compile_))
+    found = [(wrapper.phase, number) for wrapper in wrappers for number in overwritten_reads(wrapper.code)]
+    return tuple(_overwritten(compile_, phase, number) for phase, number in found)
 
 
-def _overwritten_in(wrapper: Kernel, compile_: CompileRecord) -> Iterator[Item]:
-    issued = [c.line for c in compile_.collectives if (c.phase, c.op) == (wrapper.phase, "all_reduce")]
-    line_of = dict(enumerate(issued))
-    for number in overwritten_reads(wrapper.code):
-        about = f"{wrapper.phase} all-reduce #{number} of {frame_name(compile_)}"
-        yield value_item(about, "destroys what is read later", line=line_of.get(number))
+def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
+    lines = [c.line for c in compile_.collectives if (c.phase, c.op) == (phase, "all_reduce")]
+    about = f"{phase} all-reduce #{number} of {frame_name(compile_)}"
+    return value_item(about, "destroys what is read later", line=first(lines[number:]))
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
@@ -97,7 +93,7 @@ def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
         line=own_line(compile_.line, compile_.stack),
         entered_at=entered_at(compile_.line, compile_.stack),
         called_at=called_at(compile_.stack),
-        callers=_callers(compile_),
+        callers=tuple(own_lines(compile_.stack[:-1])),
         recompile_reasons=compile_.recompile_reasons,
         limit_reached=compile_.limit_reached,
         is_dynamic=_is_dynamic(compile_),
@@ -123,10 +119,6 @@ def frame_name(compile_: CompileRecord) -> str:
     return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
 
 
-def _callers(compile_: CompileRecord) -> tuple[UserLine, ...]:
-    return tuple(line for line in compile_.stack[:-1] if not is_library(line))
-
-
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
     return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
@@ -149,8 +141,8 @@ def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
     """A layer that is a set has every item once, sorted: its order says nothing."""
     if is_ordered:
         return tuple(items)
-    unique = {item.key: item for item in items}
-    return tuple(unique[key] for key in sorted(unique))
+    unique = indexed(items, lambda item: item.key)
+    return tuple(item for _, item in sorted(unique.items()))
 
 
 def _sha(items: Iterable[Item]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.bygroup import ByGroup, Row
+from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
 from tpcompile.evidence.several import grouped
 
@@ -33,29 +35,59 @@ class Domain:
             self._known[key] = tuple(self.fetch(*key))
         return self._known[key]
 
-    def observed(self, rank: int, compile_: CompileDigest, layer: Layer) -> tuple[Item, ...]:
-        """The same of a compile, only where the rank observed the layer."""
-        return () if compile_.sha(layer) is None else self.items(rank, compile_.index, layer)
-
     def reason(self, layer: Layer, row: Row) -> str:
         """Why the allow-list says that this difference is intended; empty when it does not."""
-        return reason_for(layer, row.present, self.allowed)
+        return reason_for([layer], [item.text for item in row.present], self.allowed)
 
     @property
     def is_cut(self) -> bool:
         """True when the log of any rank ends early."""
         return any(digest.is_cut for digest in self.ranks)
 
-    def of_rank(self, rank: int) -> RankDigest:
-        """The digest of a rank."""
-        return next(d for d in self.ranks if d.rank == rank)
+    @functools.cached_property
+    def digests(self) -> ByRank[RankDigest]:
+        """The digest of each rank."""
+        return ByRank({digest.rank: digest for digest in self.ranks})
+
+    def coordinates(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Places of some ranks in the domain."""
+        return tuple(self.digests[rank].coordinate for rank in ranks)
+
+    def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> ByGroup[Seen]:
+        """One compile as the first rank of each group saw it."""
+        return ByGroup(Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups)
+
+    def seen_by(self, rank: int) -> list[Seen]:
+        """The compiles of a rank, in order."""
+        return [Seen(self, rank, compile_) for compile_ in self.digests[rank].compiles]
 
 
-def reason_for(layer: Layer, items: Iterable[Item], allowed: Allowed) -> str:
-    """Why the allow-list says that these items may differ: every one has its text; empty when it does not."""
-    texts = [item.text for item in items]
-    for allowed_layer, contains, reason in allowed:
-        if allowed_layer == layer and all(contains in text for text in texts):
+@dataclass(frozen=True)
+class Seen:
+    """One compile as a rank saw it."""
+
+    domain: Domain
+    rank: int
+    compile: CompileDigest
+
+    @property
+    def digest(self) -> RankDigest:
+        """All that is known of the rank."""
+        return self.domain.digests[self.rank]
+
+    def items(self, layer: Layer, part: str = "") -> tuple[Item, ...]:
+        """What the rank has in one layer of it."""
+        return self.domain.items(self.rank, self.compile.index, layer, part)
+
+    def observed(self, layer: Layer) -> tuple[Item, ...]:
+        """The same, only where the rank observed the layer."""
+        return () if self.compile.sha(layer) is None else self.items(layer)
+
+
+def reason_for(layers: Collection[str], texts: Sequence[str], allowed: Allowed) -> str:
+    """Why the allow-list says for one of the layers that these texts may differ; empty when it does not."""
+    for layer, contains, reason in allowed:
+        if layer in layers and all(contains in text for text in texts):
             return reason
     return ""
 
@@ -68,8 +100,7 @@ def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
 
 def group_by(values: Mapping[int, Hashable]) -> Groups:
     """Ranks by equal value, largest group first: the odd ones out come last."""
-    groups = grouped(sorted(values), values.__getitem__)
-    return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
+    return ByRank(values).groups()
 
 
 def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import Groups, ranks_in
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.several import differ, find
 from tpcompile.evidence.text.ranks import ranks_text
 
 _BRIEF = 80
@@ -26,9 +27,8 @@ def headline(row: Row, groups: Groups) -> str:
     if not row.present:
         return "the ranks differ"
     if row.is_full:
-        return _between(row.present)
-    have = [rank for index in row.owners for rank in groups[index]]
-    return f"{_alone(row.first)}, on rank {ranks_text(have)} only"
+        return _between(row)
+    return f"{_alone(row.first)}, on rank {ranks_text(ranks_in(groups, row.owners))} only"
 
 
 def spoken(source: str) -> str:
@@ -46,20 +46,20 @@ def _said(item: Item) -> str:
     return _cut(f"{item.about}: {item.says}")
 
 
-def _between(items: Sequence[Item]) -> str:
+def _between(row: Row) -> str:
     """Items that say different things about the same."""
-    return _BETWEEN.get(items[0].kind, _values)(items)
+    return _BETWEEN.get(row.first.kind, _values)(row)
 
 
-def _values(items: Sequence[Item]) -> str:
-    return f"{items[0].about}: {_versus([item.says for item in items])}"
+def _values(row: Row) -> str:
+    return f"{row.first.about}: {_versus(item.says for item in row.present)}"
 
 
-def _nodes(items: Sequence[Item]) -> str:
-    calls = list(map(_call, items))
+def _nodes(row: Row) -> str:
+    calls = list(map(_call, row.present))
     if differ(calls):
         return _versus(calls)
-    return f"{_cut(calls[0])}: {_versus_in(items, 'value')}"
+    return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
 
 
 def _call(item: Item) -> str:
@@ -70,50 +70,45 @@ def _call(item: Item) -> str:
     return f"{target}({args})" if item.fields["op"] == "call" else f"{item.fields['op']} {target}({args})"
 
 
-def _guards(items: Sequence[Item]) -> str:
-    values = [item.notes.get("value", "") for item in items]
-    if all(values):
-        subject = items[0].notes.get("subject", items[0].about)
-        return f"{spoken(subject)} == {_versus(values)}"
-    about = f"guard on {spoken(items[0].about)}"
-    properties = items[0].notes if "keys" in items[0].notes else {}
-    differing = first(filter(Row(items).differs_in_note, properties))
+def _guards(row: Row) -> str:
+    notes = row.first.notes
+    if row.has_all("value"):
+        return f"{spoken(notes.get('subject', row.first.about))} == {_versus(row.notes('value'))}"
+    about = f"guard on {spoken(row.first.about)}"
+    properties = notes if "keys" in notes else {}
+    differing = find(properties, row.differs_in_note)
     if differing:
-        return f"{about}: {differing} {_versus(Row(items).notes(differing))}"
-    return f"{about}: {_versus([spoken(item.fields['expression']) for item in items])}"
+        return f"{about}: {differing} {_versus(row.notes(differing))}"
+    return f"{about}: {_versus(map(spoken, row.values('expression')))}"
 
 
-def _fields(items: Sequence[Item]) -> str:
+def _fields(row: Row) -> str:
     """The fields in which they differ, the first two."""
-    first = items[0]
-    differing = [name for name in first.fields if Row(items).differs_in(name)]
+    first = row.first
+    differing = row.differing(first.fields)
     if "op" in differing:
-        return f"{first.about}: {_versus_in(items, 'op')}"
+        return f"{first.about}: {_versus(row.values('op'))}"
     about = spoken(first.about) if first.kind == ItemKind.INPUT else f"{first.about} {first.fields['op']}"
-    shown = [f"{_WORDS.get(name, name)} {_versus_in(items, name)}" for name in differing[:2]]
+    shown = [f"{_WORDS.get(name, name)} {_versus(row.values(name))}" for name in differing[:2]]
     return f"{about}: {', '.join(shown)}"
 
 
-def _versus_in(items: Sequence[Item], field: str) -> str:
-    return _versus([item.fields[field] for item in items])
-
-
-def _versus(texts: Sequence[str]) -> str:
-    return " / ".join(dict.fromkeys(differing_part(texts)))
+def _versus(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(differing_part(list(texts))))
 
 
 def differing_part(texts: Sequence[str]) -> list[str]:
     """What tells texts apart: of texts that fit on a line the whole, of longer ones the part around the difference."""
     is_short = max(map(len, texts)) <= _BRIEF
     if is_short or not differ(texts):
-        return [_cut(text) for text in texts]
+        return list(map(_cut, texts))
     before = _common_start(texts)
     behind = _common_start([text[before:][::-1] for text in texts])
     # Whole words: `dtype=float32`, not `32`.
     start = _word_start(texts[0], before)
     parts = [text[start : _word_end(text, len(text) - behind)] for text in texts]
-    at = _common_start(parts)
-    return [_cut(part[max(0, at - _BRIEF // 2) :]) for part in parts]
+    shown_from = max(0, _common_start(parts) - _BRIEF // 2)
+    return [_cut(part[shown_from:]) for part in parts]
 
 
 def _common_start(texts: Sequence[str]) -> int:
@@ -144,7 +139,7 @@ _ALONE: Mapping[ItemKind, Callable[[Item], str]] = {
     ItemKind.COLLECTIVE: lambda item: _cut(f"{item.about} {item.says}"),
 }
 """How an item is told that has no counterpart."""
-_BETWEEN: Mapping[ItemKind, Callable[[Sequence[Item]], str]] = {
+_BETWEEN: Mapping[ItemKind, Callable[[Row], str]] = {
     ItemKind.NODE: _nodes,
     ItemKind.GUARD: _guards,
     ItemKind.INPUT: _fields,

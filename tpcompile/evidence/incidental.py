@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.several import grouped
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -31,12 +31,15 @@ _LAYERS = {
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
     """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
-    texts = [(_LAYERS[name], payload) for name, payload in payloads if name in _LAYERS]
+    texts: defaultdict[Layer, list[str]] = defaultdict(list)
+    for name, payload in payloads:
+        if name in _LAYERS:
+            texts[_LAYERS[name]].append(payload)
     removed: list[Normalised] = []
-    for layer, parts in grouped(texts, lambda text: text[0]).items():
-        text = "\n".join(payload for _, payload in parts)
+    for layer, parts in texts.items():
+        text = "\n".join(parts)
         removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
-    return tuple(found for found in removed if found.num_items)
+    return tuple(one for one in removed if one.num_items)
 
 
 def _removed(kind: str, layer: Layer, texts: Sequence[str]) -> Normalised:
@@ -74,7 +77,11 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
     """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed = [found for compile_ in slot.compiles.values() for found in compile_.normalised]
-    by_kind = grouped(removed, lambda found: (found.kind, found.layer))
-    differing = {key: seen for key, seen in by_kind.items() if differ(found.sha256 for found in seen)}
-    return Counter({key: max(found.num_items for found in seen) for key, seen in differing.items()})
+    removed = [one for compile_ in slot.compiles.values() for one in compile_.normalised]
+    counts: Counter[tuple[str, Layer]] = Counter()
+    by_kind = grouped(removed, lambda one: (one.kind, one.layer))
+    for key, seen in by_kind.items():
+        hashes = {one.sha256 for one in seen}
+        if len(hashes) > 1:
+            counts[key] = max(one.num_items for one in seen)
+    return counts

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.blamed import rank_group
+from tpcompile.evidence.bygroup import ByGroup, Items, Row
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Domain, group_by
+from tpcompile.evidence.domain import Domain, Seen
 from tpcompile.evidence.headline import headline
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.kernels import is_reordered
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Groups, Items, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,
@@ -27,7 +29,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import find, grouped
 
 Key = tuple[Layer, str]
 """A layer and the part of it."""
@@ -41,7 +43,7 @@ _REACHED = {
 
 def environment(domain: Domain) -> list[Divergence]:
     """What differs between the ranks themselves."""
-    return of_slot(domain, Slot("", "", {digest.rank: _as_compile(digest) for digest in domain.ranks}))
+    return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
 
 
 def _as_compile(digest: RankDigest) -> CompileDigest:
@@ -60,17 +62,22 @@ class _Compile:
 
     def __init__(self, domain: Domain, slot: Slot) -> None:
         self.domain, self.slot = domain, slot
-        order = list(SPECS)
-        differing = [key for key in slot.keys if len(slot.groups(*key)) > 1]
-        self.differing = sorted(differing, key=lambda key: (order.index(key[0]), key[1] != "forward"))
-        self.layers = list(dict.fromkeys(layer for layer, _ in self.differing))
+        differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
+        self.differing = sorted(differing, key=lambda layer: layer.place)
+        """From cause to effect."""
+        self.layers = list(dict.fromkeys(layer.layer for layer in self.differing))
 
     def findings(self) -> list[Divergence]:
         """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
-        strict = [self.layer(key) for key in self.differing if SPECS[key[0]].is_strict]
+        by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
+        strict, loose = by_kind.get(True, []), by_kind.get(False, [])
+        listed = [divergence for layer in strict for divergence in layer.listed]
         red = [layer for layer in strict if layer.is_red]
-        below = self.explained_by(red) if red else self.lowered(strict) or self.backends()
-        return [*itertools.chain.from_iterable(layer.listed for layer in strict), *below]
+        if red:
+            below = self.explained_by(red)
+        else:
+            below = self.lowered(strict, loose) or self.backends()
+        return [*listed, *below]
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
         """Of several layers the one that names most directly what happened; the others are its consequences."""
@@ -79,16 +86,11 @@ class _Compile:
         backends = self.backends() if found.layer == Layer.COLLECTIVES else []
         return backends or [found.red()]
 
-    def layer(self, key: Key) -> _Layer:
-        """One layer in which groups of ranks differ."""
-        return _Layer(self, key, self.slot.groups(*key))
+    def seen(self, groups: Groups) -> ByGroup[Seen]:
+        """The compile as one rank of each group saw it."""
+        return self.domain.leaders(self.slot.compiles, groups)
 
-    def items(self, groups: Groups, key: Key) -> Items:
-        """Items of a layer, for groups of ranks."""
-        firsts = [ranks[0] for ranks in groups]
-        return tuple(self.domain.items(rank, self.slot.compiles[rank].index, *key) for rank in firsts)
-
-    def lowered(self, strict: Iterable[_Layer]) -> list[Divergence]:
+    def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
         """What differs below equal programs.
 
         A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
@@ -97,34 +99,25 @@ class _Compile:
         """
         found: list[Divergence] = []
         is_explained = any(layer.explains_below for layer in strict)
-        for key in self.differing:
-            layer, part = key
-            is_below = layer == Layer.KERNELS and (Layer.LOWERED, part) in self.differing
-            is_consequence = is_explained or is_below
-            if SPECS[layer].is_strict or (is_consequence and not self.is_reordered(key)):
+        for layer in loose:
+            is_consequence = is_explained or layer.is_made_from_lowered
+            if is_consequence and not layer.is_reordered:
                 continue
-            here = self.layer(key)
-            found += here.findings()
-            if here.is_red and not found[-1].is_choice:
+            found += layer.findings()
+            if layer.is_red and not found[-1].is_choice:
                 break
-            is_explained |= here.is_red
+            is_explained |= layer.is_red
         return found
-
-    def is_reordered(self, key: Key) -> bool:
-        """True when the code issues its collectives in another order, although the graphs have the same."""
-        if key[0] != Layer.KERNELS or (Layer.COLLECTIVES, "") in self.differing:
-            return False  # declared: the code follows
-        return is_reordered(self.items(self.slot.groups(*key), key))
 
     def backends(self) -> list[Divergence]:
         """Ranks that lowered the same frame further than others, although none loaded it from a cache."""
         compiles = self.slot.compiles
-        is_loaded = any(compile_.is_loaded for compile_ in compiles.values())
-        reached = {rank: _reached(compile_) for rank, compile_ in compiles.items()}
-        groups = group_by(reached)
-        if is_loaded or self.domain.is_cut or "" in reached.values() or len(groups) == 1:
+        reached = compiles.map(_reached)
+        is_unknown = self.domain.is_cut or "" in reached.values()
+        if is_unknown or compiles.where(lambda compile_: compile_.is_loaded) or not reached.differ():
             return []
-        row = Row(value_item("torch.compile went down to", reached[ranks[0]]) for ranks in groups)
+        groups = reached.groups()
+        row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
         return [
             Divergence(
                 layer=Layer.LOWERED,
@@ -141,8 +134,8 @@ class _Compile:
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
         """Groups with what they have, and the line of the frame."""
-        pairs = zip(groups, row, strict=True)
-        return tuple(rank_group(ranks, item, self.slot.compiles[ranks[0]], cause) for ranks, item in pairs)
+        columns = zip(groups, row, self.seen(groups), strict=True)
+        return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
 
 
 def _reached(compile_: CompileDigest) -> str:
@@ -150,7 +143,8 @@ def _reached(compile_: CompileDigest) -> str:
     layers = {digest.layer for digest in compile_.layers}
     if not layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES}):
         return ""
-    return [text for layer, text in _REACHED.items() if layer in layers][-1]
+    furthest = max(layers & _REACHED.keys(), key=list(_REACHED).index)
+    return _REACHED[furthest]
 
 
 @dataclass
@@ -160,13 +154,22 @@ class _Layer:
     whole: _Compile
     key: Key
     groups: Groups
-    listed: list[Divergence] = field(default_factory=list)
-    """What is declared, or follows the rank's coordinate."""
 
     @property
     def layer(self) -> Layer:
         """Which layer it is."""
         return self.key[0]
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """From cause to effect: the order of the layers, forward before backward."""
+        layer, part = self.key
+        return list(SPECS).index(layer), part != "forward"
+
+    @property
+    def spec(self) -> LayerSpec:
+        """How the layer is compared and explained."""
+        return SPECS[self.layer]
 
     @property
     def is_red(self) -> bool:
@@ -176,53 +179,84 @@ class _Layer:
     @property
     def explains_below(self) -> bool:
         """True where lowered graphs and code follow from what is listed here."""
-        return self.layer != Layer.GUARDS or any(d.cls == DivergenceClass.RANK_PARAMETRIC for d in self.listed)
+        return self.layer != Layer.GUARDS or bool(self._followed.rows)
 
-    def __post_init__(self) -> None:
-        """Tell what is declared, or follows the rank's coordinate, from what is left."""
-        spec, items = SPECS[self.layer], self.whole.items(self.groups, self.key)
-        differing = rows_of(items, is_ordered=spec.is_ordered)
-        followed = spec.follow(Difference(self.layer, self.groups, items, differing, self))
-        if followed.rows:
-            self.listed.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
-        by_reason = grouped(followed.left, lambda row: self.whole.domain.reason(self.layer, row))
-        left = by_reason.pop("", [])
-        if by_reason:
-            reason, declared = next(iter(by_reason.items()))
-            title = headline(declared[0], self.groups)
-            self.listed.append(self._listed(declared[0], DivergenceClass.DECLARED, title, reason))
-        self.difference = Difference(self.layer, self.groups, items, tuple(left), self)
+    @property
+    def is_made_from_lowered(self) -> bool:
+        """True for code whose lowered graph differs, too."""
+        layer, part = self.key
+        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.slot.differing
+
+    @property
+    def is_reordered(self) -> bool:
+        """True when the code issues its collectives in another order, although the graphs have the same."""
+        # Where collectives are declared the code follows.
+        is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
+        return is_own and is_reordered(self._own_items)
+
+    @functools.cached_property
+    def _seen(self) -> ByGroup[Seen]:
+        return self.whole.seen(self.groups)
+
+    @functools.cached_property
+    def _own_items(self) -> Items:
+        return Items(seen.items(*self.key) for seen in self._seen)
+
+    @functools.cached_property
+    def _followed(self) -> Followed:
+        """What follows the rank's coordinate, told from the rest."""
+        rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
+        return self.spec.follow(Difference(self.layer, self.groups, self._own_items, rows, self))
+
+    @functools.cached_property
+    def _by_reason(self) -> dict[str, list[Row]]:
+        """Why the rest is intended, as the allow-list says -> rows; under "" those that nobody declared."""
+        return grouped(self._followed.left, lambda row: self.whole.domain.reason(self.layer, row))
+
+    @functools.cached_property
+    def listed(self) -> list[Divergence]:
+        """What follows the rank's coordinate, and the first that is declared."""
+        found: list[Divergence] = []
+        if self._followed.rows:
+            found.append(self._listed(self._followed.rows[0], DivergenceClass.RANK_PARAMETRIC, self._followed.says))
+        reason = find(self._by_reason, bool)
+        if reason:
+            row = self._by_reason[reason][0]
+            found.append(self._listed(row, DivergenceClass.DECLARED, headline(row, self.groups), reason))
+        return found
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        """What is left."""
+        return Difference(self.layer, self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
         """Why it differs."""
-        return SPECS[self.layer].explain(self.difference)
+        return self.spec.explain(self.difference)
 
     # What an explanation may ask of the compile.
 
     def items(self, layer: Layer) -> Items:
         """Items of another layer, for the groups of this one; none where that layer was not observed."""
-        compiles = self.whole.slot.compiles
-        if any(compiles[ranks[0]].sha(layer) is None for ranks in self.groups):
-            return tuple(() for _ in self.groups)
-        return self.whole.items(self.groups, (layer, ""))
+        is_known = all(seen.compile.sha(layer) for seen in self._seen)
+        return Items(seen.items(layer) if is_known else () for seen in self._seen)
 
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""
         return layer in self.whole.layers
 
-    def is_symbolic(self) -> tuple[bool, ...]:
+    def is_symbolic(self) -> ByGroup[bool]:
         """For each group: a size is a symbol."""
-        return tuple(self.whole.slot.compiles[ranks[0]].is_dynamic for ranks in self.groups)
+        return self._seen.map(lambda seen: seen.compile.is_dynamic)
 
     def coordinates(self) -> Groups:
         """For each group: places of its ranks in the domain."""
-        places = {d.rank: d.coordinate for d in self.whole.domain.ranks}
-        return tuple(tuple(places[rank] for rank in ranks) for ranks in self.groups)
+        return tuple(map(self.whole.domain.coordinates, self.groups))
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Sure reads of the rank in the traced code of this frame."""
-        reads = itertools.chain.from_iterable(d.sure_reads for d in self.whole.domain.ranks)
+        reads = [read for digest in self.whole.domain.ranks for read in digest.sure_reads]
         return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
 
     # Findings.
@@ -262,17 +296,17 @@ class _Layer:
         """
         programs = self._programs() if found.directness == Directness.VALUE else ()
         if len(programs) > 1:
-            index_of = {ranks[0]: index for index, ranks in enumerate(self.groups)}
-            return [index_of[ranks[0]] for ranks in programs], programs
+            firsts = [ranks[0] for ranks in self.groups]
+            return [firsts.index(ranks[0]) for ranks in programs], programs
         order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
         return order, tuple(self.groups[index] for index in order)
 
     def _programs(self) -> Groups:
-        """Ranks by program, where each program is that of one or several groups; else nothing."""
-        programs = self.whole.slot.groups(Layer.GRAPH)
-        firsts = {ranks[0] for ranks in self.groups}
-        is_split = all(any(set(ranks) <= set(own) for own in programs) for ranks in self.groups)
-        return programs if is_split and firsts.issuperset(own[0] for own in programs) else ()
+        """Ranks by program, where no group has more than one; else nothing."""
+        ranks = itertools.chain.from_iterable(self.groups)
+        programs = self.whole.slot.compiles.among(ranks).map(lambda compile_: compile_.sha(Layer.GRAPH))
+        is_split = any(programs.among(group).differ() for group in self.groups)
+        return () if is_split else programs.groups()
 
     def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
         cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
@@ -297,5 +331,5 @@ def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
     """What the guard says on the first side and on the last; nothing unless all have it."""
     if not guard or not guard.is_full:
         return "", ""
-    says = [item.says for item in guard.picked(order).present]
-    return says[0], says[-1]
+    shown = guard.picked(order).present
+    return shown[0].says, shown[-1].says

@@ -2,76 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from operator import itemgetter
 from typing import Protocol
 
+from tpcompile.evidence.bygroup import ByGroup, Items, Row
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord, UserLine
-from tpcompile.evidence.records.base import known
-
-Groups = tuple[tuple[int, ...], ...]
-Items = tuple[tuple[Item, ...], ...]
-"""Items of a layer, one tuple per group of ranks."""
-
-
-class Row(tuple[Item | None, ...]):
-    """What each group of ranks has at one place; None where a group has nothing."""
-
-    __slots__ = ()
-
-    @property
-    def present(self) -> tuple[Item, ...]:
-        """The items there are."""
-        return tuple(item for item in self if item is not None)
-
-    @property
-    def first(self) -> Item:
-        """The first item there is."""
-        return self.present[0]
-
-    @property
-    def is_full(self) -> bool:
-        """True when every group has something."""
-        return None not in self
-
-    @property
-    def differs(self) -> bool:
-        """True unless all groups have the same."""
-        return not self.is_full or len(self.distinct(lambda item: item.key)) > 1
-
-    @property
-    def lines(self) -> tuple[UserLine, ...]:
-        """The user's lines that are known."""
-        return tuple(known(item.line for item in self.present))
-
-    def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
-        """What the items have there, each once."""
-        return frozenset(map(of, self.present))
-
-    def differs_in(self, *fields: str) -> bool:
-        """True when the items there are have different values in one of the fields."""
-        values = itemgetter(*fields)
-        return len(self.distinct(lambda item: values(item.fields))) > 1
-
-    def notes(self, name: str) -> list[str]:
-        """The note of every group; empty for a group without one."""
-        return [item.notes.get(name, "") if item else "" for item in self]
-
-    def differs_in_note(self, name: str) -> bool:
-        """True when the groups have different notes of that name."""
-        return len(set(self.notes(name))) > 1
-
-    @property
-    def owners(self) -> frozenset[int]:
-        """Indices of the groups that have something."""
-        return frozenset(index for index, item in enumerate(self) if item is not None)
-
-    def picked(self, order: Sequence[int]) -> Row:
-        """The same of the groups in another order."""
-        return Row(self[index] for index in order)
+from tpcompile.evidence.records import CompileRecord, Item, Layer, RankRead, RankRecord
 
 
 class Directness(IntEnum):
@@ -109,10 +48,10 @@ class Compile(Protocol):
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""
 
-    def is_symbolic(self) -> tuple[bool, ...]:
+    def is_symbolic(self) -> ByGroup[bool]:
         """For each group: a size is a symbol."""
 
-    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+    def coordinates(self) -> Groups:
         """For each group: places of its ranks in the domain."""
 
     def rank_reads(self) -> Sequence[RankRead]:
@@ -132,7 +71,12 @@ class Difference:
 
     def rows_with(self, note: str) -> list[Row]:
         """Rows in which every group has that note."""
-        return [row for row in self.rows if all(row.notes(note))]
+        return [row for row in self.rows if row.has_all(note)]
+
+    def following(self, rows: Sequence[Row], says: str) -> Followed:
+        """These rows follow the rank's coordinate, the others are left."""
+        left = [row for row in self.rows if row not in rows]
+        return Followed(left, rows, says if rows else "")
 
 
 @dataclass(frozen=True)
@@ -160,6 +104,11 @@ class Explanation:
     hangs: bool = False
     guard: Row = field(default_factory=Row)
     """The guard behind it, where there is one."""
+
+
+def in_one_part(*, is_observed: bool) -> Sequence[str]:
+    """The parts of a layer that has one only."""
+    return ("",) if is_observed else ()
 
 
 @dataclass(frozen=True)

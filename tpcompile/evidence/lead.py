@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, Divergence, Lead
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status
+from tpcompile.evidence.records.base import at_text
+from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import ranks_text
+
+
+def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
+    """The first red thing: a check of `causes` explains a difference, a difference explains every other check."""
+    cause = find(checks, lambda check: check.is_red and check.id in causes)
+    if cause:
+        return of_check(cause)
+    differing = find(divergences, lambda divergence: divergence.is_red)
+    if differing:
+        return of_divergence(differing)
+    failed = find(checks, lambda check: check.is_red)
+    return of_check(failed) if failed else None
+
+
+def num_passed(checks: Sequence[Check]) -> int:
+    """Checks that passed."""
+    return sum(check.status == Status.PASS for check in checks)
 
 
 def of_divergence(divergence: Divergence) -> Lead:
     """Cause, difference, ranks, line and advice of a finding."""
     culprits = divergence.culprits
-    everybody = tuple(rank for group in divergence.groups for rank in group.ranks)
     return Lead(
         cause=divergence.cause,
         says=divergence.title.removeprefix(f"{divergence.cause}: "),  # the cause stands before it
-        ranks=culprits or tuple(sorted(everybody)),
+        ranks=culprits or divergence.ranks,
         is_rank_known=bool(culprits),
         line=divergence.line,
         do_first=_first_sentence(divergence.advice),
@@ -50,8 +70,7 @@ def summary(lead: Lead) -> str:
     """Cause, ranks and line in one line."""
     who = who_text(lead)
     ranks = f" ({who})" if who else ""
-    at = f" at {lead.line}" if lead.line else ""
-    return f"{cause_text(lead)}{ranks}{at}"
+    return f"{cause_text(lead)}{ranks}{at_text(lead.line)}"
 
 
 def _first_sentence(advice: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpcompile.evidence.align import Slot
+from tpcompile.evidence.byrank import ByRank, Groups
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.layerspec import Groups, Row
-from tpcompile.evidence.records import Divergence, DivergenceClass, Item, Layer, RankGroup, value_item
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, value_item
 from tpcompile.evidence.several import differ
 
 
@@ -17,49 +16,61 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
 
     Variants of one function that issue the same collectives may change places.
     """
-    issuing = [slot for slot in slots if any(c.num_items(Layer.COLLECTIVES) for c in slot.compiles.values())]
-    groups = group_by({rank: tuple(map(_issues, _entered(issuing, rank))) for rank in ranks})
-    if len(groups) == 1:
+    issuing = list(filter(_has_collectives, slots))
+    entered = ByRank({rank: _entered(issuing, rank) for rank in ranks})
+    issued = entered.map(_all_issued)
+    if not issued.differ():
         return None
-    return _first_swap(groups, [_entered(issuing, ranks[0]) for ranks in groups], domain)
-
-
-def _first_swap(groups: Groups, orders: Sequence[Sequence[Slot]], domain: str) -> Divergence:
-    columns = list(zip(*orders, strict=True))
+    groups = issued.groups()
+    columns = list(zip(*(entered[ranks[0]] for ranks in groups), strict=True))
     place = [differ(map(_issues, column)) for column in columns].index(True)
-    entered = [slot.compiles[ranks[0]] for slot, ranks in zip(columns[place], groups, strict=True)]
-    items = [value_item("with collectives", f"{c.frame} as number {place + 1}") for c in entered]
-    sides = zip(groups, items, entered, strict=True)
-    last = columns[place][-1]
+    return _at_place(groups, columns[place], place + 1, domain)
+
+
+def _at_place(groups: Groups, slots: Sequence[Slot], number: int, domain: str) -> Divergence:
+    """The finding for what each group of ranks entered as its n-th program with collectives."""
+    sides = [_side(ranks, slot, number) for ranks, slot in zip(groups, slots, strict=True)]
+    frames = [slot.compiles[ranks[0]].frame for ranks, slot in zip(groups, slots, strict=True)]
     return Divergence(
         layer=Layer.COLLECTIVES,
         cls=DivergenceClass.COLLECTIVES,
         domain=domain,
-        where=last.where,
-        groups=tuple(RankGroup(ranks=ranks, item=item, frame_line=c.line) for ranks, item, c in sides),
-        title=f"program number {place + 1} with collectives: {' / '.join(c.frame for c in entered)}",
+        where=slots[-1].where,
+        groups=tuple(sides),
+        title=f"program number {number} with collectives: {' / '.join(frames)}",
         cause=Cause.ORDER_FORWARD,
-        step=last.step,
+        step=slots[-1].step,
         advice=Cause.ORDER_FORWARD.advice,
     )
 
 
-def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> dict[int, Item]:
-    """What each rank calls the compiles that all made, where that differs: their order, or else their ids."""
-    orders = {rank: value_item("order of compiles", str(_order(slots, rank))) for rank in ranks}
-    ids = {rank: value_item("compile ids", str(_ids(slots, rank))) for rank in ranks}
-    if Row(orders.values()).differs:
-        return orders
-    return ids if Row(ids.values()).differs else {}
+def _side(ranks: tuple[int, ...], slot: Slot, number: int) -> RankGroup:
+    entered = slot.compiles[ranks[0]]
+    item = value_item("with collectives", f"{entered.frame} as number {number}")
+    return RankGroup(ranks=ranks, item=item, frame_line=entered.line)
+
+
+def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str]]:
+    """What each rank calls the compiles that all made: their order, or where that is the same their ids."""
+    orders = ByRank({rank: str(_order(slots, rank)) for rank in ranks})
+    ids = ByRank({rank: str(_ids(slots, rank)) for rank in ranks})
+    return ("order of compiles", orders) if orders.differ() else ("compile ids", ids)
 
 
 def _order(slots: Sequence[Slot], rank: int) -> list[int]:
-    positions = {slot.compiles[rank].index: number for number, slot in enumerate(slots)}
-    return [positions[index] for index in sorted(positions)]
+    return sorted(range(len(slots)), key=lambda number: slots[number].compiles[rank].index)
 
 
 def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
     return [slot.compiles[rank].compile_id for slot in slots]
+
+
+def _has_collectives(slot: Slot) -> bool:
+    return bool(slot.compiles.where(lambda compile_: compile_.num_items(Layer.COLLECTIVES)))
+
+
+def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:
+    return tuple(map(_issues, slots))
 
 
 def _issues(slot: Slot) -> tuple[str, str | None]:

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
-from tpcompile.evidence.records import Item, Layer
-from tpcompile.evidence.rows import differing_places
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.bygroup import Items, Row
+from tpcompile.evidence.byrank import Groups
+from tpcompile.evidence.layerspec import Difference, Followed
+from tpcompile.evidence.records import Item, ItemKind, Layer
+from tpcompile.evidence.several import differ
 
 _INTEGER = re.compile(r"(?<![\w.%#])-?\d+(?![\w.])")
 _ADDRESSING = re.compile(
@@ -38,10 +39,9 @@ def lowered_constants(difference: Difference) -> Followed:
 def uneven_shards(difference: Difference) -> Followed:
     """Guards on shards of different sizes."""
     places = difference.compile.coordinates()
-    by_kind = grouped(difference.rows, lambda row: is_uneven_shard(row, places))
-    rows = by_kind.get(True, [])
+    rows = [row for row in difference.rows if is_uneven_shard(row, places)]
     says = f"{len(rows)} guard(s) on shards of different sizes: the ranks do not divide the dimension"
-    return Followed(by_kind.get(False, []), rows, says)
+    return difference.following(rows, says)
 
 
 def constants(items: Items, coordinates: Groups) -> list[Row]:
@@ -50,11 +50,12 @@ def constants(items: Items, coordinates: Groups) -> list[Row]:
     `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
     """
     is_alone = set(map(len, coordinates)) == {1}
-    if differ(map(len, items)) or not is_alone:
+    if not is_alone or items.differ(len):
         return []
     places = [at for (at,) in coordinates]
-    rows = differing_places(items)
-    return rows if all(_is_parametric(row, places) for row in rows) else []
+    rows = items.differing()
+    are_parametric = all(_is_parametric(row, places) for row in rows)
+    return rows if are_parametric else []
 
 
 def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
@@ -63,7 +64,7 @@ def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
 
 def addresses(row: Row) -> bool:
     """True for nodes that differ in integers only, and use them to address data."""
-    if not row.is_full or differ(map(_call, row.present)):
+    if not row.all_are(lambda item: item.kind == ItemKind.NODE) or not row.agree_in(_call):
         return False
     is_bound = _ADDRESSING.match(row.first.fields["target"]) is not None
     return is_bound or _INTEGER_VALUE.search(row.first.fields["value"]) is not None
@@ -91,8 +92,7 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
     `row[k]` is what the ranks at `coordinates[k]` have: equal but for one size, which every rank but the last to hold
     anything has whole, as `torch.chunk` splits; strides follow the sizes.
     """
-    is_local = row.is_full and all(map(_is_local_tensor, row.present))
-    if not is_local or len(row.distinct(_without_sizes)) > 1:
+    if not row.all_are(_is_local_tensor) or not row.agree_in(_without_sizes):
         return False
     sizes = list(map(integers, row.notes("size")))
     strides = list(map(integers, row.notes("stride")))

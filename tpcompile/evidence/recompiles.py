@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.several import first, grouped, listed
+from tpcompile.evidence.text.lines import with_whole_path
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"^L\['(.*?)'\]")
@@ -65,22 +69,19 @@ def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
     line = reason.line or _line_of(reason.source, compile_)
     head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
-    return Recompile(phase=compile_.phase, frame=frame, reason=head, line=_full(line, compile_))
+    return Recompile(
+        phase=compile_.phase,
+        frame=frame,
+        reason=head,
+        line=line and with_whole_path(line, {frame.file for frame in compile_.stack}),
+    )
 
 
 def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
     """Where the program first asks for the value: the guard of this compile on the same source."""
     names = {source, f"L['{source}']"} if source else set[str]()
-    asked = [guard.line for guard in compile_.guards if guard.source in names and guard.line]
-    return asked[0] if asked else compile_.line
-
-
-def _full(line: UserLine | None, compile_: CompileRecord) -> UserLine | None:
-    """The line with its whole path: torch keeps only the end of it in a comment."""
-    if line is None:
-        return None
-    files = [frame.file for frame in compile_.stack if frame.file.endswith(line.file)]
-    return line.model_copy(update={"file": files[0]}) if files else line
+    asked = [guard for guard in compile_.guards if guard.source in names]
+    return first(lines_of(asked)) or compile_.line
 
 
 def recompile_causes(
@@ -88,13 +89,9 @@ def recompile_causes(
 ) -> tuple[RecompileCause, ...]:
     """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` are left out: they were asked
     to recompile."""
-    found: dict[tuple[object, ...], list[_Seen]] = {}
-    for digest in digests:
-        for recompile in digest.recompiles:
-            if recompile.phase not in expected_phases:
-                seen = _Seen(digest.rank, recompile, parse_reason(recompile.reason))
-                found.setdefault(seen.key, []).append(seen)
-    causes = map(_cause, found.values())
+    seen = [_Seen(digest.rank, recompile) for digest in digests for recompile in digest.recompiles]
+    unasked = [one for one in seen if one.recompile.phase not in expected_phases]
+    causes = map(_cause, grouped(unasked, lambda one: one.key).values())
     return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.frame, cause.guard)))
 
 
@@ -104,7 +101,11 @@ class _Seen:
 
     rank: int
     recompile: Recompile
-    reason: Reason
+
+    @functools.cached_property
+    def reason(self) -> Reason:
+        """Which guard failed."""
+        return parse_reason(self.recompile.reason)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -128,16 +129,10 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         ranks=tuple(sorted({one.rank for one in seen})),
         phases=tuple(dict.fromkeys(one.recompile.phase for one in seen)),
         frame=first.recompile.frame,
-        values=_values([one.change for one in seen]),
+        values=listed([one.change for one in seen], by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
         advice=advice_for(first.reason),
     )
-
-
-def _values(changes: Sequence[str]) -> str:
-    texts = list(dict.fromkeys(changes))
-    more = f" and {len(texts) - MAX_VALUES} more" if len(texts) > MAX_VALUES else ""
-    return ", ".join(texts[:MAX_VALUES]) + more
 
 
 def advice_for(reason: Reason) -> str:

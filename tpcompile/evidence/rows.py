@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from tpcompile.evidence.layerspec import Items, Row
+from tpcompile.evidence.bygroup import ByGroup, Items, Row, side_by_side
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.several import grouped
 
 _WINDOW = 300
 """Items compared behind the first difference: what differs first is the finding, and aligning is quadratic."""
@@ -19,66 +19,43 @@ def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
     if not is_ordered:
         return _rows_by_subject(items)
     start = first_difference(items)
-    rest = tuple(group[start : start + _WINDOW] for group in items)
+    rest = Items(group[start : start + _WINDOW] for group in items)
     return _aligned(*rest) if len(rest) == 2 else _by_position(rest)
 
 
-def common_keys(items: Items) -> set[tuple[str, ...]]:
-    """Keys of the items that every group has."""
-    return set.intersection(*map(set, map(keys, items)))
-
-
-def keys(group: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
-    """Keys of the items of one group, in order."""
-    return tuple(item.key for item in group)
-
-
-def first_difference(items: Items) -> int:
+def first_difference(groups: Iterable[Sequence[Item]]) -> int:
     """The first place at which the groups do not say the same; one may end there."""
-    columns = map(Row, zip(*items, strict=False))
+    columns = map(Row, zip(*groups, strict=False))
     return len(list(itertools.takewhile(lambda row: not row.differs, columns)))
 
 
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:
     """Items about the same thing in one row; a value that differs comes before a thing that only one side has."""
-    common = common_keys(items)
-    own = [[item for item in group if item.key not in common] for group in items]
-    columns = [grouped(group, lambda item: item.about) for group in own]
+    columns = items.own().map(lambda group: grouped(group, lambda item: item.about))
     subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
-    rows = [row for about in subjects for row in _side_by_side([column.get(about, []) for column in columns])]
+    rows = [row for about in subjects for row in _about(columns, about)]
     return tuple(sorted(rows, key=lambda row: row.count(None)))
 
 
-def differing_places(items: Items) -> list[Row]:
-    """Rows of groups with equally many items, by position, where they differ."""
-    return [row for row in _side_by_side(items) if row.differs]
-
-
-def _side_by_side(columns: Iterable[Sequence[Item]]) -> Iterator[Row]:
-    return map(Row, itertools.zip_longest(*columns))
+def _about(columns: ByGroup[dict[str, list[Item]]], about: str) -> list[Row]:
+    return side_by_side(columns.map(lambda column: column.get(about, [])))
 
 
 def _by_position(items: Items) -> tuple[Row, ...]:
     """Of more than two groups: the item that some have more, or else what stands at the same place."""
-    inserted = _inserted(items)
-    if inserted is not None:
-        return (inserted,)
-    return tuple(differing_places(items))
+    return tuple(_inserted(items) or items.differing())
 
 
-def _inserted(items: Items) -> Row | None:
-    """The first item, where every longer group has one more before what the shorter ones begin with."""
-    shortest = min(items, key=len)
-    if not shortest or not differ(map(len, items)):
-        return None
-    begin = _skeleton(shortest[0])
-    row: list[Item | None] = []
-    for group in items:
-        extra = len(group) - len(shortest)
-        if _skeleton(group[min(extra, len(group) - 1)]) != begin:
-            return None
-        row.append(group[0] if extra else None)
-    return Row(row)
+def _inserted(items: Items) -> list[Row]:
+    """The first item, where every longer group has more before what the shorter ones begin with; else nothing."""
+    length = min(map(len, items))
+    has_longer = items.differ(len)
+    if not length or not has_longer:
+        return []
+    if items.differ(lambda group: _skeleton(group[-length])):
+        return []
+    extra = [group[0] if len(group) > length else None for group in items]
+    return [Row(extra)]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
@@ -88,7 +65,7 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
     changed: list[Row] = []
     edges: list[Row] = []
     for tag, a0, a1, b0, b1 in matcher.get_opcodes():
-        rows = list(_side_by_side([ours[a0:a1], theirs[b0:b1]]))
+        rows = side_by_side([ours[a0:a1], theirs[b0:b1]])
         same.update(_places(rows))
         if tag == "equal":
             edges += [row for row in rows if not _reads_the_same(row, same)]
@@ -99,7 +76,7 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
     return tuple(changed if is_moved else [*changed, *edges])
 
 
-def _places(rows: Iterable[Row]) -> dict[str, str]:
+def _places(rows: Iterable[Row]) -> Mapping[str, str]:
     """Place of a node on one side -> its place on the other."""
     pairs = [row.present for row in rows if row.is_full]
     return {ours.about: theirs.about for ours, theirs in pairs}
@@ -113,7 +90,7 @@ def _skeleton(item: Item) -> Hashable:
     return fields["op"], fields["target"], item.notes.get("constants", fields["args"]), fields["value"]
 
 
-def _reads_the_same(row: Row, same: dict[str, str]) -> bool:
+def _reads_the_same(row: Row, same: Mapping[str, str]) -> bool:
     ours, theirs = map(_references, row.present)
     return all(same.get(a, a) == b for a, b in zip(ours, theirs, strict=False))
 

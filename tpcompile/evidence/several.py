@@ -6,12 +6,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+A = TypeVar("A")
 K = TypeVar("K", bound=Hashable)
 
 
 def first(values: Iterable[T]) -> T | None:
     """The first value, None when there is none."""
     return next(iter(values), None)
+
+
+def find(values: Iterable[T], holds: Callable[[T], object]) -> T | None:
+    """The first value of which that holds, None when there is none."""
+    return first(filter(holds, values))
 
 
 def last(values: Sequence[T]) -> T | None:
@@ -29,9 +35,44 @@ def phrase(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
+def listed(texts: Iterable[str], *, by: str, at_most: int) -> str:
+    """`8 -> 9, 9 -> 10 and 3 more`: each text once, the first few."""
+    different = list(dict.fromkeys(texts))
+    more = f" and {len(different) - at_most} more" if len(different) > at_most else ""
+    return by.join(different[:at_most]) + more
+
+
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     """Values by what they have in common, both in order of appearance."""
     found: dict[K, list[T]] = {}
     for value in values:
         found.setdefault(by(value), []).append(value)
     return found
+
+
+def indexed(values: Iterable[T], by: Callable[[T], K]) -> dict[K, T]:
+    """Values by something of their own; of several that have the same, the last."""
+    return {by(value): value for value in values}
+
+
+def unlike(values: Iterable[T], others: Iterable[T], by: Callable[[T], Hashable]) -> list[T]:
+    """Values that have nothing in common with any of the others."""
+    taken = set(map(by, others))
+    return [value for value in values if by(value) not in taken]
+
+
+def first_answer(questions: Iterable[Callable[[T], A | None]], about: T) -> A | None:
+    """What the first question says that has an answer."""
+    for ask in questions:
+        answer = ask(about)
+        if answer is not None:
+            return answer
+    return None
+
+
+def decided(rules: Iterable[tuple[Callable[[T], bool], A]], about: T, *, otherwise: A) -> A:
+    """What the first rule says that holds."""
+    for holds, says in rules:
+        if holds(about):
+            return says
+    return otherwise

@@ -11,9 +11,11 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from tpcompile.evidence.layerspec import Difference, Followed, Groups, Items, Row
+from tpcompile.evidence.bygroup import Items, Row
+from tpcompile.evidence.byrank import Groups
+from tpcompile.evidence.layerspec import Difference, Followed
 from tpcompile.evidence.parametric import addresses, integer_columns
-from tpcompile.evidence.records import Layer
+from tpcompile.evidence.records import Item, Layer
 from tpcompile.evidence.rows import rows_of
 from tpcompile.evidence.several import differ, grouped
 
@@ -28,8 +30,7 @@ Column = tuple[int, ...]
 def bounds_in_guards(difference: Difference) -> Followed:
     """Guards on the bounds of shards."""
     rows = list(_bounds(difference.items, difference.compile.coordinates()))
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, f"{len(rows)} guards hold the bounds of each rank's shard")
+    return difference.following(rows, f"{len(rows)} guards hold the bounds of each rank's shard")
 
 
 def bounds_in_program(difference: Difference) -> Followed:
@@ -37,19 +38,27 @@ def bounds_in_program(difference: Difference) -> Followed:
     if not difference.compile.differs(Layer.GUARDS):
         return Followed(difference.rows)
     guards = difference.compile.items(Layer.GUARDS)
-    known = {_column(row) for row in _bounds(guards, difference.compile.coordinates())}
-    rows = [row for row in difference.rows if addresses(row) and known.issuperset(_differing(row))]
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
+    places = difference.compile.coordinates()
+    known = {_column(row) for row in _bounds(guards, places)}
+    addressing = [row for row in difference.rows if addresses(row)]
+    rows = [row for row in addressing if known.issuperset(_differing(row))]
+    return difference.following(rows, f"{len(rows)} node(s) address data by the bounds of each rank's shard")
 
 
 def _bounds(guards: Items, places: Groups) -> Iterator[Row]:
     """Guards on the start and on the end of a part, of every object that has both."""
-    numbers = [row for row in rows_of(guards, is_ordered=False) if all(map(_INTEGER.match, row.notes("value")))]
-    for of_object in grouped(numbers, lambda row: row.first.about.rpartition(".")[0]).values():
+    rows = rows_of(guards, is_ordered=False)
+    numbers = [row for row in rows if row.all_are(_is_integer)]
+    by_object = grouped(numbers, lambda row: row.first.about.rpartition(".")[0])
+    for of_object in by_object.values():
         for start, end in itertools.permutations(of_object, 2):
-            if _is_partition(_column(start), _column(end), places):
+            starts, ends = _column(start), _column(end)
+            if _is_partition(starts, ends, places):
                 yield from (start, end)
+
+
+def _is_integer(guard: Item) -> bool:
+    return _INTEGER.match(guard.notes.get("value", "")) is not None
 
 
 def _differing(row: Row) -> list[Column]:
@@ -63,9 +72,9 @@ def _column(row: Row) -> Column:
 def _is_partition(starts: Column, ends: Column, places: Groups) -> bool:
     """True where `[start, end)` of the ranks, by coordinate, are the parts of one range; the last may be smaller."""
     in_order = sorted(zip(places, starts, ends, strict=True))
-    if [at for at, _, _ in in_order] != [(number,) for number in range(len(places))]:
+    places, starts, ends = zip(*in_order, strict=True)
+    sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+    if places != tuple((number,) for number in range(len(places))) or starts != (0, *ends[:-1]):
         return False
-    sizes = [end - start for _, start, end in in_order]
-    begins, ends_before = [start for _, start, _ in in_order], [0, *(end for _, _, end in in_order)]
     is_even = max(sizes) - min(sizes[:-1]) <= 1
-    return begins == ends_before[:-1] and is_even and min(sizes) >= _MIN_SIZE
+    return is_even and min(sizes) >= _MIN_SIZE

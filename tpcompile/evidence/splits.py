@@ -23,9 +23,9 @@ from tpcompile.evidence.records import (
     Status,
     UserLine,
 )
-from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.base import at_text, known, lines_of
 from tpcompile.evidence.several import first, grouped, last
-from tpcompile.evidence.text.lines import is_library
+from tpcompile.evidence.text.lines import own_lines
 from tpcompile.evidence.text.ranks import ranks_text
 
 _WRAPPER, _WRAPPER_FILE = "compile_wrapper", "_dynamo/eval_frame.py"
@@ -41,10 +41,11 @@ def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
 
     Where nobody counted, as in a trace file: those inside of which a frame was compiled on its own.
     """
-    skipped = (*record.skipped, *_failed(record.compiles))
+    failed = filter(None, map(_failed_frame, record.compiles))
+    skipped = (*record.skipped, *failed)
     if record.regions:
-        counted = [c for c in record.regions if c.most > 1 and c.runs_at is not None]
-        return tuple(_counted(c, record.compiles, skipped) for c in counted)
+        found = [_counted(count, record.compiles, skipped) for count in record.regions]
+        return tuple(filter(None, found))
     return tuple(_from_stacks(record.compiles, skipped))
 
 
@@ -53,7 +54,7 @@ def runs_at(compile_: CompileRecord) -> UserLine | None:
     below = list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack)))
     if len(below) == len(compile_.stack):
         return None  # nobody knows where it was entered from
-    return last([line for line in below[1:] if not is_library(line)])
+    return last(own_lines(below[1:]))
 
 
 def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame | None:
@@ -65,11 +66,11 @@ def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame 
 def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str]) -> Check:
     """Red where a call of a compiled callable enters more than one region."""
     wanted = set(phases)
-    splits = [(d.rank, split) for d in digests for split in d.splits if split.phase in wanted]
-    is_counted = any(d.regions_counted for d in digests)
+    splits = [(rank, split) for rank, split in _of_all(digests) if split.phase in wanted]
     if splits:
-        worst = max((split for _, split in splits), key=lambda split: split.regions_per_call)
-        return _check(mode, Status.FAIL, splits, worst)
+        worst = max(splits, key=lambda pair: pair[1].regions_per_call)
+        return _check(mode, Status.FAIL, splits, worst[1])
+    is_counted = any(digest.regions_counted for digest in digests)
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
@@ -81,8 +82,13 @@ def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[s
 
 def split_note(digests: Sequence[RankDigest]) -> list[Check]:
     """The same of a job's trace files, as information: a program may be meant to run in several regions."""
-    splits = [(d.rank, split) for d in digests for split in d.splits]
+    splits = _of_all(digests)
     return [_check("", Status.INFO, splits, splits[0][1])] if splits else []
+
+
+def _of_all(digests: Sequence[RankDigest]) -> list[tuple[int, SplitCall]]:
+    """What every rank runs in several regions."""
+    return [(digest.rank, split) for digest in digests for split in digest.splits]
 
 
 def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], shown: SplitCall) -> Check:
@@ -96,7 +102,7 @@ def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], s
         observed=_observed(shown, ranks),
         details=_details([split for _, split in splits]),
         ranks=ranks,
-        line=_line(shown),
+        line=shown.broke_at or shown.runs_at,
     )
 
 
@@ -104,27 +110,30 @@ def _is_no_wrapper(line: UserLine) -> bool:
     return line.function != _WRAPPER or not line.file.endswith(_WRAPPER_FILE)
 
 
-def _failed(compiles: Sequence[CompileRecord]) -> list[SkippedFrame]:
-    """Frames of which a compile failed, by their records."""
-    failed = [c for c in compiles if c.failure and not c.graphs]
-    return [
-        SkippedFrame(line=c.line, reason=c.failure, broke_at=first(known(b.line for b in c.breaks)) or c.failure_line)
-        for c in failed
-        if c.line is not None
-    ]
+def _failed_frame(compile_: CompileRecord) -> SkippedFrame | None:
+    """The frame, where its compile failed."""
+    if compile_.line is None or compile_.graphs or not compile_.failure:
+        return None
+    broke_at = first([*lines_of(compile_.breaks), *known([compile_.failure_line])])
+    return SkippedFrame(line=compile_.line, reason=compile_.failure, broke_at=broke_at)
 
 
-def _counted(count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> SplitCall:
-    assert count.runs_at is not None, "picked by splits_of"
-    pieces = [c for c in compiles if _is_run_by(c, count.runs_at)]
-    is_target = _is_inside(count.runs_at, count.target)
+def _counted(
+    count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]
+) -> SplitCall | None:
+    """The callable, unless all that it enters is one region."""
+    at = count.runs_at
+    if at is None or count.most < 2:
+        return None
+    pieces = [c for c in compiles if _is_run_by(c, at)]
+    named_by = count.target if _is_inside(at, count.target) else at
     return SplitCall(
         phase=count.phase,
-        runs_at=count.runs_at,
-        name=count.target.function if is_target else count.runs_at.function,
+        runs_at=at,
+        name=named_by.function,
         regions_per_call=count.most,
         pieces=_lines(pieces),
-        skipped=skipped_frame(count.runs_at, skipped),
+        skipped=skipped_frame(at, skipped),
     )
 
 
@@ -135,12 +144,18 @@ def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
 
 
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
-    entered = [(at, c) for c in compiles if c.graphs and (at := runs_at(c))]
+    traced = [compile_ for compile_ in compiles if compile_.graphs]
+    entered = [(at, compile_) for compile_ in traced if (at := runs_at(compile_))]
     by_function = grouped(entered, lambda pair: (pair[1].phase, *_function(pair[0])))
     for (phase, *_), pairs in by_function.items():
-        at = pairs[0][0]
-        pieces = _lines(c for _, c in pairs)
-        yield SplitCall(phase=phase, runs_at=at, name=at.function, pieces=pieces, skipped=skipped_frame(at, skipped))
+        at, _ = pairs[0]
+        yield SplitCall(
+            phase=phase,
+            runs_at=at,
+            name=at.function,
+            pieces=_lines(compile_ for _, compile_ in pairs),
+            skipped=skipped_frame(at, skipped),
+        )
 
 
 def _is_inside(at: UserLine, target: UserLine) -> bool:
@@ -153,13 +168,7 @@ def _function(line: UserLine) -> tuple[str, str]:
 
 
 def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
-    return tuple(dict.fromkeys(known(c.line for c in compiles)))
-
-
-def _line(split: SplitCall) -> UserLine:
-    """The line to fix: where the graph broke, else where the code runs in Python."""
-    broke_at = split.skipped.broke_at if split.skipped else None
-    return broke_at or split.runs_at
+    return tuple(dict.fromkeys(lines_of(compiles)))
 
 
 def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
@@ -171,11 +180,10 @@ def _why(split: SplitCall) -> str:
     at = split.runs_at
     if split.skipped is None:
         return f"{split.name} runs in Python at {at.file}:{at.line}"
-    broke_at = f" at {split.skipped.broke_at}" if split.skipped.broke_at else ""
-    return f"{split.name} is skipped since a graph break{broke_at}, earlier in this process"
+    return f"{split.name} is skipped since a graph break{at_text(split.broke_at)}, earlier in this process"
 
 
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
     texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
-    pieces = [f"compiled on its own: {line}" for split in splits for line in split.pieces]
+    pieces = [f"compiled on its own: {piece}" for split in splits for piece in split.pieces]
     return tuple(dict.fromkeys([*texts, *pieces, _ADVICE]))

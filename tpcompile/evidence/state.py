@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.several import find
 
 _CAUSES = {
     "autocast": Cause.AUTOCAST,
@@ -31,7 +32,8 @@ _DTYPES = {5: "float16", 6: "float32", 7: "float64", 15: "bfloat16"}
 
 def cause_of(setting: str) -> Cause:
     """Cause of a difference in a setting."""
-    return next((cause for name, cause in _CAUSES.items() if setting.startswith(name)), Cause.PROCESS_STATE)
+    begins = find(_CAUSES, setting.startswith)
+    return _CAUSES[begins] if begins else Cause.PROCESS_STATE
 
 
 def settings_of(expression: str) -> dict[str, str]:

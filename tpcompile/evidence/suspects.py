@@ -31,7 +31,7 @@ _NAMES = (
 _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 
-def suspects_of(compile_: CompileRecord, *, where: str) -> tuple[RankRead, ...]:
+def suspects_of(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
     """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
     reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]
     named = [_named(guard, kind, where) for guard in compile_.guards if (kind := kind_of_name(guard))]
@@ -45,13 +45,14 @@ def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
     """What the last name in a guard's source promises, for a guard on a Python value."""
-    names = ["".join(parts) for parts in _SEGMENT.findall(guard.source)]
+    names = list(map("".join, _SEGMENT.findall(guard.source)))
     # Variables of the environment are told apart by their values.
     if guard.type not in VALUE_GUARDS or "environ" in guard.source:
         return None
     if names[-2:] == ["device", "index"]:
         return TaintKind.DEVICE_INDEX
-    return first(kind for pattern, kind in _NAMES for name in names[-1:] if pattern.search(name))
+    name = "".join(names[-1:])
+    return first(kind for pattern, kind in _NAMES if pattern.search(name))
 
 
 def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:

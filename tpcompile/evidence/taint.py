@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from tpcompile.evidence.align import Slot, align
-from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, group_by, sides
-from tpcompile.evidence.layerspec import Groups, Row
+from tpcompile.evidence.bygroup import Items, Row
+from tpcompile.evidence.byrank import ByRank, Groups
+from tpcompile.evidence.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
 from tpcompile.evidence.records import (
     Grade,
     Item,
@@ -23,10 +24,11 @@ from tpcompile.evidence.records import (
     RankRead,
     Taint,
     TaintKind,
+    items_of,
     value_item,
 )
 from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import differ, first, grouped, phrase
+from tpcompile.evidence.several import find, first, grouped, listed, phrase, unlike
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
@@ -36,7 +38,13 @@ RANK_VARIABLES = frozenset({
 
 _NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
 _STRING = re.compile(r"'[^']*'")
-_PLACES = {"local rank": TaintKind.LOCAL_RANK, "device index": TaintKind.DEVICE_INDEX}
+_NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
+    TaintKind.RANK: lambda digest: digest.rank,
+    TaintKind.GROUP_RANK: lambda digest: digest.coordinate,
+    TaintKind.LOCAL_RANK: lambda digest: digest.places.get("local rank"),
+    TaintKind.DEVICE_INDEX: lambda digest: digest.places.get("device index"),
+}
+"""Numbers that tell ranks apart."""
 _MAY_BE_EQUAL = frozenset({TaintKind.ENVIRONMENT, TaintKind.HOSTNAME})
 _LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
 """The layer under which an entry of the allow-list may name a taint."""
@@ -82,8 +90,7 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
     layers = {"taint", _LAYERS[taint.what]}
     code = taint.line.code if taint.line else ""
     text = f"{taint.text} at {taint.line} {code}"
-    reasons = (reason for layer, contains, reason in allowed if layer in layers and contains in text)
-    return first(reasons) or ""
+    return reason_for(layers, [text], allowed)
 
 
 class _Tainted:
@@ -92,36 +99,32 @@ class _Tainted:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.ranks = domain.ranks
-        self.numbers: dict[TaintKind, dict[int, str]] = {
-            TaintKind.RANK: {d.rank: str(d.rank) for d in self.ranks},
-            TaintKind.GROUP_RANK: {d.rank: str(d.coordinate) for d in self.ranks},
-        }
-        for name, kind in _PLACES.items():
-            known = {d.rank: str(d.places[name]) for d in self.ranks if name in d.places}
-            self.numbers[kind] = known if len(known) == len(self.ranks) else {}
+        self.numbers = {kind: self.numbers_by(number) for kind, number in _NUMBERS.items()}
+
+    def numbers_by(self, number: Callable[[RankDigest], int | None]) -> ByRank[str]:
+        """A number of every rank; nothing unless all know theirs."""
+        known = self.domain.digests.found(number)
+        return known.map(str) if len(known) == len(self.ranks) else ByRank({})
 
     def taints(self) -> list[Taint]:
         """Constants with the read that made them, guards with the read that asked for them, then what is left."""
         slots = align(self.ranks)
-        reads = list(self.reads())
+        reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
         differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
         observed = [_explained(taint, reads) for taint in differing]
-        told = {(taint.kind, str(taint.line)) for taint in observed}
-        left = [read for read in reads if (read.kind, str(read.line)) not in told]
-        seen = {(taint.text, taint.line) for taint in observed}
-        named = [taint for taint in self.named() if (taint.text, taint.line) not in seen]
+        left = unlike(reads, observed, lambda taint: (taint.kind, str(taint.line)))
+        named = unlike(self.named(), observed, lambda taint: (taint.text, taint.line))
         return [*observed, *left, *named]
 
     def guards(self, slot: Slot) -> Iterator[Taint]:
         """Guards about one value that say different things."""
         groups = slot.groups(Layer.GUARDS)
-        # Tensors and the state of the process have findings of their own.
-        rows = [row for row in self.rows(slot, Layer.GUARDS, groups) if _is_of_python(row.first)]
-        if len(slot.groups(Layer.GRAPH)) != 1:
-            # Another program has other guards: a consequence, not a cause.
-            rows = [row for row in rows if row.is_full]
-        for row in rows:
-            yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
+        # A different program has different guards: a consequence, not a cause.
+        is_same_program = len(slot.groups(Layer.GRAPH)) == 1
+        for row in self.rows(slot, Layer.GUARDS, groups):
+            is_own = row.is_full or is_same_program
+            if is_own and _is_of_python(row):
+                yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
 
     def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
         """What the values are that a guard compares with."""
@@ -136,54 +139,49 @@ class _Tainted:
             return  # other ops: another program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
-            yield _observed("constant", self.kind_of_constant(groups, calls), _listed(calls), row, groups, slot)
+            kind = self.kind_of_constant(groups, calls)
+            yield _observed("constant", kind, listed(calls, by=" / ", at_most=2), row, groups, slot)
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
         """What differs in one layer of one compile; nothing when the hashes agree."""
         if len(groups) < 2:
             return ()
-        items = tuple(self.domain.items(ranks[0], slot.compiles[ranks[0]].index, layer) for ranks in groups)
-        return rows_of(items, is_ordered=layer == Layer.GRAPH)
+        items = self.domain.leaders(slot.compiles, groups).map(lambda seen: seen.items(layer))
+        return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
 
     def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
         """What the first number is that follows the ranks."""
         columns = zip(*map(_NUMBER.findall, calls), strict=False)
         kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
-        return first(kind for kind in kinds if kind != TaintKind.DIFFERS) or TaintKind.DIFFERS
+        return min(kinds, key=lambda kind: kind == TaintKind.DIFFERS, default=TaintKind.DIFFERS)
 
-    def kind_of(self, values: dict[int, str]) -> TaintKind:
+    def kind_of(self, values: ByRank[str]) -> TaintKind:
         """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
-        if not differ(values.values()):
-            return TaintKind.DIFFERS
-        kinds = (kind for kind, numbers in self.numbers.items() if values.items() <= numbers.items())
-        return first(kinds) or TaintKind.DIFFERS
+        if values.differ():
+            for kind, numbers in self.numbers.items():
+                if values.items() <= numbers.items():
+                    return kind
+        return TaintKind.DIFFERS
 
-    def reads(self) -> Iterator[Taint]:
-        """Reads in traced code, by line and text over all ranks and compiles."""
-        for seen in self.suspects("read"):
-            reads = list(seen.values())
-            kind = reads[0].kind
-            differs = differ(read.value for read in reads)
-            is_setting = kind == TaintKind.ENVIRONMENT and reads[0].variable not in RANK_VARIABLES
-            if is_setting and not differs:
-                continue  # equal everywhere: an ordinary setting
-            # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-            matters = differs or kind not in _MAY_BE_EQUAL
-            is_sure = any(read.is_sure for read in reads) and not reads[0].receiver
-            # By the number of that kind, where the rank did not say what it read.
-            values = {rank: read.value or self.numbers_of(kind)[rank] for rank, read in seen.items()}
-            yield _of_suspect(reads[0], Grade.CERTAIN if is_sure and matters else Grade.LIKELY, values)
-
-    def numbers_of(self, kind: TaintKind) -> dict[int, str]:
-        """The number of that kind of every rank; empty texts where it is not known."""
-        return dict.fromkeys((d.rank for d in self.ranks), "") | self.numbers.get(kind, {})
+    def read(self, seen: ByRank[RankRead]) -> Taint:
+        """A read in traced code, of one line and text over all ranks and compiles."""
+        reads = seen.map(lambda read: read.value)
+        shown = seen.first
+        # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
+        matters = shown.kind not in _MAY_BE_EQUAL or reads.differ()
+        is_sure = not shown.receiver and bool(seen.where(lambda read: read.is_sure))
+        grade = Grade.CERTAIN if is_sure and matters else Grade.LIKELY
+        # By the number of that kind, where the rank did not say what it read.
+        numbers = self.numbers.get(shown.kind, ByRank({}))
+        values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
+        return _of_suspect(shown, grade, ByRank(values))
 
     def named(self) -> Iterator[Taint]:
         """Guards on a value with a rank's name that say the same on every rank."""
         for seen in self.suspects("guard"):
-            suspect = next(iter(seen.values()))
+            suspect = seen.first
             if len(seen) == len(self.ranks) and self.could_be_rank(suspect.value):
-                yield _of_suspect(suspect, Grade.POSSIBLE, dict.fromkeys(seen, ""))
+                yield _of_suspect(suspect, Grade.POSSIBLE, ByRank(dict.fromkeys(seen, "")))
 
     def could_be_rank(self, value: str) -> bool:
         """False for a number no rank has (a LoRA rank of 16); a value that is no number says nothing."""
@@ -191,34 +189,45 @@ class _Tainted:
             return True
         return 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
 
-    def suspects(self, what: str) -> list[dict[int, RankRead]]:
+    def suspects(self, what: str) -> list[ByRank[RankRead]]:
         """Suspects of one kind, those of one text and line together, each with the rank that has it."""
-        pairs = [(d.rank, suspect) for d in self.ranks for suspect in d.suspects]
-        wanted = [(rank, suspect) for rank, suspect in pairs if suspect.what == what]
-        return list(map(dict, grouped(wanted, lambda pair: (pair[1].text, str(pair[1].line))).values()))
+        found: dict[tuple[str, str], dict[int, RankRead]] = {}
+        for digest in self.ranks:
+            for suspect in digest.suspects_of(what):
+                found.setdefault((suspect.text, str(suspect.line)), {})[digest.rank] = suspect
+        return list(map(ByRank, found.values()))
+
+
+def _is_setting(seen: ByRank[RankRead]) -> bool:
+    """True for a variable that is equal everywhere: an ordinary setting."""
+    read = seen.first
+    is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
+    return is_variable and not seen.differ(lambda read: read.value)
 
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
     """The taint with kind, and line where it has none, of the read that caused it."""
-    variables = {group.item.notes.get("variable") for group in taint.groups if group.item}
-    for read in reads:
-        is_same_line = taint.line is not None and str(read.line) == str(taint.line)
-        if is_same_line or read.variable in variables:
-            changes = {
-                "kind": read.kind,
-                "line": read.line,
-                "text": f"{taint.text}, from {read.text}",
-                "suggestion": read.suggestion,
-            }
-            return taint.model_copy(update=changes)
-    return taint
+    read = find(reads, lambda read: _is_asked_by(taint, read))
+    if read is None:
+        return taint
+    changes = {
+        "kind": read.kind,
+        "line": read.line,
+        "text": f"{taint.text}, from {read.text}",
+        "suggestion": read.suggestion,
+    }
+    return taint.model_copy(update=changes)
 
 
-def _of_suspect(suspect: RankRead, grade: Grade, values: dict[int, str]) -> Taint:
+def _is_asked_by(taint: Taint, read: Taint) -> bool:
+    """True for a read on the line of the taint, or of the variable that its guard compares."""
+    is_same_line = taint.line is not None and str(read.line) == str(taint.line)
+    return is_same_line or read.variable in {item.notes.get("variable") for _, item in items_of(taint.groups)}
+
+
+def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
     """A suspect with what it gives on each rank, where that is known."""
-    groups = group_by(values)
-    shown = [values[ranks[0]] for ranks in groups]
-    row = [value_item("read", value, line=suspect.line) if value else None for value in shown]
+    row = [value_item("read", value, line=suspect.line) if value else None for _, value in values.sides()]
     return Taint(
         what=suspect.what,
         kind=suspect.kind,
@@ -227,7 +236,7 @@ def _of_suspect(suspect: RankRead, grade: Grade, values: dict[int, str]) -> Tain
         variable=suspect.variable,
         where=suspect.where,
         line=suspect.line,
-        groups=sides(groups, row),
+        groups=sides(values.groups(), row),
         suggestion=_SUGGESTIONS[suspect.kind],
     )
 
@@ -248,22 +257,23 @@ def _observed(
     )
 
 
-def _is_of_python(guard: Item) -> bool:
-    """True for a guard on a Python value."""
-    return guard.kind == ItemKind.GUARD and "keys" not in guard.notes
+def _is_of_python(row: Row) -> bool:
+    """True for guards on a Python value: tensors and the state of the process have findings of their own."""
+    return row.first.kind == ItemKind.GUARD and "keys" not in row.first.notes
 
 
-def _by_rank(groups: Groups, values: Sequence[str]) -> dict[int, str]:
+def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
+    """Values of groups, of those that have one."""
     found: dict[int, str] = {}
     for ranks, value in zip(groups, values, strict=True):
         if value:
             found |= dict.fromkeys(ranks, value)
-    return found
+    return ByRank(found)
 
 
 def _differs_in_constants(row: Row) -> bool:
     """True for nodes that are one op on the same operands, with other numbers or texts."""
-    return row.is_full and len(row.distinct(_skeleton)) == 1
+    return row.agree_in(_skeleton)
 
 
 def _skeleton(item: Item) -> tuple[str, ...]:
@@ -278,12 +288,6 @@ def _skeleton(item: Item) -> tuple[str, ...]:
 def _call(item: Item) -> str:
     """`mul(%1, 3)` of a node."""
     return f"{item.fields['target']}({item.fields['args']})"
-
-
-def _listed(calls: Sequence[str]) -> str:
-    different = list(dict.fromkeys(calls))
-    more = f" and {len(different) - 2} more" if len(different) > 2 else ""
-    return " / ".join(different[:2]) + more
 
 
 def value_text(item: Item) -> str:

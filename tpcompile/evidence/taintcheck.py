@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint
-from tpcompile.evidence.several import first
+from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -15,24 +16,22 @@ _KINDS = (*(grade.value for grade in Grade), _ALLOWED)
 
 def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
     """One check over the taints of a mode: listed, or red for the certain ones nobody allowed when `fails`."""
-    mine = [taint for taint in taints if not mode or taint.where.startswith(f"{mode}/")]
+    prefix = f"{mode}/" if mode else ""
+    mine = [taint for taint in taints if taint.where.startswith(prefix)]
+    red = [taint for taint in mine if fails and _is_red(taint)]
     # What makes the check red comes first, what is allowed last.
-    mine.sort(key=lambda taint: (fails and not _is_red(taint), bool(taint.reason)))
-    red = list(filter(_is_red, mine)) if fails else []
-    groups = red[0].groups if red else ()
-    nothing, observed = _untainted(digests)
-    found = Status.FAIL if red else Status.INFO
-    first_line = first(taint.line for taint in mine)
+    mine.sort(key=lambda taint: (taint not in red, bool(taint.reason)))
+    status, observed = _counted(mine, red) if mine else _untainted(digests)
     is_code_seen = any(digest.is_code_seen for digest in digests)
     return Check(
         id=CheckId.UNTAINTED,
         mode=mode,
-        status=found if mine else nothing,
+        status=status,
         expected="none, or allowed with a reason",
-        observed=(_counted(mine) if mine else observed) + ("" if is_code_seen else "; traced code was not looked at"),
+        observed=observed if is_code_seen else f"{observed}; traced code was not looked at",
         details=tuple(map(taint_text, mine)),
-        line=first_line,
-        ranks=tuple(sorted(rank for group in groups for rank in group.ranks)),
+        line=mine[0].line if mine else None,
+        ranks=ranks_of(mine[0].groups) if red else (),
     )
 
 
@@ -46,17 +45,16 @@ def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
     return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
 
 
-def _counted(taints: Sequence[Taint]) -> str:
-    kinds = [_ALLOWED if taint.reason else taint.grade.value for taint in taints]
-    said = [f"{kinds.count(kind)} {kind}" for kind in _KINDS if kind in kinds]
+def _counted(taints: Sequence[Taint], red: Sequence[Taint]) -> tuple[Status, str]:
+    kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
+    said = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
     shown = min(taints, key=lambda taint: bool(taint.reason))
-    return f"{', '.join(said)}; first: {shown.text}"
+    return Status.FAIL if red else Status.INFO, f"{', '.join(said)}; first: {shown.text}"
 
 
 def taint_text(taint: Taint) -> str:
     """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
-    values = [f"rank {ranks_text(group.ranks)}: {value_text(group.item)}" for group in taint.groups if group.item]
+    values = [f"rank {ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = "; ".join([taint.kind.value, *values])
     end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
-    at = f" at {taint.line}" if taint.line else ""
-    return f"{taint.grade} {taint.what} {taint.text}{at} ({why}): {end}"
+    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {end}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpcompile.evidence.records import RankRead
+from tpcompile.evidence.several import find
 
 GRAPH_KINDS = {
     "dynamo_output_graph": "dynamo",
@@ -71,7 +72,7 @@ def event(
 
 def _name(metadata: Mapping[str, Any]) -> str:
     """The key that says what the record is; an artifact has a name of its own."""
-    name = next((key for key in metadata if key not in RESERVED), "")
+    name = find(metadata, lambda key: key not in RESERVED) or ""
     body = metadata.get(name)
     if name == "artifact" and isinstance(body, Mapping):
         return str(body.get("name", ""))

@@ -7,14 +7,16 @@ source file, where it is at hand and still the one that was traced.
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
 
 from tpcompile.evidence.collectives import is_library
 from tpcompile.evidence.records import Graph, Guard, Node, UserLine
-from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first, last
+from tpcompile.evidence.records.base import known, lines_of
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.several import first, indexed, last
+from tpcompile.evidence.text.lines import own_lines
 
 _MAX_LINES = 60
 """Lines of source searched on each side of the user's line."""
@@ -22,9 +24,8 @@ _MAX_LINES = 60
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
     """Replace the lines of library code, where the caller can be told."""
-    nodes = [node.line for graph in graphs for node in graph.nodes]
-    lines = set(known([*nodes, *(guard.line for guard in guards)]))
-    own = set(itertools.filterfalse(is_library, lines))
+    lines = set(lines_of([*nodes_of(graphs), *guards]))
+    own = set(own_lines(lines))
     if own == lines:
         return tuple(graphs)
     return tuple(_Lines(graph, own).replaced() for graph in graphs)
@@ -40,8 +41,7 @@ class _Lines:
         """Calls found since the last line of the user, in order."""
 
     def replaced(self) -> Graph:
-        nodes = [self.node(node) for node in self.graph.nodes]
-        return self.graph.model_copy(update={"nodes": tuple(nodes)})
+        return self.graph.model_copy(update={"nodes": tuple(map(self.node, self.graph.nodes))})
 
     def node(self, node: Node) -> Node:
         if node.line is None:
@@ -71,7 +71,8 @@ class _Lines:
 def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) -> dict[int, UserLine]:
     """Lines of the function of a line that call one of these, by number."""
     near = [line for line in known if _same_function(line, before)]
-    return {line.line: line for line in [*near, *_source_around(before)] if _calls(line, names)}
+    calling = [line for line in [*near, *_source_around(before)] if _calls(line, names)]
+    return indexed(calling, lambda line: line.line)
 
 
 def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
@@ -104,14 +105,10 @@ def _source_around(line: UserLine) -> list[UserLine]:
     if not _is_there(line, source):
         return []
     start, end = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
-    for number in range(start, end + 1):
-        if not _is_definition(source[number - 1]):
-            continue
-        if number > line.line:
-            end = number - 1
-            break
-        start = number
-    numbers = range(start, end + 1)
+    definitions = [number for number in range(start, end + 1) if _is_definition(source[number - 1])]
+    bounds = [start, *definitions, end + 1]
+    at = bisect.bisect_right(definitions, line.line)
+    numbers = range(bounds[at], bounds[at + 1])
     return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
 
 

@@ -18,13 +18,13 @@ from tpcompile.evidence.records import (
     Divergence,
     Item,
     Layer,
-    Lead,
     RankDigest,
     RankRecord,
     Status,
+    Taint,
     Verdict,
 )
-from tpcompile.evidence.several import first, grouped
+from tpcompile.evidence.several import indexed
 from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.taintcheck import taint_check
 
@@ -87,17 +87,18 @@ def conclude(
     """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
     divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
-    is_listed = rules.taint != "off"
-    taints = find_taints(digests, fetch, allowed=rules.allowed) if is_listed else ()
-    modes = rules.taint_modes if is_listed else ()
-    found = [*(_absent_check(rules, a) for a in absent), *problems]
+    taints: tuple[Taint, ...] = ()
+    found = [*(_absent_check(rules, rank) for rank in absent), *problems]
     found += checks.ended_early(judged) if problems else judged
-    found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in modes]
+    if rules.taint != "off":
+        taints = find_taints(digests, fetch, allowed=rules.allowed)
+        found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    told = _lead(found, divergences)
+    told = lead.of_run(found, divergences, causes=checks.CAUSES)
+    exit_code = _exit_code(found, is_red=told is not None)
     return Verdict(
-        status=Status.FAIL if _failed(found, divergences) else Status.PASS,
-        exit_code=_exit_code(found, divergences),
+        status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
+        exit_code=exit_code,
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
@@ -114,7 +115,7 @@ def conclude(
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
     """Details out of the records themselves."""
-    by_rank = {record.rank: record for record in records}
+    by_rank = indexed(records, lambda record: record.rank)
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         record = by_rank[rank]
@@ -134,32 +135,17 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
     )
 
 
-def _failed(found: Sequence[Check], divergences: Sequence[Divergence]) -> bool:
-    return any(check.is_red for check in found) or any(divergence.is_red for divergence in divergences)
-
-
-def _exit_code(found: Sequence[Check], divergences: Sequence[Divergence]) -> ExitCode:
-    if not _failed(found, divergences):
-        return ExitCode.PASS
+def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
     failed = {check.id for check in found if check.is_red}
     if CheckId.TIMED_OUT in failed:
         return ExitCode.TIMEOUT
     # With nothing compiled no other check says anything, so this code wins over a plain failure.
-    return ExitCode.NOTHING_COMPILED if CheckId.COMPILED in failed else ExitCode.FAIL
-
-
-def _lead(found: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
-    """What ended the run, and a break, explain a divergence; a divergence explains every other failure."""
-    red = first(divergence for divergence in divergences if divergence.is_red)
-    failed = grouped((check for check in found if check.is_red), lambda check: check.id in checks.CAUSES)
-    if red and True not in failed:
-        return lead.of_divergence(red)
-    worst = first([*failed.get(True, []), *failed.get(False, [])])
-    return lead.of_check(worst) if worst else None
+    if CheckId.COMPILED in failed:
+        return ExitCode.NOTHING_COMPILED
+    return ExitCode.FAIL if is_red else ExitCode.PASS
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
-    passed = sum(c.status == Status.PASS for c in found)
     ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
     where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
-    return f"{ranks}{where}; {passed} checks passed"
+    return f"{ranks}{where}; {lead.num_passed(found)} checks passed"

@@ -5,14 +5,13 @@ Comparing afterwards would be too late: collectives that differ hang. What diffe
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tpcompile.config import RunConfig
 from tpcompile.dist.store import RankStore
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.digest import frame_name, layer_items
-from tpcompile.evidence.domain import group_by
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
 from tpcompile.evidence.rows import first_difference
 from tpcompile.evidence.text.ranks import ranks_text
@@ -27,7 +26,7 @@ class Agreement:
     def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
-        self._last: list[tuple[str, ...]] | None = None
+        self._last: tuple[tuple[str, ...], ...] | None = None
         self.phase = ""
         self.mode = ""
 
@@ -39,7 +38,7 @@ class Agreement:
         if not items:
             return  # nobody can hang in it; if only one rank has it, the verdict says so
         self._counts[self.phase] += 1
-        keys = [item.key for item in items]
+        keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
         self._store.put(self._key(self._store.rank), [i.model_dump(mode="json") for i in items])
         if self.phase == f"C/{STEADY}" and unchanged:
@@ -50,17 +49,17 @@ class Agreement:
         return f"compile/{self.phase}/{self._counts[self.phase]}/{rank}"
 
     def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> None:
-        keys = {rank: self._key(rank) for rank in range(self._store.world_size)}
+        asked = {rank: self._key(rank) for rank in range(self._store.world_size)}
         found, late = self._store.gather(
-            keys, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM, gone=self._board.is_gone
+            asked, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM, gone=self._board.is_gone
         )
         if late:
             self._end(self._one_rank(compile_, late))
-        issued = {rank: [Item.model_validate(item) for item in items] for rank, items in sorted(found.items())}
+        issued = ByRank(found).map(lambda items: tuple(Item.model_validate(item) for item in items))
         # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
-        usual, *odd = group_by({rank: tuple(item.key for item in items) for rank, items in issued.items()})
+        odd = issued.unlike_most(_keys)
         if odd:
-            self._end(self._differ(compile_, usual[0], sorted(itertools.chain(*odd)), issued))
+            self._end(self._differ(compile_, issued, odd))
 
     def _one_rank(self, compile_: CompileRecord, late: Sequence[int]) -> Check:
         return self._check(
@@ -71,14 +70,11 @@ class Agreement:
             ranks=late,
         )
 
-    def _differ(
-        self, compile_: CompileRecord, usual: int, odd: Sequence[int], issued: Mapping[int, Sequence[Item]]
-    ) -> Check:
-        """The first collective in which the lowest of the `odd` ranks leaves what rank `usual` does."""
-        rank = odd[0]
-        number = first_difference((tuple(issued[rank]), tuple(issued[usual])))
-        have = {rank: issued[rank][number:], usual: issued[usual][number:]}
-        said = [(who, items[0]) for who, items in have.items() if items]
+    def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
+        """The first collective in which the lowest of the `odd` ranks leaves what the lowest of the others does."""
+        sides = [odd[0], issued.without(odd).ranks[0]]
+        number = first_difference(tuple(issued[rank] for rank in sides))
+        said = [(rank, issued[rank][number]) for rank in sides if number < len(issued[rank])]
         who, first = said[0]
         what = f"#{number} is on rank {who} only: {first.says}"
         if len(said) > 1:
@@ -111,3 +107,8 @@ class Agreement:
             line=compile_.line,
             ranks=tuple(ranks),
         )
+
+
+def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
+    """What is compared of each item, in order."""
+    return tuple(item.key for item in items)

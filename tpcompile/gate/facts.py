@@ -6,6 +6,7 @@ A record carries it as JSON, so that `evidence` knows nothing of modes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 from tpcompile.config import Mode
@@ -38,6 +39,10 @@ class Cliff(Frozen):
     regions_per_forward: int = 0
     """Compiled regions entered by one call."""
 
+    def unbroken(self, sites: Sequence[str]) -> list[str]:
+        """Those of the sites at which the graph was not broken."""
+        return sorted(set(sites).difference(self.broken_sites))
+
 
 class Trap(Frozen):
     """Mode B: what the gradient of an in-place all_reduce is multiplied with."""
@@ -54,6 +59,17 @@ class Schedule(Frozen):
     lines: tuple[str, ...] = ()
     """Where each compiled one is issued."""
 
+    @property
+    def first_difference(self) -> str:
+        """The first collective that is not as declared; there must be one."""
+        for number, (want, got) in enumerate(zip(self.declared, self.compiled, strict=False)):
+            if want != got:
+                return f"#{number} is {got}, declared {want}"
+        num_declared, num_compiled = len(self.declared), len(self.compiled)
+        if num_declared > num_compiled:
+            return f"{num_compiled} of {num_declared}; missing #{num_compiled} {self.declared[num_compiled]}"
+        return f"{num_compiled} instead of {num_declared}; extra #{num_declared} {self.compiled[num_declared]}"
+
 
 class GateFacts(Frozen):
     """All of it; what was not measured has its default."""
@@ -67,9 +83,10 @@ class GateFacts(Frozen):
     median_ms: dict[Mode, float] = {}
     """Mode -> median of its steady calls, in ms."""
 
-    def errors_in(self, mode: Mode) -> list[TensorError]:
-        """Errors of one mode."""
-        return [error for error in self.errors if error.mode == mode]
+    def errors_in(self, mode: Mode, what: str = "") -> list[TensorError]:
+        """Errors of one mode, of tensors whose name begins so."""
+        of_mode = [error for error in self.errors if error.mode == mode]
+        return [error for error in of_mode if error.what.startswith(what)]
 
     def with_errors(self, mode: Mode, errors: dict[str, dict[str, float]]) -> Self:
         """With errors as `tpcompile.testing` gives them, by name."""

@@ -176,7 +176,8 @@ def _keep_errors(run: Run, mode: Mode, stack: TransformerStack, got: Result, *, 
 def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
     """When some rank's output is wrong, all ranks look for the module it begins in: the search issues collectives."""
     limit = run.config.gate.error_ratio
-    is_wrong = any(error.what == "forward" and not error.badness <= limit for error in run.facts.errors_in("C"))
+    worst = max((error.badness for error in run.facts.errors_in("C") if error.what == "forward"), default=0.0)
+    is_wrong = worst > limit
     if run.any_rank("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
             found = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)

@@ -33,15 +33,30 @@ def replay(run_dir: RunDir) -> Verdict:
     records = run_dir.read_records()
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
-    rules = _rules_of(run_dir)
     world_size = max(record.world_size for record in records)
-    missing = set(range(world_size)) - {record.rank for record in records}
+    missing = set(range(world_size)).difference(record.rank for record in records)
+    return conclude(
+        _rules_of(run_dir),
+        [digest_rank(record) for record in records],
+        fetch_from(records),
+        world_size=world_size,
+        absent=_absent(run_dir, sorted(missing)),
+        problems=_live_checks(run_dir),
+    )
+
+
+def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
+    """Ranks without a record, and where each was seen last."""
     seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
-    absent = [Absent(rank, seen.get(rank, "never, it left no status")) for rank in sorted(missing)]
-    before = run_dir.read_verdict()
-    problems = [c for c in before.checks if c.id in checks.LIVE_ONLY] if before else []
-    digests = [digest_rank(record) for record in records]
-    return conclude(rules, digests, fetch_from(records), world_size=world_size, absent=absent, problems=problems)
+    return [Absent(rank, seen.get(rank, "never, it left no status")) for rank in missing]
+
+
+def _live_checks(run_dir: RunDir) -> list[Check]:
+    """What only the live run could see, out of its verdict."""
+    verdict = run_dir.read_verdict()
+    if verdict is None:
+        return []
+    return [check for check in verdict.checks if check.id in checks.LIVE_ONLY]
 
 
 def _rules_of(run_dir: RunDir) -> Rules:

@@ -236,7 +236,8 @@ class _Gate:
         """Write the verdict once; the rank that judged also reports it."""
         if verdict is None:
             return ExitCode.FAIL
-        if judge and self.directory.write_verdict(verdict) and not self.quiet:
+        is_first = judge and self.directory.write_verdict(verdict)
+        if is_first and not self.quiet:
             publish(verdict, self.directory, Console(), os.environ)
         return ExitCode(verdict.exit_code)
 

@@ -51,7 +51,7 @@ def aspects_of(name: str, leaf: Any, group: Group, sharded: Iterable[str]) -> di
         text = repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
         return {"value": normalise.device(normalise.objects(text))}
     said = layout_by_dtensor(leaf, group)
-    is_shard = any(fnmatchcase(name, p) for p in sharded) or (said is not None and said[0] == Layout.SHARDED)
+    is_shard = any(fnmatchcase(name, p) for p in sharded) or (said is not None and said.layout == Layout.SHARDED)
     local = local_of(leaf)
     kind = type(leaf).__qualname__ + (f" {leaf.placements}" if isinstance(leaf, DTensor) else "")
     aspects = {"class": kind, "dtype": str(leaf.dtype), "dims": str(leaf.dim())}

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpcompile.errors import ExitCode
 from tpcompile.evidence import lead
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, Verdict
-from tpcompile.parity.differences import odd_ranks
+from tpcompile.evidence.records import Check, CheckId, Divergence, Status, Verdict, ranks_of
 from tpcompile.parity.facts import SHARDS
 
 MAX_NAMED = 16
@@ -42,27 +41,32 @@ def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], n
     """One line of the table for one group of facts."""
     red = [divergence for divergence in found if divergence.is_red]
     equal = "consistent" if group == SHARDS else "equal"
-    status, cause, observed = Status.PASS, Cause.UNKNOWN, f"{equal}: {num_keys}"
-    if found:
-        observed = f"{len(found)} declared"
-    if red:
-        more = f"; {len(names) - 3} more" if len(red) > 3 else ""
-        observed = "; ".join(divergence.title for divergence in red[:3]) + more
-        status, cause = Status.FAIL, red[0].cause
-    return Check(
+    listed = f"{len(found)} declared" if found else f"{equal}: {num_keys}"
+    check = Check(
         name=f"{group} {equal} on all ranks",
         mode="",
-        status=status,
+        status=Status.PASS,
         expected=equal,
-        observed=observed,
+        observed=listed,
         details=tuple(names[:MAX_LISTED]) if len(names) > MAX_NAMED else (),
-        ranks=tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
-        cause=cause,
     )
+    if not red:
+        return check
+    more = f"; {len(names) - 3} more" if len(red) > 3 else ""
+    failed = {
+        "status": Status.FAIL,
+        "observed": "; ".join(divergence.title for divergence in red[:3]) + more,
+        "ranks": tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
+        "cause": red[0].cause,
+    }
+    return check.model_copy(update=failed)
 
 
 def _odd_ranks(divergence: Divergence) -> tuple[int, ...]:
-    return odd_ranks([(group.ranks, None) for group in divergence.groups])
+    """Ranks outside of the largest group; all of them when two are the largest."""
+    groups = divergence.groups
+    has_largest = len(groups) == 1 or len(groups[0].ranks) > len(groups[1].ranks)
+    return ranks_of(groups[int(has_largest) :])
 
 
 def conclude(
@@ -74,28 +78,16 @@ def conclude(
     domains: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Verdict:
     """Checks and divergences -> the verdict; the first red thing is its summary."""
-    first = _lead(checks, divergences)
-    status, exit_code = (Status.FAIL, ExitCode.FAIL) if first else (Status.PASS, ExitCode.PASS)
-    passed = sum(check.status == Status.PASS for check in checks)
+    told = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
+    status, exit_code = (Status.FAIL, ExitCode.FAIL) if told else (Status.PASS, ExitCode.PASS)
     return Verdict(
         status=status,
         exit_code=exit_code,
         world_size=world_size,
         preset=title,
-        summary=lead.summary(first) if first else f"{world_size} ranks agree; {passed} checks passed",
-        lead=first,
+        summary=lead.summary(told) if told else f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed",
+        lead=told,
         checks=tuple(checks),
         divergences=tuple(divergences),
         domains=domains,
     )
-
-
-def _lead(checks: Sequence[Check], divergences: Sequence[Divergence]) -> Lead | None:
-    """A rank that did not report explains a difference; a difference explains every other failed check."""
-    failed = [check for check in checks if check.is_red]
-    red = [divergence for divergence in divergences if divergence.is_red]
-    if not failed:
-        return None  # the check of its group is red with every red difference
-    if failed[0].id == CheckId.REPORTED:
-        return lead.of_check(failed[0])
-    return lead.of_divergence(red[0]) if red else lead.of_check(failed[0])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Allowed, group_by, reason_for, sides
+from tpcompile.evidence.domain import Allowed, reason_for, sides
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -15,7 +16,7 @@ UNSET = "unset"
 _BRIEF = 100
 _HASH = re.compile(r"\b((?:sha256|mix128|wrapped):[0-9a-f]{12})[0-9a-f]+(?:-[0-9a-f]+)?")
 
-Groups = list[tuple[tuple[int, ...], str | None]]
+Groups = Sequence[tuple[tuple[int, ...], str | None]]
 """(ranks, their value), largest group first; None for a key the ranks do not have."""
 
 
@@ -33,13 +34,12 @@ class Kind:
 
 def groups_of(values: Mapping[int, str | None]) -> Groups:
     """Ranks by equal value; the odd ones out come last."""
-    return [(ranks, values[ranks[0]]) for ranks in group_by(values)]
+    return ByRank(values).sides()
 
 
-def odd_ranks(groups: Sequence[tuple[tuple[int, ...], object]]) -> tuple[int, ...]:
-    """Ranks outside of the majority; all of them when there is none."""
-    is_majority = len(groups) == 1 or len(groups[0][0]) > len(groups[1][0])
-    return tuple(sorted(rank for ranks, _ in groups[int(is_majority) :] for rank in ranks))
+def sides_text(groups: Iterable[tuple[Sequence[int], object]]) -> str:
+    """`0.5 on rank 0, 0.25 on rank 1`."""
+    return ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in groups)
 
 
 def difference(
@@ -54,20 +54,20 @@ def difference(
     step: int | None = None,
 ) -> Divergence:
     """One difference, declared when the allow-list says why; the title ends in `note`, or says `found` only."""
+    ranks = [group for group, _ in groups]
     items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
     cls, advice = kind.cls, f"{kind.advice} {kind.cause.advice}".strip()
-    reason = reason_for(kind.layer, items, allowed)
+    reason = reason_for([kind.layer], [item.text for item in items], allowed)
     if reason:
         cls, advice = DivergenceClass.DECLARED, f"declared: {reason}"
-    sides_text = [f"{_shown(value, kind)} on rank {ranks_text(ranks)}" for ranks, value in reversed(groups)]
-    says = found or ", ".join(sides_text)
+    says = found or sides_text((group, _shown(value, kind)) for group, value in reversed(groups))
     end = f"; {note}" if note else ""
     return Divergence(
         layer=kind.layer,
         cls=cls,
         domain=domain,
         where="",
-        groups=sides(tuple(ranks for ranks, _ in groups), items),
+        groups=sides(tuple(ranks), items),
         title=f"{key}: {says}{end}",
         cause=kind.cause,
         step=step,

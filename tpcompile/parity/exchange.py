@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tpcompile.dist.exchange import Exchange, Fetch, Question, Side
 from tpcompile.dist.store import RankStore
 from tpcompile.errors import ConfigError, DivergenceError
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -38,10 +39,9 @@ class Details(Generic[_T]):
         self._fetch, self._question, self._parse = fetch, question, parse
         self._known: dict[str, _T | None] = {}
 
-    def of(self, ranks: Iterable[int]) -> dict[int, _T]:
+    def of(self, ranks: Iterable[int]) -> ByRank[_T]:
         """What these ranks say; a rank is missing when nobody with its hash answers."""
-        found = {rank: self._of(rank) for rank in ranks}
-        return {rank: said for rank, said in found.items() if said is not None}
+        return ByRank({rank: rank for rank in ranks}).found(self._of)
 
     def _of(self, rank: int) -> _T | None:
         sha = self.shas[rank]

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import compat
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.several import phrase
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.backends import Resolvers, answers, resolved_backends
 from tpcompile.parity.weights import Group, Layout, Weight
@@ -49,11 +50,15 @@ class RankFacts(Frozen):
     shards: dict[str, Weight] = {}
     """Sharded parameters and buffers, without their bits: shapes must fit together."""
 
+    def of(self, group: str) -> dict[str, str]:
+        """The facts of one group, nothing for one that was not taken."""
+        return self.groups.get(group, {})
+
     def part(self, group: str) -> RankFacts:
         """The facts of one group alone: what travels when it is asked for."""
         if group == SHARDS:
             return RankFacts(shards=self.shards)
-        return RankFacts(groups={group: self.groups.get(group, {})})
+        return RankFacts(groups={group: self.of(group)})
 
     def sha(self, group: str) -> str:
         """Hash of one group."""
@@ -95,11 +100,13 @@ def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
     def prints(layout: Layout) -> dict[str, str]:
         return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
 
-    dtypes = {
-        f"dtype of {name}": f"{w.dtype}{' with gradient' if w.requires_grad else ''}{f', {w.kind}' if w.kind else ''}"
-        for name, w in weights.items()
-    }
+    dtypes = {f"dtype of {name}": _dtype_text(weight) for name, weight in weights.items()}
     return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
+
+
+def _dtype_text(weight: Weight) -> str:
+    """`float32 with gradient, DTensor`."""
+    return phrase(f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype, weight.kind)
 
 
 def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:

@@ -188,20 +188,18 @@ def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
 def _device_of(mesh: DeviceMesh | None) -> torch.device:
     # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
     has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
-    kind = mesh.device_type if mesh is not None else "cuda" if has_nccl else "cpu"
+    default = "cuda" if has_nccl else "cpu"
+    kind = default if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
     """Parameters and replicated buffers whose bits are not what they were; a buffer of one rank's own may change."""
-    prints_before, prints_now = _prints(before), _prints(now)
-    changes = {}
-    for name, weight in (before | now).items():
-        is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
-        if is_watched and prints_before.get(name, "") != prints_now.get(name, ""):
-            changes[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
-    return changes
+    weights = before | now
+    watched = [name for name, weight in weights.items() if weight.is_parameter or weight.layout == Layout.REPLICATED]
+    changed = [name for name in watched if _print(before.get(name)) != _print(now.get(name))]
+    return {f"weight {name}": f"changed since the handshake ({weights[name].layout.value})" for name in changed}
 
 
-def _prints(weights: dict[str, Weight]) -> dict[str, str]:
-    return {name: weight.print for name, weight in weights.items()}
+def _print(weight: Weight | None) -> str:
+    return weight.print if weight else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -11,12 +12,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.dist.exchange import Fetch, Question, Side
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
+from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.arguments import aspects_of, named_leaves
 from tpcompile.parity.conclusion import MAX_NAMED, conclude, group_check, reported
-from tpcompile.parity.differences import Groups, Kind, difference, groups_of
+from tpcompile.parity.differences import Groups, Kind, difference
 from tpcompile.parity.exchange import Details, Meeting
 from tpcompile.parity.handshake import group_of
 from tpcompile.parity.locate import answer_elements, located
@@ -105,49 +108,61 @@ def _judge(
     ranks = sorted({*shas, *absent})
     domain = f"{axis} {ranks_text(ranks)}"
     facts = Details(fetch, {}, shas, InputFacts.model_validate).of(shas)
-    silent = [rank for rank in shas if rank not in facts]
+    silent = sorted(set(shas).difference(facts))
     found: list[Divergence] = []
     names: list[str] = []
-    if len({f.step for f in facts.values()}) > 1:
-        steps = groups_of({rank: str(f.step) for rank, f in facts.items()})
-        found.append(difference("step", steps, kind=_STEP, domain=domain))
+    steps = facts.map(lambda own: own.step)
+    if steps.differ():
+        found.append(difference("step", steps.map(str).sides(), kind=_STEP, domain=domain))
     else:
         rows = _rows(facts)
-        names = [key for key, *_ in rows]
-        found += [_named(row, is_first=row is rows[0], fetch=fetch, domain=domain, own=own) for row in rows[:MAX_NAMED]]
+        names = [row.name for row in rows]
+        for row in rows[:MAX_NAMED]:
+            at = "" if found else _located(row, fetch)
+            found.append(_named(row, at, domain=domain, own=own))
     checks = [
         reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
         group_check("inputs", found, names, len(own.names)),
     ]
-    groups = tuple(r for r, _ in groups_of(dict(shas)))
-    return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains={domain: groups})
+    domains = {domain: ByRank(shas).groups()}
+    return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains=domains)
 
 
-_Row = tuple[str, str, Groups]
-"""Argument, the first aspect of it that differs, values by rank."""
+@dataclass(frozen=True)
+class _Row:
+    """An argument in which ranks differ."""
+
+    name: str
+    aspect: str
+    """The first that differs."""
+    groups: Groups
 
 
-def _rows(facts: Mapping[int, InputFacts]) -> list[_Row]:
-    names = dict.fromkeys(name for known in facts.values() for name in known.names)
-    return [row for name in names for row in _first_row(name, facts)]
+def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
+    """The arguments that differ, in the order of the call."""
+    names = dict.fromkeys(name for own in facts.values() for name in own.names)
+    rows = [_first_row(name, facts) for name in names]
+    return [row for row in rows if row is not None]
 
 
-def _first_row(name: str, facts: Mapping[int, InputFacts]) -> list[_Row]:
+def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
     """The first aspect in which ranks differ, if there is one."""
-    for aspect in _KINDS:
-        groups = groups_of({rank: known.aspect(name, aspect) for rank, known in facts.items()})
-        if len(groups) > 1:
-            return [(name, aspect, groups)]
-    return []
+    rows = [_row(name, aspect, facts) for aspect in _KINDS]
+    return find(rows, lambda row: len(row.groups) > 1)
 
 
-def _named(row: _Row, *, is_first: bool, fetch: Fetch, domain: str, own: InputFacts) -> Divergence:
-    name, aspect, groups = row
-    at = ""
-    if aspect == "bits" and is_first:
-        at = located(fetch, groups, name)
-    title = f"input {name} {aspect}".strip()
-    return difference(title, groups, kind=_KINDS[aspect], domain=domain, found=at, step=own.step)
+def _row(name: str, aspect: str, facts: ByRank[InputFacts]) -> _Row:
+    return _Row(name, aspect, facts.map(lambda own: own.aspect(name, aspect)).sides())
+
+
+def _located(row: _Row, fetch: Fetch) -> str:
+    """The first element that differs, of a tensor that differs in its bits only."""
+    return located(fetch, row.groups, row.name) if row.aspect == "bits" else ""
+
+
+def _named(row: _Row, at: str, *, domain: str, own: InputFacts) -> Divergence:
+    title = f"input {row.name} {row.aspect}".strip()
+    return difference(title, row.groups, kind=_KINDS[row.aspect], domain=domain, found=at, step=own.step)
 
 
 def _sha(facts: InputFacts) -> str:

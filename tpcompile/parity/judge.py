@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.dist.exchange import Fetch
+from tpcompile.evidence.byrank import ByRank, entry
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.several import differ, grouped
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.parity.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
-from tpcompile.parity.differences import Groups, Kind, difference, groups_of
+from tpcompile.parity.differences import Groups, Kind, difference, groups_of, sides_text
 from tpcompile.parity.exchange import Details
 from tpcompile.parity.facts import (
     BACKENDS,
@@ -30,6 +32,7 @@ from tpcompile.parity.facts import (
 )
 from tpcompile.parity.locate import located
 from tpcompile.parity.shards import misfit, shard_text
+from tpcompile.parity.weights import Weight
 
 _BACKEND = (
     "`auto` was resolved per rank, by what is installed and set there: name the backend instead of `auto`, or install "
@@ -79,11 +82,14 @@ class Judge:
     step: int | None = None
 
     def __post_init__(self) -> None:
-        asked = set[str]().union(*(digest.shas for digest in self.digests))
+        self._by_rank = ByRank({digest.rank: digest for digest in self.digests})
+        self._shas = self._by_rank.map(lambda digest: digest.shas)
+        self._domains = grouped(self._by_rank, lambda rank: self._by_rank[rank].domain)
+        asked = set[str]().union(*self._shas.values())
         self._details = {group: self._details_of(group) for group in asked}
 
     def _details_of(self, group: str) -> Details[RankFacts]:
-        shas = {digest.rank: digest.shas.get(group, "") for digest in self.digests}
+        shas = self._shas.map(lambda shas: shas.get(group, ""))
         return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
 
     def verdict(self) -> Verdict:
@@ -108,10 +114,12 @@ class Judge:
         """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
         if group not in self._details:
             return {}
-        found: dict[str, list[int]] = {}
-        for digest in sorted(self.digests, key=lambda digest: digest.domain):
-            found.setdefault("" if group == TOPOLOGY else digest.domain, []).append(digest.rank)
-        return found
+        return {"": list(self._by_rank)} if group == TOPOLOGY else dict(sorted(self._domains.items()))
+
+    def _known(self, group: str, *, num_ranks: int = 1) -> list[ByRank[RankFacts]]:
+        """What the ranks of each scope say of a group, of scopes with so many ranks or more."""
+        scopes = self._scopes(group).values()
+        return [self._details[group].of(ranks) for ranks in scopes if len(ranks) >= num_ranks]
 
     # Groups of facts that are judged.
 
@@ -125,14 +133,14 @@ class Judge:
                 found.append(self._silent(group, domain, ranks, known))
                 continue
             num_keys = max(num_keys, *(_size(facts, group) for facts in known.values()))
-            rows = self._misfits(known) if group == SHARDS else self._rows(known, group)
+            rows = _misfits(known) if group == SHARDS else _rows(known, group)
             names += [row.key for row in rows]
             found += self._named(group, domain, rows)
         return group_check(group, found, names, num_keys), found
 
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
         """Ranks that did not send what their hashes stand for."""
-        silent = [rank for rank in ranks if rank not in known]
+        silent = sorted(set(ranks).difference(known))
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
         note = f"rank {ranks_text(silent)} did not send the details"
@@ -140,9 +148,7 @@ class Judge:
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
         """The first rows as divergences, what nobody declared before a long list of what was."""
-        judged = [(row, self._divergence(group, domain, row)) for row in rows]
-        judged.sort(key=lambda pair: not pair[1].is_red)
-        named = [row for row, _ in judged[:MAX_NAMED]]
+        named = sorted(rows, key=lambda row: not self._divergence(group, domain, row).is_red)[:MAX_NAMED]
         return [self._divergence(group, domain, row, at=self._located(group, row)) for row in named]
 
     def _divergence(self, group: str, domain: str, row: _Found, *, at: str = "") -> Divergence:
@@ -157,24 +163,6 @@ class Judge:
             step=self.step,
         )
 
-    def _rows(self, facts: Mapping[int, RankFacts], group: str) -> list[_Found]:
-        """Keys that do not have one value on all ranks."""
-        rows = _differing({rank: known.groups.get(group, {}) for rank, known in facts.items()})
-        return [row for row in rows if group != WEIGHTS or _is_news(row.groups)]
-
-    def _misfits(self, facts: Mapping[int, RankFacts]) -> list[_Found]:
-        """Shards that do not add up to one tensor."""
-        found = []
-        for name in sorted(set[str]().union(*(known.shards for known in facts.values()))):
-            have = {rank: known.shards[name] for rank, known in facts.items() if name in known.shards}
-            texts = {rank: shard_text(shard) for rank, shard in have.items()}
-            wrong = "sharded on some ranks only" if len(have) < len(facts) else ""
-            if not wrong and len(have) > 1:
-                wrong = misfit(have)
-            if wrong:
-                found.append(_Found(f"shard {name}", groups_of({rank: texts.get(rank) for rank in facts}), wrong))
-        return found
-
     def _located(self, group: str, row: _Found) -> str:
         if group != WEIGHTS:
             return ""
@@ -183,10 +171,10 @@ class Judge:
     # Checks beside them.
 
     def _answered(self) -> list[Check]:
-        failed = {digest.rank: digest.unresolved for digest in self.digests if digest.unresolved}
+        failed = self._by_rank.map(lambda digest: digest.unresolved).where(bool)
+        details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
         if not failed:
             return []
-        details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
         return [
             Check(
                 name="every resolver answered",
@@ -200,30 +188,28 @@ class Judge:
         ]
 
     def _undeclared(self) -> list[Check]:
-        rows: list[str] = []
+        rows: list[_Found] = []
         sizes = [0]
-        for ranks in self._scopes(UNDECLARED).values():
-            if len(ranks) > 1:
-                known = self._details[UNDECLARED].of(ranks)
-                sizes += [_size(facts, UNDECLARED) for facts in known.values()]
-                rows += [f"{row.key}: {_who(row.groups)}" for row in self._rows(known, UNDECLARED)]
+        for known in self._known(UNDECLARED, num_ranks=2):
+            sizes += map(_num_undeclared, known.values())
+            rows += _rows(known, UNDECLARED)
         num = max(sizes)
         if not num:
             return []
-        observed, hint = f"all {num} are bit-equal", []
-        if rows:
-            observed = f"{len(rows)} of {num} differ between ranks"
-            hint = ["say which tensors are shards with sharded=[...]; then the others are checked as replicated"]
         expected = "not judged: replicated or sharded is not known"
-        return [_information("weights nobody declared", expected, observed, [*rows[:MAX_LISTED], *hint])]
+        if not rows:
+            return [_information("weights nobody declared", expected, f"all {num} are bit-equal", ())]
+        observed = f"{len(rows)} of {num} differ between ranks"
+        details = [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
+        hint = "say which tensors are shards with sharded=[...]; then the others are checked as replicated"
+        return [_information("weights nobody declared", expected, observed, [*details, hint])]
 
     def _changed_everywhere(self) -> list[Check]:
         """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
         common: set[str] = set()
-        for ranks in self._scopes(CHANGES).values():
-            known = self._details[CHANGES].of(ranks)
-            changed = [set(facts.groups.get(CHANGES, {})) for facts in known.values()]
-            common |= set.intersection(*changed) if changed else set()
+        for known in self._known(CHANGES):
+            changed = known.map(lambda own: set(own.of(CHANGES)))
+            common |= set[str]().union(*changed.values()).intersection(*changed.values())
         if not common:
             return []
         observed = f"{len(common)} changed on all ranks of a group"
@@ -231,47 +217,72 @@ class Judge:
         return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
 
     def _own(self) -> list[Check]:
-        rows = _differing({digest.rank: digest.own for digest in self.digests})
-        details = [f"{row.key}: {_values(row.groups)}" for row in rows]
+        rows = _differing(self._by_rank.map(lambda digest: digest.own))
+        details = [f"{row.key}: {sides_text(row.groups)}" for row in rows]
         names = ", ".join(row.key for row in rows)
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Domain -> groups of ranks that hold the same, shards apart."""
-        by_domain: dict[str, dict[int, str | None]] = {}
-        for digest in self.digests:
-            compared = {group: sha for group, sha in digest.shas.items() if group not in (SHARDS, UNDECLARED)}
-            by_domain.setdefault(digest.domain, {})[digest.rank] = str(sorted(compared.items()))
-        return {domain: tuple(ranks for ranks, _ in groups_of(values)) for domain, values in by_domain.items()}
+        texts = self._shas.map(_compared)
+        return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
 
 
 def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
     return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
 
 
-def _differing(values: Mapping[int, Mapping[str, str]]) -> list[_Found]:
+def _compared(shas: Mapping[str, str]) -> str:
+    """The hashes that must be equal; shards and what nobody declared need not."""
+    return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
+
+
+def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
     """Keys that do not have one value on all ranks."""
-    found = []
-    for key in sorted(set[str]().union(*values.values())):
-        groups = groups_of({rank: mine.get(key) for rank, mine in values.items()})
-        if len(groups) > 1:
-            found.append(_Found(key, groups))
-    return found
+    rows = _differing(facts.map(lambda own: own.of(group)))
+    return [row for row in rows if group != WEIGHTS or _is_news(row)]
 
 
-def _values(groups: Groups) -> str:
-    return ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in groups)
+def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
+    """Shards that do not add up to one tensor."""
+    shards = facts.map(lambda own: own.shards)
+    rows = [_misfit(name, shards) for name in sorted(set[str]().union(*shards.values()))]
+    return [row for row in rows if row.note]
+
+
+def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
+    """Keys that do not have one value on all ranks."""
+    keys = sorted(set[str]().union(*values.values()))
+    rows = [_of_key(key, values) for key in keys]
+    return [row for row in rows if len(row.groups) > 1]
+
+
+def _of_key(key: str, values: ByRank[Mapping[str, str]]) -> _Found:
+    return _Found(key, values.map(lambda own: own.get(key)).sides())
+
+
+def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
+    """A sharded tensor, with a note when the shards do not add up to one."""
+    have = entry(shards, name)
+    groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
+    if len(have) < len(shards):
+        return _Found(f"shard {name}", groups, "sharded on some ranks only")
+    return _Found(f"shard {name}", groups, misfit(have) if len(have) > 1 else "")
 
 
 def _who(groups: Groups) -> str:
     return " | ".join(ranks_text(ranks) for ranks, _ in groups)
 
 
-def _is_news(row: Groups) -> bool:
+def _is_news(row: _Found) -> bool:
     """False when the dtype policy names it already: not there on all ranks, or of another dtype."""
-    dtypes = {value.partition("[")[0] if value is not None else None for _, value in row}
-    return len(dtypes) == 1 and None not in dtypes
+    values = [value for _, value in row.groups]
+    return None not in values and not differ(str(value).partition("[")[0] for value in values)
 
 
 def _size(facts: RankFacts, group: str) -> int:
-    return len(facts.shards) if group == SHARDS else len(facts.groups.get(group, {}))
+    return len(facts.shards) if group == SHARDS else len(facts.of(group))
+
+
+def _num_undeclared(facts: RankFacts) -> int:
+    return _size(facts, UNDECLARED)

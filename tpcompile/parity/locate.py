@@ -6,6 +6,7 @@ A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from tpcompile.dist.exchange import Fetch
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.parity.differences import Groups
+from tpcompile.evidence.several import differ
+from tpcompile.parity.differences import Groups, sides_text
 from tpcompile.parity.fingerprint import local_of, piece_hashes, raw_bytes
 
 _PIECES = 64
+_SIZE = re.compile(r"\d+")
 
 Ask = Callable[[int, dict[str, Any]], Any]
 """(rank, {start, stop} in elements) -> what `answer_elements` says there; None for no answer."""
@@ -49,11 +51,11 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
     start, stop = 0, math.prod(shape)
     while stop - start > _PIECES:
         hashes = _answers(ask, ranks[:2], start, stop, "hashes")
-        first = _first_difference(hashes)
-        if first is None:
+        number = _first_difference(hashes)
+        if number is None:
             return None  # no answer, or changed while we looked
         piece = _piece(start, stop)
-        start, stop = start + first * piece, min(start + (first + 1) * piece, stop)
+        start, stop = start + number * piece, min(start + (number + 1) * piece, stop)
     elements = _answers(ask, ranks, start, stop, "elements")
     place = _first_difference([[bits for _, bits in of_rank] for of_rank in elements[:2]])
     if place is None:
@@ -69,8 +71,8 @@ def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -
 
 def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
     """The first place at which two rows differ; None where they do not, or there are none."""
-    for place, (ours, theirs) in enumerate(zip(*rows, strict=True)):
-        if ours != theirs:
+    for place, column in enumerate(zip(*rows, strict=True)):
+        if differ(column):
             return place
     return None
 
@@ -80,17 +82,14 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
 
     Empty where shapes or dtypes differ or nobody answers.
     """
-    prints = [str(value) for _, value in row]
-    described = {value.rpartition(" ")[0] for value in prints}
-    if len(described) > 1 or not all(map(_has_elements, prints)):
+    ranks, values = zip(*row, strict=True)
+    prints = list(map(str, values))
+    is_described = not differ(text.rpartition(" ")[0] for text in prints)
+    if not is_described or not all(map(_has_elements, prints)):
         return ""
-    shape = prints[0].partition("[")[2].partition("]")[0]
-    sizes = [int(size) for size in shape.split(",") if size.strip()]
-    element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [ranks[0] for ranks, _ in row], sizes)
-    if element is None:
-        return ""
-    values = [f"{value} on rank {ranks_text(ranks)}" for (ranks, _), value in zip(row, element.values, strict=True)]
-    return f"{element}: {', '.join(values)}"
+    sizes = [int(size) for size in _SIZE.findall(prints[0].partition("]")[0].partition("[")[2])]
+    element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [group[0] for group in ranks], sizes)
+    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}" if element else ""
 
 
 def _has_elements(text: str) -> bool:
@@ -104,8 +103,8 @@ def _piece(start: int, stop: int) -> int:
 
 def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
-    is_clear = column[0][0] != column[1][0]
-    return tuple(value if is_clear else f"{value} (bits {bits})" for value, bits in column)
+    form = "{0}" if column[0][0] != column[1][0] else "{0} (bits {1})"
+    return tuple(form.format(value, bits) for value, bits in column)
 
 
 def _value(local: Tensor, index: int) -> str:
@@ -116,7 +115,7 @@ def _value(local: Tensor, index: int) -> str:
 
 
 def _hex(element: Tensor) -> str:
-    return "0x" + "".join(f"{byte:02x}" for byte in reversed(element.tolist()))
+    return f"0x{bytes(reversed(element.tolist())).hex()}"
 
 
 def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

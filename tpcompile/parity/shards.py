@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.parity.weights import Weight
 
 
-def misfit(shards: Mapping[int, Weight]) -> str:
+def misfit(shards: ByRank[Weight]) -> str:
     """One line when shapes neither are equal nor tile the declared full shape; "" when they fit.
 
     Dims whose full size nobody knows (another mesh axis shards them too) are not checked.
     """
-    first = next(iter(shards.values()))
-    shapes = [weight.shape for weight in shards.values()]
-    if len({weight.full_shape for weight in shards.values()}) > 1:
+    shapes = shards.map(lambda weight: weight.shape)
+    full, dim = shards.first.full_shape, shards.first.dim
+    if shards.differ(lambda weight: weight.full_shape):
         return "the ranks declare different full shapes"
-    if len({len(shape) for shape in shapes}) > 1:
+    if shapes.differ(len):
         return "the shards have different numbers of dims"
-    if first.full_shape is None:
-        return "" if len(set(shapes)) == 1 else "shard shapes differ, and nobody declared the full shape they tile"
-    if len(first.full_shape) != len(shapes[0]):
-        return f"the shards do not have the dims of the declared full shape {_text(first.full_shape)}"
-    dims = range(len(first.full_shape)) if first.dim is None else [first.dim]
-    if any(_tiles(shapes, first.full_shape, dim) for dim in dims):
-        return ""
-    return f"the shards do not tile the full shape {_text(first.full_shape)}"
+    if full is None:
+        return "shard shapes differ, and nobody declared the full shape they tile" if shapes.differ() else ""
+    if len(full) != len(shapes.first):
+        return f"the shards do not have the dims of the declared full shape {_text(full)}"
+    dims = range(len(full)) if dim is None else [dim]
+    does_tile = any(_tiles(list(shapes.values()), full, dim) for dim in dims)
+    return "" if does_tile else f"the shards do not tile the full shape {_text(full)}"
 
 
 def shard_text(weight: Weight) -> str:

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.several import find
 from tpcompile.nn.sharding import Sharded, ShardSpec
 from tpcompile.parity.fingerprint import bits, describe, local_of
 
-ShardedBy: TypeAlias = Callable[[str, Tensor], bool] | Mapping[str, Sequence[int] | None] | Iterable[str] | None
+_Shapes: TypeAlias = Mapping[str, Sequence[int] | None]
+ShardedBy: TypeAlias = Callable[[str, Tensor], bool] | _Shapes | Iterable[str] | None
 """Which plain tensors are shards: (name, tensor) -> bool; fnmatch patterns; or pattern -> full shape, None for equal
 shards. None says nothing at all, an empty list that everything is replicated."""
 
@@ -62,7 +64,15 @@ class Weight(Frozen):
     """dtype, shape and bits; empty when nobody needs them."""
 
 
-_Said: TypeAlias = tuple[Layout, str, int | None, tuple[int | None, ...] | None]
+@dataclass(frozen=True)
+class Said:
+    """What somebody says of how a tensor is held."""
+
+    layout: Layout
+    by: str
+    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    dim: int | None = None
+    full_shape: tuple[int | None, ...] | None = None
 
 
 def weights_of(
@@ -78,20 +88,19 @@ def weights_of(
     return found
 
 
-def _weight(tensor: Tensor, said: _Said, *, is_parameter: bool, with_shards: bool) -> Weight:
-    layout, said_by, dim, full_shape = said
-    is_hashed = with_shards or layout != Layout.SHARDED
+def _weight(tensor: Tensor, said: Said, *, is_parameter: bool, with_shards: bool) -> Weight:
+    is_hashed = with_shards or said.layout != Layout.SHARDED
     local = local_of(tensor)
     return Weight(
         is_parameter=is_parameter,
-        layout=layout,
-        said_by=said_by,
+        layout=said.layout,
+        said_by=said.by,
         dtype=str(tensor.dtype).removeprefix("torch."),
         requires_grad=tensor.requires_grad,
         shape=tuple(local.shape),
         kind=_kind(tensor, local),
-        dim=dim,
-        full_shape=full_shape,
+        dim=said.dim,
+        full_shape=said.full_shape,
         print=f"{describe(local)} {bits(local)}" if is_hashed else "",
     )
 
@@ -107,7 +116,7 @@ def _kind(tensor: Tensor, local: Tensor) -> str:
     return ", ".join(said)
 
 
-def layout_by_dtensor(tensor: Tensor, group: Group) -> _Said | None:
+def layout_by_dtensor(tensor: Tensor, group: Group) -> Said | None:
     """What the placements of a DTensor say about `group`; None for a plain tensor or a mesh without that axis."""
     if not isinstance(tensor, DTensor):
         return None
@@ -123,35 +132,42 @@ def layout_by_dtensor(tensor: Tensor, group: Group) -> _Said | None:
     dims = [getattr(placement, "dim", None) for placement in placements]
     dim = dims.pop(here)
     if dim is None:
-        return layout, "DTensor", None, None
+        return Said(layout, "DTensor")
+    # Sizes that another axis shards are not known.
     full = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
-    return layout, "DTensor", dim, full
+    return Said(layout, "DTensor", dim, full)
 
 
-def _said_by_spec(spec: ShardSpec) -> _Said:
+def _said_by_spec(spec: ShardSpec) -> Said:
     # Shares are padded to equal shapes, see `ShardSpec.take`.
-    return Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim, None
+    return Said(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
 
 
-def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> _Said:
+def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
     if sharded is None:
-        return Layout.UNDECLARED, "nobody", None, None
+        return Said(Layout.UNDECLARED, "nobody")
     if callable(sharded):
-        return _by_caller(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED)
-    patterns = [sharded] if isinstance(sharded, str) else list(sharded)
-    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-    if not matching:
-        return _by_caller(Layout.REPLICATED)
-    return _by_caller(Layout.SHARDED, sharded[matching[0]] if isinstance(sharded, Mapping) else None)
+        return Said(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED, "caller")
+    shapes = _shapes_by_pattern(sharded)
+    matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
+    if matching is None:
+        return Said(Layout.REPLICATED, "caller")
+    full_shape = shapes[matching]
+    return Said(Layout.SHARDED, "caller", full_shape=None if full_shape is None else tuple(full_shape))
 
 
-def _by_caller(layout: Layout, full_shape: Sequence[int] | None = None) -> _Said:
-    return layout, "caller", None, None if full_shape is None else tuple(full_shape)
+def _shapes_by_pattern(
+    sharded: Mapping[str, Sequence[int] | None] | Iterable[str],
+) -> Mapping[str, Sequence[int] | None]:
+    """Pattern -> full shape, None for equal shards."""
+    if isinstance(sharded, Mapping):
+        return sharded
+    return dict.fromkeys([sharded] if isinstance(sharded, str) else sharded)
 
 
-def _declared_specs(module: nn.Module, group: Group) -> dict[str, _Said]:
+def _declared_specs(module: nn.Module, group: Group) -> dict[str, Said]:
     """Layouts our own modules declare for this group; a module bound to another group says nothing about this one."""
-    said: dict[str, _Said] = {}
+    said: dict[str, Said] = {}
     for prefix, child in module.named_modules():
         if isinstance(child, Sharded) and _is_bound_to(child, group):
             start = f"{prefix}." if prefix else ""

@@ -1,7 +1,7 @@
 """What ran here, beside what other ranks say that they ran -> an event; on the timer's thread, and when a rank leaves.
 
-Every rank compares with the next one only, so its cost does not grow with their number; of ranks that do not all agree,
-two that are next to each other differ. Nothing is sent while no region is called.
+On the timer every rank compares with the next one only, so its cost does not grow with their number; of ranks that do
+not all agree, two that are next to each other differ. Nothing is sent while no region is called.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ class Comparison:
         self._log, self._progress, self._on = log, progress, on
         self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
-        here = members.index(log.rank)
-        self._next = members[(here + 1) % len(members)]
-        self._previous = members[here - 1]
+        self._next = members[(members.index(log.rank) + 1) % len(members)]
         self._others = [rank for rank in members if rank != log.rank]
 
     def with_the_next(self) -> None:
@@ -46,17 +44,17 @@ class Comparison:
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
-        """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
-        ran, counted = ran_by(self._progress), self._progress.counted()
+        """Which variants ran is compared with all ranks, waiting for them; the rest with what they have said so far."""
+        if not self._others:
+            return
+        ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
         if ran:
             self._log.say_ran(ran, is_all=True)
             theirs_ran = self._log.ran_on(self._others, wait_s=_LEAVING_S)
         if counted:
             self._log.say_counted(counted)
-        neighbours = {self._previous, self._next}.intersection(self._others)
-        for neighbour in sorted(neighbours):
-            self._tell(theirs_ran, self._log.counted_on([neighbour]), ran=ran, counted=counted)
+        self._tell(theirs_ran, self._log.counted_on(self._others), ran=ran, counted=counted)
 
     def _tell(
         self,

@@ -133,7 +133,7 @@ class Hooks:
         code = code_of(target)
         region = self._progress.region(region_name(target))
         if region.code is None and code is not None:
-            region.code, region.line = code, last(flight.user_stack(frame))
+            region.code, region.stack = code, flight.user_stack(frame)
             region.has_variants = adapter.num_variants(code) > 1
         key = id(function)
         with suppress(TypeError):  # what cannot be referred to weakly, as None, is named every time

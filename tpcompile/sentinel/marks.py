@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tpcompile.evidence.records import Frozen, SkippedFrame, UserLine
+from tpcompile.evidence.several import last
 
 _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)
@@ -19,8 +20,8 @@ class Counted(Frozen):
     """What one rank wrote down about one region."""
 
     region: str
-    line: UserLine | None = None
-    """The user's call."""
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames of a call of it, innermost last."""
     has_collectives: bool = False
     calls: int = 0
     """Calls that entered it as one region."""
@@ -28,6 +29,13 @@ class Counted(Frozen):
     """Code inside of it that Dynamo skips: after those calls it was entered in parts."""
     marks: dict[int, dict[str, int]] = {}
     """Call -> what each clock showed when it began."""
+    is_over: bool = False
+    """The rank leaves: nothing will be added."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """The user's call."""
+        return last(self.stack)
 
     @property
     def clocks(self) -> set[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.several import last
 from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
@@ -49,8 +50,8 @@ class Region:
     """Of the newest compile."""
     code: CodeType | None = None
     """The user's function, where it is known."""
-    line: UserLine | None = None
-    """A call of it by the user."""
+    stack: tuple[UserLine, ...] = ()
+    """The user's frames of a call of it, innermost last."""
     has_variants: bool = False
     """More than one variant of it is compiled: which one a call hits is kept."""
     ran: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_VARIANTS))
@@ -74,6 +75,11 @@ class Region:
     """Its wrapper tells when a call begins and ends."""
     is_inside: bool = False
     """A call of a watched region has begun and not ended."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """A call of it by the user."""
+        return last(self.stack)
 
     @property
     def is_compared(self) -> bool:
@@ -197,12 +203,13 @@ class Progress:
         """(Unix time in ns, region, call) of the last calls; on any thread."""
         return [(at_ns, region.name, call) for at_ns, region, call in self.begun.copy()]
 
-    def counted(self) -> dict[str, Counted]:
+    def counted(self, *, is_over: bool = False) -> dict[str, Counted]:
         """What this rank wrote down about each region whose calls must be the same on all ranks; on any thread.
 
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
-        return {region.name: _counted(region) for region in self.compared() if region.programs or region.skipped}
+        known = [region for region in self.compared() if region.programs or region.skipped]
+        return {region.name: _counted(region, is_over=is_over) for region in known}
 
     def compared(self) -> list[Region]:
         """Regions whose content must not differ, and was not found to; on any thread."""
@@ -248,14 +255,15 @@ class Progress:
         return [found for found in not_made if found not in ahead]
 
 
-def _counted(region: Region) -> Counted:
+def _counted(region: Region, *, is_over: bool) -> Counted:
     has_collectives = region.num_collectives > 0
     is_free = region.is_dynamic and not has_collectives
     return Counted(
         region=region.name,
-        line=region.line,
+        stack=region.stack,
         has_collectives=has_collectives,
         calls=region.call if region.skipped is None else region.calls_as_one,
         skipped=region.skipped,
         marks={} if is_free else region.marks.by_call(),
+        is_over=is_over,
     )

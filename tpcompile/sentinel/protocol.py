@@ -56,7 +56,7 @@ from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import CompilePost, Position, RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import Progress, Region
-from tpcompile.sentinel.split import split_alone
+from tpcompile.sentinel.split import parts_alone, split_alone
 from tpcompile.sentinel.variants import wrong_variant
 
 _WHILE_WATCHED = (StillCompiling, Tick, Looked, Failed, PeerFailed)
@@ -288,4 +288,9 @@ class Protocol:
 
 def _parted(event: Compared) -> Finding | None:
     """Where what ran on the ranks is not the same."""
-    return wrong_variant(event.ran) or split_alone(event.counted) or parted_calls(event.counted)
+    return (
+        wrong_variant(event.ran)
+        or split_alone(event.counted)
+        or parts_alone(event.counted)
+        or parted_calls(event.counted)
+    )

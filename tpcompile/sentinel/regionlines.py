@@ -1,7 +1,8 @@
-"""State of a rank, a region -> the lines at which the rank is inside that region's function, compiled or not: pure."""
+"""What a rank does, a region -> the lines at which it is inside that region's function, compiled or not: pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tpcompile.evidence.records import UserLine
@@ -24,14 +25,19 @@ def called_at(state: RankState, region: str) -> UserLine | None:
     return last(_inside(state, region))
 
 
+def frames_inside(stack: tuple[UserLine, ...], region: str, regions: Iterable[str]) -> tuple[UserLine, ...]:
+    """Of a stack, innermost first: the frame of that region's function, told from other regions, and its caller's."""
+    wanted = _code_of(region)
+    for number, frame in enumerate(stack):
+        if wanted.may_hold(frame) and _is_nearest(frame.line, wanted, regions):
+            return stack[number : number + 2]
+    return ()
+
+
 def _inside(state: RankState, region: str) -> tuple[UserLine, ...]:
     """The frame of that region's function and, where it is known, the one that called it."""
-    wanted = _code_of(region)
-    for stack in _stacks(state):
-        for number, frame in enumerate(stack):
-            if wanted.may_hold(frame) and _is_nearest(frame.line, wanted, state):
-                return stack[number : number + 2]
-    return ()
+    found = (frames_inside(stack, region, state.calls) for stack in _stacks(state))
+    return next(filter(None, found), ())
 
 
 def _stacks(state: RankState) -> list[tuple[UserLine, ...]]:
@@ -59,8 +65,8 @@ def _code_of(region: str) -> _Code:
     return _Code(name.rpartition(".")[2], file, int(first_line) if first_line.isdigit() else 0)
 
 
-def _is_nearest(line: int, wanted: _Code, state: RankState) -> bool:
+def _is_nearest(line: int, wanted: _Code, regions: Iterable[str]) -> bool:
     """True when no other known function of that name in that file begins between its first line and `line`."""
-    known = [wanted, *map(_code_of, state.calls)]
+    known = [wanted, *map(_code_of, regions)]
     begins = [code.first_line for code in known if code[:2] == wanted[:2] and code.first_line <= line]
     return wanted.first_line == max(begins, default=None)

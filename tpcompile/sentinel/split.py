@@ -6,14 +6,16 @@ and where these hold no collective no rank waits for another. Ranks are compared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import SkippedFrame
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.regionlines import frames_inside
 
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips the code object for the life of the process, whichever instance broke "
@@ -41,6 +43,36 @@ def _in_region(counted: ByRank[Counted]) -> Finding | None:
     broke_at = skipped.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
     return Finding(cause, observed, split.ranks, broke_at or skipped.line, _ADVICE)
+
+
+def parts_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
+    """The first region that some ranks compiled, and whose function others run as it is, with a part of it compiled.
+
+    Only of ranks that leave: one that runs the function as it is now, in an evaluation, may compile it later.
+    """
+    tables = ByRank(by_rank)
+    names = sorted(set[str]().union(*tables.values()))
+    return first_finding(lambda region: _whole_and_part(region, tables), names)
+
+
+def _whole_and_part(region: str, tables: ByRank[Mapping[str, Counted]]) -> Finding | None:
+    whole = tables.where(lambda table: region in table)
+    known = set[str]().union(*whole.values())
+    part = tables.without(whole).found(lambda table: _part_of(region, table, known))
+    if not part:
+        return None
+    observed = (
+        f"rank {ranks_text(whole.ranks)} compiled {region}; rank {ranks_text(part.ranks)} runs that function without "
+        f"compiling it, and compiled {part.first.region} inside of it"
+    )
+    odd = fewer_of(whole.ranks, part.ranks)
+    return Finding(Cause.REGIONAL_COMPILE, observed, odd, part.first.line)
+
+
+def _part_of(region: str, table: Mapping[str, Counted], of_others: Collection[str]) -> Counted | None:
+    """What the rank compiled, and those others did not, while it was inside the function of that region."""
+    own = [counted for name, counted in table.items() if counted.is_over and name not in of_others]
+    return first(counted for counted in own if frames_inside(counted.stack[::-1], region, table))
 
 
 def _why(skipped: SkippedFrame) -> str:

@@ -212,6 +212,18 @@ def test_logs_without_any_compile_end_with_5(job: Path) -> None:
     assert diagnose([job]).exit_code == 5
 
 
+def test_a_job_of_which_every_compile_failed_ends_with_5_the_error_and_its_line(job: Path) -> None:
+    for rank in (0, 1):
+        log = job / LOG.format(rank)
+        metrics = '"compilation_metrics": {'
+        error = '"fail_type": "Unsupported", "fail_reason": "Failed to trace print\\n  Hint: do not", '
+        log.write_text(log.read_text().replace(metrics, metrics + error))
+    verdict = diagnose([job])
+    assert verdict.exit_code == 5 and verdict.lead is not None and verdict.lead.line is not None
+    assert verdict.lead.cause == Cause.NOTHING_COMPILED
+    assert verdict.summary.startswith("nothing was compiled: healthy failed with Unsupported: Failed to trace print")
+
+
 def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
     (job / LOG.format(1)).unlink()
     with pytest.raises(ConfigError, match=r"found only that of rank 0.*TORCH_TRACE=DIR"):

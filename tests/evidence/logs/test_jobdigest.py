@@ -99,13 +99,13 @@ def test_a_mesh_that_is_none_is_refused(mesh: str, axis: str) -> None:
 
 
 def test_groups_of_replicas_stand_for_each_other_and_one_name_is_one_group() -> None:
-    found = roles_of({0: ["0", "3"], 1: ["0", "3"], 2: ["0", "4"], 3: ["4", "0"]}, [0, 1, 2, 3])
+    found = roles_of({0: ["0", "3"], 1: ["0", "3"], 2: ["0", "4"], 3: ["4", "0"]})
     assert found[0] == {"0": "group#0", "3": "group#1"}
     assert found[2] == found[3] == {"0": "group#0", "4": "group#1"}
 
 
 def test_a_group_beside_a_shared_one_is_another() -> None:
-    found = roles_of({0: ["0"], 1: ["5", "0"]}, [0, 1])
+    found = roles_of({0: ["0"], 1: ["5", "0"]})
     assert found[1] == {"0": "group#0", "5": "group#1"}
 
 

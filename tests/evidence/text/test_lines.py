@@ -9,7 +9,7 @@ import pytest
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digest import digest_compile
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import called_at, innermost_own, is_library
+from tpcompile.evidence.text.lines import called_at, innermost_own, is_library, with_whole_path
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,10 @@ def test_of_a_compiled_function_torch_leaves_the_caller_out_so_that_none_is_name
     assert called_at([line(50, "/app/train.py"), line(3)]) is None
     assert called_at([line(50, "/app/train.py"), decorated, line(3)]) is None
     assert called_at([line(3)]) is None
+
+
+def test_a_cut_path_is_made_whole_where_one_file_fits() -> None:
+    cut = UserLine(file="app/model.py", line=3)
+    assert with_whole_path(cut, ["/home/me/app/model.py", "/home/me/other.py"]).file == "/home/me/app/model.py"
+    assert with_whole_path(cut, ["/a/app/model.py", "/b/app/model.py"]) == cut
+    assert with_whole_path(cut, ["/a/myapp/model.py", "/b/app/model.py"]).file == "/b/app/model.py"

@@ -34,6 +34,7 @@ _TRANSFORMERS = "transformers"
 _NO_INDUCTOR = ("aot_eager", "aot_eager", "eager")
 """Where a cold compile of C++ takes longer than all the rest."""
 
+# train_loop: a break in a checkpointed layer makes torch give up the whole region, and nothing is compiled.
 # dtensor_plan: its two equal weights have one dimension. serve: each size has variants of its own.
 # decode_loop: dynamic=False; an id of one token has one stride only.
 # fsdp_tp: FSDP keeps parameters of its own, which take neither hooks nor a late requires_grad.
@@ -41,7 +42,7 @@ _EVERY = (
     Program(name="hand_mlp"),
     Program(name="hand_function"),
     Program(name="dtensor_plan", without=("weight_stride",)),
-    Program(name="train_loop", backends=_NO_INDUCTOR),
+    Program(name="train_loop", backends=_NO_INDUCTOR, without=("same_break",)),
     Program(name="sequence_parallel", backends=_NO_INDUCTOR),
     Program(name="moe"),
     Program(name="regional"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tpcompile.evidence.bygroup import Items, Row
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
-from tpcompile.evidence.rows import differing_places, rows_of
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.several import find, first
 
 _CAUSES = {
     "op": Cause.EXTRA_COLLECTIVE,
@@ -24,7 +25,7 @@ UNUSED = "result is dropped"
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return (_item(collective) for collective in compile_.collectives)
+    return map(_item, compile_.collectives)
 
 
 def _item(collective: Collective) -> Item:
@@ -43,11 +44,9 @@ def _item(collective: Collective) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A rank that loaded its code from a cache has the Dynamo graph only, whose collectives are worded differently."""
-    if not compile_.graphs or (compile_.is_cut and not compile_.guards):
-        return ()
-    has_lowered = any(graph.kind != "dynamo" for graph in compile_.graphs)
+    is_begun = bool(compile_.graphs) and (bool(compile_.guards) or not compile_.is_cut)
     is_lost = compile_.is_cut or compile_.is_loaded
-    return ("",) if has_lowered or not is_lost else ()
+    return in_one_part(is_observed=is_begun and (compile_.has_lowered or not is_lost))
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -62,63 +61,57 @@ def _is_recomputed(cause: Cause, row: Row) -> bool:
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
     is_shifted = not all(row.is_full for row in rows)
-    if is_shifted:
-        rows = _in_place(items) or rows
-    pair = first(row for row in rows if row.is_full)
-    cause = _cause(items, rows[0], pair)
+    if is_shifted and not items.each(_op).differ():
+        # Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
+        rows = items.differing()
+    cause = _cause(items, rows)
     row = rows[0]
     if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = differing_places(items)[0]
+        row = items.differing()[0]
     elif cause == Cause.EXTRA_COLLECTIVE:
-        extra = first(row for row in rows if not row.is_full)
-        row = _at_own_line(extra, items) if extra else row
+        row = _extra(items, rows)
     # Sizes and dtypes follow from what goes in, and the backward from what recomputes; the rest is the program's own.
     follows = cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row)
     directness = Directness.RESULT if follows else Directness.COLLECTIVE
-    guilty = _unwaited(row) if cause == Cause.UNWAITED else frozenset[int]()
+    guilty = row.where(_is_unwaited) if cause == Cause.UNWAITED else frozenset[int]()
     return Explanation(cause, directness, row, hangs=True, guilty=guilty)
 
 
-def _at_own_line(extra: Row, items: Items) -> Row:
-    """The extra one; of several that are equal the one at a line from which nobody else issues.
+def _op(item: Item) -> str:
+    return item.fields["op"]
 
-    Aligned by content, the last of them is taken for it.
+
+def _is_unwaited(item: Item | None) -> bool:
+    """True where a group reads a result which the others wait for."""
+    return item is not None and item.fields["waited"] == str(False)
+
+
+def _extra(items: Items, rows: Sequence[Row]) -> Row:
+    """The first one that not all groups issue; of several that are equal the one at a line of its own.
+
+    Aligned by content, the last of them is taken for it; from the line of its own nobody else issues.
     """
-    lacking = [group for index, group in enumerate(items) if index not in extra.owners]
-    theirs = {item.line for group in lacking for item in group}
-    own = {}
-    for index in extra.owners:
-        equal = [item for item in items[index] if item.key == extra.first.key]
-        own[index] = next((item for item in equal if item.line not in theirs), extra[index])
-    return Row(own.get(index) for index in range(len(items)))
+    extra = find(rows, lambda row: not row.is_full)
+    if extra is None:
+        return rows[0]
+    lacking = items.picked(extra.where(lambda item: item is None))
+    theirs = {item.line for item in lacking.all}
+    wanted = extra.first.key
+    own = items.only(lambda item: item.key == wanted and item.line not in theirs).map(first)
+    return Row(found and (at_line or found) for found, at_line in zip(extra, own, strict=True))
 
 
-def _in_place(items: Items) -> Sequence[Row]:
-    """Rows by position, where all groups issue the same ops in the same places; else nothing.
-
-    Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
-    """
-    return () if differ(map(_ops, items)) else differing_places(items)
-
-
-def _ops(group: Sequence[Item]) -> tuple[str, ...]:
-    return tuple(item.fields["op"] for item in group)
-
-
-def _unwaited(row: Row) -> frozenset[int]:
-    """Groups that read a result which the others wait for."""
-    return frozenset(index for index, item in enumerate(row) if item and item.fields["waited"] == str(False))
-
-
-def _cause(items: Items, row: Row, pair: Row | None) -> Cause:
+def _cause(items: Items, rows: Sequence[Row]) -> Cause:
     # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
-    orders = [tuple(map(_unnumbered, group)) for group in items]
-    if not differ(orders):
+    orders = items.each(_unnumbered)
+    if not orders.differ():
         return Cause.GROUP
-    if not differ(tuple(sorted(order)) for order in orders):
-        return Cause.ORDER_BACKWARD if row.first.about == "backward" else Cause.ORDER_FORWARD
-    is_longer = differ(map(len, items))
-    return Cause.EXTRA_COLLECTIVE if is_longer or pair is None else _field_cause(pair)
+    if not orders.differ(lambda issued: tuple(sorted(issued))):
+        return Cause.ORDER_BACKWARD if rows[0].first.about == "backward" else Cause.ORDER_FORWARD
+    pair = find(rows, lambda row: row.is_full)
+    if pair is None or items.differ(len):
+        return Cause.EXTRA_COLLECTIVE
+    return _CAUSES[first(pair.differing(_CAUSES)) or "op"]
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
@@ -127,12 +120,6 @@ def _unnumbered(item: Item) -> tuple[str, ...]:
     if item.fields["group"].startswith("group#"):
         names.remove("group")
     return (item.about, *(item.fields[name] for name in names))
-
-
-def _field_cause(row: Row) -> Cause:
-    """Cause by the first field in which collectives of one op differ."""
-    differing = filter(row.differs_in, _CAUSES)
-    return _CAUSES[next(differing, "op")]
 
 
 def issued(difference: Difference) -> Explanation | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tpcompile.evidence import state
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import Item, Layer, RankRecord, value_item
 
 
-def _items(record: RankRecord) -> Iterator[Item]:
-    return (value_item(key, value) for key, value in sorted(record.environment))
+def _items(record: RankRecord) -> list[Item]:
+    return [value_item(name, value) for name, value in sorted(record.environment)]
 
 
 def _explain(difference: Difference) -> Explanation:

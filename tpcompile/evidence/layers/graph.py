@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from tpcompile.evidence.bygroup import Items, Row
+from tpcompile.evidence.byrank import ranks_in
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.layers.collectives import UNUSED, issued
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
-from tpcompile.evidence.records.base import known
-from tpcompile.evidence.rows import common_keys, keys, rows_of
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.rows import rows_of
+from tpcompile.evidence.several import differ, find, first, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_program
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
@@ -27,28 +29,30 @@ _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
-_METADATA = (Cause.DTYPE, Cause.SHAPE, Cause.STRIDE)
+_METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Cause of a difference in each part of that."""
-_SAYS_MORE = frozenset({*_METADATA, Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
+_SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
 """Causes of a program that explain why its collectives differ."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    for graph in compile_.graphs:
-        if graph.kind == "dynamo":
-            yield from graph_items(graph)
-    yield from map(_break_item, compile_.breaks)
-    if compile_.failure:
-        line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
-        fields = {"error": compile_.failure}
-        yield Item(kind=ItemKind.FAILURE, about="compile failed", fields=fields, line=line)
+    graphs = map(graph_items, compile_.graphs_of("dynamo"))
+    breaks = map(_break_item, compile_.breaks)
+    return itertools.chain(itertools.chain.from_iterable(graphs), breaks, _failures(compile_))
+
+
+def _failures(compile_: CompileRecord) -> list[Item]:
+    """The error of a compile that failed."""
+    if not compile_.failure:
+        return []
+    line = compile_.failure_line or entered_at(compile_.line, compile_.stack)
+    return [Item(kind=ItemKind.FAILURE, about="compile failed", fields={"error": compile_.failure}, line=line)]
 
 
 def graph_items(graph: Graph) -> Iterator[Item]:
     """Items of one FX graph, a node each, in order."""
     for nodes in graph.scopes:
-        for index in range(len(nodes)):
-            yield _node_item(nodes, index)
+        yield from (_node_item(nodes, index) for index in range(len(nodes)))
 
 
 def _node_item(nodes: Sequence[Node], index: int) -> Item:
@@ -64,7 +68,7 @@ def _node_item(nodes: Sequence[Node], index: int) -> Item:
         about=f"{node.scope}%{index}",
         fields={"op": node.op, "target": node.target, "args": args, "value": node.value},
         notes=notes,
-        line=blamed_line(list(nodes), index),
+        line=blamed_line(nodes, index),
     )
 
 
@@ -80,7 +84,7 @@ def _break_item(found: GraphBreak) -> Item:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before."""
-    return ("",) if compile_.graphs or not compile_.is_cut else ()
+    return in_one_part(is_observed=bool(compile_.graphs) or not compile_.is_cut)
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -93,7 +97,7 @@ def _guard_behind(difference: Difference) -> Row:
     if not difference.compile.differs(Layer.GUARDS):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
-    return first(row for row in rows if all(row.notes("value"))) or Row()
+    return find(rows, lambda row: row.has_all("value")) or Row()
 
 
 def _with_collectives(difference: Difference) -> Explanation:
@@ -107,14 +111,9 @@ def _with_collectives(difference: Difference) -> Explanation:
 
 def _ended(difference: Difference) -> Explanation | None:
     """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
-    ends = tuple(tuple(filter(_is_end, group)) for group in difference.items)
-    everywhere = common_keys(ends)
-    own = Row(first(end for end in group if end.key not in everywhere) for group in ends)
+    ends = difference.items.only(lambda item: item.kind in _ENDS)
+    own = Row(ends.own().map(first))
     return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners) if own.present else None
-
-
-def _is_end(item: Item) -> bool:
-    return item.kind in _ENDS
 
 
 def _end_cause(item: Item) -> Cause:
@@ -125,27 +124,80 @@ def _end_cause(item: Item) -> Cause:
 
 
 def _program(difference: Difference) -> Explanation:
-    row = _shown(difference)
-    cause = _cause(row)
-    if cause == Cause.RANK_BRANCH and _is_dropped(difference):
-        return _unused(difference, row)
-    iterated = _set_behind(difference, row) if cause in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) else None
-    if iterated is not None:
-        columns = zip(*difference.items, strict=True)
-        reordered = next(column for column in columns if differ(map(_op, column)))
-        return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, iterated) for item in reordered))
-    if differ(difference.compile.is_symbolic()):
-        return _symbolic(difference)
-    directness = _DIRECTNESS.get(cause, Directness.PROGRAM)
-    return Explanation(cause, directness, row, hangs=directness == Directness.COLLECTIVE)
+    row = find(difference.rows, _does_something) or difference.rows[0]
+    node = _Node(difference, row, _cause(row))
+    return first_answer((_dropped, _reordered, _symbolic), node) or _different(node)
 
 
-def _symbolic(difference: Difference) -> Explanation:
+@dataclass(frozen=True)
+class _Node:
+    """The first node that differs and does something: inputs and outputs follow from the nodes that use them."""
+
+    difference: Difference
+    row: Row
+    cause: Cause
+
+
+def _different(node: _Node) -> Explanation:
+    """The node says what happened."""
+    directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
+    return Explanation(node.cause, directness, node.row, hangs=directness == Directness.COLLECTIVE)
+
+
+def _reordered(node: _Node) -> Explanation | None:
+    """The same ops in the order of a set, where no rank is read."""
+    if node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or node.difference.compile.rank_reads():
+        return None
+    moved = _moved(node.difference.items)
+    loop = _set_behind(node) if moved else None
+    if moved is None or loop is None:
+        return None
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
+
+
+def _moved(items: Items) -> Row | None:
+    """The first place at which groups differ that run the same ops in a different order."""
+    ops = items.only(lambda item: item.kind == ItemKind.NODE).map(_sorted_ops)
+    if ops.differ() or not differ(ops[0]):
+        return None
+    return find(items.places(), lambda row: not row.agree_in(_op))
+
+
+def _set_behind(node: _Node) -> UserLine | None:
+    """Where a set is iterated: in the function of the ops, or else in their file, in a loop that calls them."""
+    guards = node.difference.compile.items(Layer.GUARDS)
+    loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
+    near = [loop for loop in loops if _functions_in(loop.file, node.row)]
+    return min(near, key=lambda loop: loop.function not in _functions_in(loop.file, node.row), default=None)
+
+
+def _functions_in(file: str, row: Row) -> set[str]:
+    """Functions of a file in which the row is; torch may have cut the front of its path."""
+    return {line.function for line in row.lines if line.file.endswith(file)}
+
+
+def _in_loop(item: Item, iterated: UserLine) -> Item:
+    """The item at the loop over the set, unless it is in that function itself."""
+    is_there = item.line is not None and item.line.function == iterated.function
+    return item if is_there else item.at(iterated)
+
+
+def _sorted_ops(nodes: Iterable[Item]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(map(_op, nodes)))
+
+
+def _op(item: Item) -> tuple[str, ...]:
+    return item.fields["op"], item.fields["target"], item.notes["constants"]
+
+
+def _symbolic(node: _Node) -> Explanation | None:
     """A size that is a symbol on some ranks only: everything made from it differs, so no node says more."""
-    pairs = zip(difference.groups, difference.compile.is_symbolic(), strict=True)
-    ranks = [rank for group, is_symbolic in pairs if is_symbolic for rank in group]
+    groups, is_symbolic = node.difference.groups, node.difference.compile.is_symbolic()
+    if not is_symbolic.differ():
+        return None
+    ranks = ranks_in(groups, is_symbolic.where(bool))
     says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
-    nothing = Row(None for _ in difference.groups)
+    nothing = Row([None] * len(groups))
     return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
 
 
@@ -154,26 +206,20 @@ _DIRECTNESS = {
     Cause.REDUCE_OP: Directness.COLLECTIVE,
     Cause.COLLECTIVE_SIZES: Directness.COLLECTIVE,
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
-    **dict.fromkeys(_METADATA, Directness.RESULT),
+    **dict.fromkeys(_METADATA.values(), Directness.RESULT),
 }
 """How directly a node that differs names what happened; a node by default is just the program."""
 
 
-def _shown(difference: Difference) -> Row:
-    """The first node that does something: inputs and outputs follow from the nodes that use them."""
-    calls = [row for row in difference.rows if all(map(_is_call, row.present))]
-    return calls[0] if calls else difference.rows[0]
-
-
-def _is_call(item: Item) -> bool:
-    return item.fields.get("op") not in ("placeholder", "output")
+def _does_something(row: Row) -> bool:
+    return not row.distinct(lambda item: item.fields.get("op")) & {"placeholder", "output"}
 
 
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    if not row.is_full or row.differs_in("op", "target"):
+    if not row.is_full or row.differing(("op", "target")):
         return Cause.RANK_BRANCH
-    if not row.differs_in("args"):
+    if not row.differing(["args"]):
         return _of_values(row)
     if not row.differs_in_note("constants"):
         return Cause.RANK_BRANCH  # the same op reads other tensors
@@ -188,91 +234,52 @@ def _of_collective(row: Row) -> Cause:
 
 def _of_values(row: Row) -> Cause:
     """The same call with another result: the metadata of what it reads differs."""
-    values = [node.fields["value"] for node in row.present]
+    values = row.values("value")
     if differ("#" in value for value in values):
         return Cause.AUTOMATIC_DYNAMIC
-    parts = [found for value in values for found in _VALUE.findall(value)]
-    if len(parts) < len(values):
-        return Cause.UNKNOWN
-    causes = [cause for cause, *column in zip(_METADATA, *parts, strict=True) if differ(column)]
-    if not causes:
-        return Cause.UNKNOWN
-    return Cause.COLLECTIVE_SIZES if any(row.notes("collective")) else causes[0]
+    cause = _of_metadata(values)
+    is_of_collective = cause != Cause.UNKNOWN and any(row.notes("collective"))
+    return Cause.COLLECTIVE_SIZES if is_of_collective else cause
 
 
-def _is_dropped(difference: Difference) -> bool:
-    """True when the forward issues the same collectives, and one group never reads a result.
+def _of_metadata(values: Sequence[str]) -> Cause:
+    """The first part of what torch prints of tensors that differs."""
+    tensors = list(filter(None, map(_VALUE.match, values)))
+    if len(tensors) < len(values):
+        return Cause.UNKNOWN
+    for part, cause in _METADATA.items():
+        if differ(tensor[part] for tensor in tensors):
+            return cause
+    return Cause.UNKNOWN
+
+
+def _dropped(node: _Node) -> Explanation | None:
+    """The collective whose result one group never reads, where the forward issues the same collectives.
 
     The backward may differ then: where it recomputes the forward, it recomputes what is read.
     """
-    forward = [list(filter(_is_forward, group)) for group in difference.compile.items(Layer.COLLECTIVES)]
-    dropped = [tuple(UNUSED in item.notes for item in group) for group in forward]
-    return differ(dropped) and not differ(map(keys, forward))
-
-
-def _is_forward(collective: Item) -> bool:
-    return collective.about == "forward"
-
-
-def _unused(difference: Difference, row: Row) -> Explanation:
-    """The collective whose result one group drops, where only some groups drop any."""
-    collectives = difference.compile.items(Layer.COLLECTIVES)
-    dropped = Row(first(item for item in group if UNUSED in item.notes) for group in collectives)
+    if node.cause != Cause.RANK_BRANCH:
+        return None
+    collectives = node.difference.compile.items(Layer.COLLECTIVES)
+    forward = collectives.only(lambda item: item.about == "forward")
+    if forward.each(lambda item: item.key).differ() or not forward.each(_is_unused).differ():
+        return None
+    dropped = Row(collectives.only(_is_unused).map(first))
     if dropped.is_full:
-        return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, row)
+        return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, node.row)
     return Explanation(Cause.UNUSED_RESULT, Directness.COLLECTIVE, dropped, guilty=dropped.owners)
 
 
-def _set_behind(difference: Difference, row: Row) -> UserLine | None:
-    """Where a set is iterated, when the ranks run the same ops in a different order there and no rank is read.
-
-    In the function of the ops, or else in another one of that file: the loop may call what does the work.
-    """
-    if difference.compile.rank_reads() or not _is_permuted(difference):
-        return None
-    guards = itertools.chain.from_iterable(difference.compile.items(Layer.GUARDS))
-    loops = known(guard.line for guard in guards if "set" in guard.notes)
-    near = [loop for loop in loops if _is_near(loop, row)]
-    functions = {(line.file, line.function) for line in row.lines}
-    within = [loop for loop in near if _is_in(loop.file, loop.function, functions)]
-    return first([*within, *near])
-
-
-def _is_permuted(difference: Difference) -> bool:
-    """True when the ranks run the same ops, of more than one kind, in a different order."""
-    ops = [sorted(map(_op, filter(_is_node, group))) for group in difference.items]
-    return len(set(ops[0])) > 1 and not differ(map(tuple, ops))
-
-
-def _is_near(line: UserLine, row: Row) -> bool:
-    """True for a line of a file in which the row is; torch may have cut the front of its path."""
-    return any(other.file.endswith(line.file) for other in row.lines)
-
-
-def _in_loop(item: Item, iterated: UserLine) -> Item:
-    """The item at the loop over the set, unless it is in that function itself."""
-    is_there = item.line is not None and item.line.function == iterated.function
-    return item if is_there else item.model_copy(update={"line": iterated})
-
-
-def _is_node(item: Item) -> bool:
-    return item.kind == ItemKind.NODE
-
-
-def _op(item: Item) -> tuple[str, str, str]:
-    return item.fields["op"], item.fields["target"], item.notes["constants"]
-
-
-def _is_in(file: str, function: str, functions: set[tuple[str, str]]) -> bool:
-    """Torch may have cut the front of the path."""
-    return any(known == function and whole.endswith(file) for whole, known in functions)
+def _is_unused(collective: Item) -> bool:
+    return UNUSED in collective.notes
 
 
 SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
 
 
-def program_rows(difference: Difference) -> tuple[Row, ...]:
-    """Rows of the program in the compile of another layer's difference."""
+def first_nodes(difference: Difference) -> Row:
+    """The first nodes that differ in the compile of another layer's difference; empty where the program agrees."""
     if not difference.compile.differs(Layer.GRAPH):
-        return ()
-    return rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)
+        return Row()
+    rows = rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)
+    return first(rows) or Row()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence import state
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import Groups
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.headline import spoken
-from tpcompile.evidence.layers.graph import program_rows
+from tpcompile.evidence.layers.graph import first_nodes
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.parametric import uneven_shards
-from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
-from tpcompile.evidence.several import differ, first
+from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer
+from tpcompile.evidence.several import differ, find, first_answer
 from tpcompile.evidence.shardbounds import bounds_in_guards
 from tpcompile.evidence.text.guards import parts_of
-from tpcompile.evidence.text.lines import is_library
+from tpcompile.evidence.text.lines import users
 
 _TYPES = frozenset({"TYPE_MATCH", "CLASS_MATCH"})
-_SUBCLASSES = ("AsyncCollectiveTensor", "DTensor")
+_SUBCLASSES = re.compile(r"AsyncCollectiveTensor|DTensor")
 _DYNAMIC = "None"
 """In the guard on a tensor, a size that may be any."""
 _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
@@ -27,11 +30,13 @@ _INTERNAL = ("G['__import_torch", "G['__builtins", "___", "torch.")
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
     for guard in compile_.guards:
-        settings = state.settings_of(guard.expression) if guard.type == "GLOBAL_STATE" else {}
-        for setting, value in settings.items():
-            yield Item(kind=ItemKind.SETTING, about=setting, fields={"value": value})
-        if not settings:
-            yield _item(guard)
+        yield from _settings(guard) or [_item(guard)]
+
+
+def _settings(guard: Guard) -> list[Item]:
+    """The settings that the guard on the state of the process holds."""
+    settings = state.settings_of(guard.expression) if guard.type == "GLOBAL_STATE" else {}
+    return [Item(kind=ItemKind.SETTING, about=name, fields={"value": value}) for name, value in settings.items()]
 
 
 def _item(guard: Guard) -> Item:
@@ -40,26 +45,25 @@ def _item(guard: Guard) -> Item:
     about = guard.source or notes.get("subject", "") or guard.type
     fields = {"type": guard.type, "expression": guard.expression}
     # Nobody can change a line of torch; the line of the compiled frame says more.
-    line = guard.line if guard.line and not is_library(guard.line) else None
-    return Item(kind=ItemKind.GUARD, about=about, fields=fields, notes=notes, line=line)
+    return Item(kind=ItemKind.GUARD, about=about, fields=fields, notes=notes, line=users(guard.line))
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    return ("",) if compile_.guards else ()
+    return in_one_part(is_observed=bool(compile_.guards))
 
 
 def _explain(difference: Difference) -> Explanation:
-    for witness in (_setting, _arranged, _tensor, _value):
-        found = witness(difference)
-        if found is not None:
-            return found
+    return first_answer((_setting, _arranged, _one_object, _tensor, _value), difference) or _one_sided(difference)
+
+
+def _one_sided(difference: Difference) -> Explanation:
     row = _of_user(difference.rows)
     return Explanation(_checked(row), Directness.ONE_SIDED, row, guard=row)
 
 
 def _setting(difference: Difference) -> Explanation | None:
     """A setting of the process: the same cause as when a guard on it fails in mid-run."""
-    rows = [row for row in difference.rows if row.is_full and row.first.kind == ItemKind.SETTING]
+    rows = [row for row in difference.rows if row.all_are(lambda item: item.kind == ItemKind.SETTING)]
     if not rows:
         return None
     # The first that has a cause of its own, or else the first.
@@ -68,32 +72,29 @@ def _setting(difference: Difference) -> Explanation | None:
 
 
 def _arranged(difference: Difference) -> Explanation | None:
-    """Tensors that are one object on some ranks, keys of a dict or elements of a set in a different order."""
+    """Keys of a dict or elements of a set in a different order."""
     for row in difference.rows_with("order"):
         cause = Cause.DICT_ORDER if row.first.notes["order"] == "dict" else Cause.SET_ORDER
         if cause == Cause.SET_ORDER or _is_permuted(difference, row.first.notes["container"]):
             return Explanation(cause, Directness.ARRANGED, row, guard=row)
-    return _one_object(difference)
+    return None
 
 
 def _is_permuted(difference: Difference, container: str) -> bool:
     """True when all ranks have the same keys: other keys are another dict, not another order."""
-    guards = difference.compile.items(Layer.GUARDS)
-    return not differ(tuple(_sorted_keys(group, container)) for group in guards)
-
-
-def _sorted_keys(guards: Sequence[Item], container: str) -> list[str]:
-    return sorted(guard.notes["value"] for guard in guards if guard.notes.get("container") == container)
+    elements = difference.compile.items(Layer.GUARDS).only(lambda guard: guard.notes.get("container") == container)
+    keys = elements.each(lambda guard: guard.notes["value"])
+    return not keys.differ(lambda own: tuple(sorted(own)))
 
 
 def _one_object(difference: Difference) -> Explanation | None:
     """`A is B` where others guard A and B as two tensors."""
-    tensors = {item.about for group in difference.compile.items(Layer.INPUTS) for item in group}
+    tensors = {item.about for item in difference.compile.items(Layer.INPUTS).all}
     for row in difference.rows:
-        same = first(filter(None, row.notes("same"))) or ""
-        both = same.split(" is ")
-        if not row.is_full and tensors.issuperset(both):
-            return _tied(row, both)
+        same = find(row.notes("same"), bool) or ""
+        names = same.split(" is ")
+        if not row.is_full and tensors.issuperset(names):
+            return _tied(row, names)
     return None
 
 
@@ -117,14 +118,14 @@ def _tensor(difference: Difference) -> Explanation | None:
 def _value(difference: Difference) -> Explanation | None:
     """A Python value that all ranks guard, each its own: it says why the programs differ, when they do."""
     rows = [row for row in difference.rows if _has_values(row)]
-    program = program_rows(difference)
-    is_explained = bool(program) or difference.compile.differs(Layer.INPUTS)
+    nodes = first_nodes(difference)
+    is_explained = bool(nodes) or difference.compile.differs(Layer.INPUTS)
     if not rows or not is_explained:
         return None
-    row = _nearest(rows, program)
-    says = "" if all(row.notes("value")) else f"{spoken(row.first.about)} is {' / '.join(dict.fromkeys(_held(row)))}"
-    shown = _placed(row, program[0]) if program else row
-    return Explanation(_value_cause(row, program, difference), Directness.VALUE, shown, says, guard=row)
+    row = _nearest(rows, nodes)
+    says = "" if row.has_all("value") else f"{spoken(row.first.about)} is {' / '.join(dict.fromkeys(_held(row)))}"
+    shown = _placed(row, nodes) if nodes else row
+    return Explanation(_value_cause(row, nodes, difference), Directness.VALUE, shown, says, guard=row)
 
 
 def _placed(row: Row, nodes: Row) -> Row:
@@ -132,17 +133,10 @@ def _placed(row: Row, nodes: Row) -> Row:
 
     Behind a branch a rank is further down in the function: of its lines the first is nearest to what it asked.
     """
-    places = {(line.file, line.function) for line in nodes.lines}
-    nearest = min(nodes.lines, key=lambda line: line.line) if len(places) == 1 else None
-    return Row(
-        _placed_at(item, nearest or (node.line if node else None)) for item, node in zip(row, nodes, strict=True)
-    )
-
-
-def _placed_at(item: Item | None, line: UserLine | None) -> Item | None:
-    if item is None or line is None or item.line is not None:
-        return item
-    return item.model_copy(update={"line": line})
+    lines = [node.line if node else None for node in nodes]
+    if len({(line.file, line.function) for line in nodes.lines}) == 1:
+        lines = [min(nodes.lines, key=lambda line: line.line)] * len(nodes)
+    return Row(item and item.at(item.line or line) for item, line in zip(row, lines, strict=True))
 
 
 def _has_values(row: Row) -> bool:
@@ -156,10 +150,10 @@ def _held(row: Row) -> list[str]:
     return [item.notes.get("value", "a tensor" if "keys" in item.notes else "") for item in row.present]
 
 
-def _nearest(rows: Sequence[Row], program: Sequence[Row]) -> Row:
-    """The guard asked for on the line of the first node that differs, or else the first on a value of the user's."""
-    places = {place for nodes in program[:1] for place in _places(nodes)}
-    return first(row for row in rows if places & _places(row)) or _of_user(rows)
+def _nearest(rows: Sequence[Row], nodes: Row) -> Row:
+    """The guard asked for on the line of the first nodes that differ, or else the first on a value of the user's."""
+    places = _places(nodes)
+    return find(rows, lambda row: places & _places(row)) or _of_user(rows)
 
 
 def _places(row: Row) -> set[tuple[str, int]]:
@@ -172,47 +166,49 @@ def _of_user(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: row.first.about.startswith(_INTERNAL))
 
 
-def _value_cause(row: Row, program: Sequence[Row], difference: Difference) -> Cause:
+def _value_cause(row: Row, nodes: Row, difference: Difference) -> Cause:
     """The rank itself, when each rank's value is its own number; else a value that differs."""
     if not _is_rank(row, difference):
         return Cause.PYTHON_VALUE
-    return Cause.RANK_CONSTANT if program and _is_same_call(program[0]) else Cause.RANK_BRANCH
+    return Cause.RANK_CONSTANT if _is_same_call(nodes) else Cause.RANK_BRANCH
 
 
 def _is_same_call(nodes: Row) -> bool:
     """True for the same op on the same line on all ranks."""
     lines = {(line.file, line.line) for line in nodes.lines}
-    return nodes.is_full and len(lines) <= 1 and not differ(item.fields.get("target") for item in nodes.present)
+    return len(lines) <= 1 and nodes.agree_in(lambda item: item.fields.get("target"))
 
 
 def _is_rank(row: Row, difference: Difference) -> bool:
     """True when every rank compares with its own rank, or with its place in the group."""
-    values = [value.strip("b'\"") for value in _held(row)]
-    return any(_are_equal(values, numbers) for numbers in (difference.groups, difference.compile.coordinates()))
+    values = [{value.strip("b'\"")} for value in _held(row)]
+    return values in (_texts(difference.groups), _texts(difference.compile.coordinates()))
 
 
-def _are_equal(values: Sequence[str], numbers: Sequence[Sequence[int]]) -> bool:
-    """True when every group has one number, and that is its value."""
-    return [{value} for value in values] == [set(map(str, own)) for own in numbers]
+def _texts(numbers: Groups) -> list[set[str]]:
+    """The numbers of each group."""
+    return [set(map(str, own)) for own in numbers]
 
 
 def _checked(row: Row) -> Cause:
     """Cause of a guard that differs under equal graphs."""
-    types = {item.fields.get("type") for item in row.present}
-    says = " ".join(item.says for item in row.present)
-    if types & _TYPES and any(name in says for name in _SUBCLASSES):
+    types = row.distinct(lambda item: item.fields.get("type"))
+    is_of_subclass = any(_SUBCLASSES.search(item.says) for item in row.present)
+    if is_of_subclass and types & _TYPES:
         return Cause.TENSOR_SUBCLASS
-    if row.differs_in_note("size") and any(_DYNAMIC in size for size in row.notes("size")):
+    sizes = row.notes("size")
+    if differ(sizes) and _DYNAMIC in " ".join(sizes):
         return Cause.AUTOMATIC_DYNAMIC
-    return Cause.GRAD_MODE if "GRAD_MODE" in types else Cause.GUARD_ONLY
+    if "GRAD_MODE" in types:
+        return Cause.GRAD_MODE
+    return Cause.GUARD_ONLY
 
 
 def _healthy(difference: Difference) -> Followed:
     """Guards that follow the rank's coordinate, by what they are."""
-    kinds = [uneven_shards(difference), bounds_in_guards(difference)]
-    rows = [row for kind in kinds for row in kind.rows]
-    left = [row for row in difference.rows if row not in rows]
-    return Followed(left, rows, "; ".join(kind.says for kind in kinds if kind.rows))
+    shards, bounds = uneven_shards(difference), bounds_in_guards(difference)
+    says = filter(None, [shards.says, bounds.says])
+    return difference.following([*shards.rows, *bounds.rows], "; ".join(says))
 
 
 SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tpcompile.evidence.bygroup import Row
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, Row
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
-from tpcompile.evidence.several import differ
 
 _CAUSES = {
     "dtype": Cause.DTYPE,
@@ -23,7 +23,7 @@ _PARAMETERS = "._parameters["
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    return (_item(tensor) for tensor in compile_.inputs)
+    return map(_item, compile_.inputs)
 
 
 def _item(tensor: InputTensor) -> Item:
@@ -41,7 +41,7 @@ def _item(tensor: InputTensor) -> Item:
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     """Tensors are logged while the frame is traced: of a compile that was cut before its graph, some are missing."""
     is_partial = compile_.is_cut and not compile_.graphs
-    return ("",) if compile_.inputs and not is_partial else ()
+    return in_one_part(is_observed=bool(compile_.inputs) and not is_partial)
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -53,8 +53,8 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _cause(row: Row, difference: Difference) -> Cause:
-    differing = list(filter(row.differs_in, _CAUSES))
-    if "shape" in differing and differ(difference.compile.is_symbolic()):
+    differing = row.differing(_CAUSES)
+    if "shape" in differing and difference.compile.is_symbolic().differ():
         return Cause.AUTOMATIC_DYNAMIC
     if differing == ["requires_grad"]:
         return requires_grad_cause(row.first.about)

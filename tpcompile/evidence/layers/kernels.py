@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from tpcompile.evidence.bygroup import Items
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Items, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Layer
-from tpcompile.evidence.rows import common_keys
+from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer
 
-_ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
+_ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
 """A view of a buffer, at an offset that may follow the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
@@ -19,35 +20,34 @@ _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|add
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
     kernels = [kernel for kernel in compile_.kernels if kernel.phase == part]
-    for kernel in kernels:
-        for code in kernel.code.splitlines():
-            yield Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code})
+    return itertools.chain.from_iterable(map(_lines, kernels))
+
+
+def _lines(kernel: Kernel) -> list[Item]:
+    return [Item(kind=ItemKind.CODE, about=kernel.name, fields={"code": code}) for code in kernel.code.splitlines()]
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     phases = {kernel.phase for kernel in compile_.kernels}
-    return [part for part in ("forward", "backward") if part in phases]
+    return [phase for phase in ("forward", "backward") if phase in phases]
 
 
 def _explain(difference: Difference) -> Explanation:
     hangs = is_reordered(difference.items)
-    everywhere = common_keys(difference.items)
-    lines = {item.key: item.fields["code"] for group in difference.items for item in group}
-    is_chosen = any(_MATMUL_CHOICE.search(lines[key]) for key in lines.keys() - everywhere)
+    is_chosen = any(_MATMUL_CHOICE.search(item.fields["code"]) for item in difference.items.own().all)
     cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
     return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
 
 
 def is_reordered(items: Items) -> bool:
     """True when the generated code issues other collectives, or the same in another order: a hang."""
-    return len({tuple(_issued(group)) for group in items}) > 1
+    return items.differ(_issued)
 
 
-def _issued(items: Sequence[Item]) -> Iterator[tuple[str, str]]:
-    for item in items:
-        match = _ISSUED.search(_VIEW.sub("buf0", item.fields["code"]))
-        if match and "wait_tensor" not in match[1]:
-            yield match[1], _BUFFER.sub("%", match[2])
+def _issued(items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
+    """Op and arguments of the collectives that lines of code issue, in order."""
+    found = [_ISSUED.search(_VIEW.sub("buf0", item.fields["code"])) for item in items]
+    return tuple((match[1], _BUFFER.sub("%", match[2])) for match in found if match)
 
 
 SPEC = LayerSpec(layer=Layer.KERNELS, explain=_explain, items=_items, parts=_parts, is_strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.causes import Cause
@@ -9,22 +10,18 @@ from tpcompile.evidence.layers.collectives import issued
 from tpcompile.evidence.layers.graph import graph_items
 from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.parametric import lowered_constants
-from tpcompile.evidence.records import CompileRecord, Graph, Item, Layer
+from tpcompile.evidence.records import CompileRecord, Item, Layer
 
-_PARTS = {"forward": "forward", "inference": "forward", "backward": "backward"}
-
-
-def _of_part(compile_: CompileRecord, part: str) -> list[Graph]:
-    return [graph for graph in compile_.graphs if _PARTS.get(graph.kind) == part]
+_KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
+"""Part of the layer -> kinds of its graphs."""
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    for graph in _of_part(compile_, part):
-        yield from graph_items(graph)
+    return itertools.chain.from_iterable(map(graph_items, compile_.graphs_of(*_KINDS[part])))
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    return [part for part in ("forward", "backward") if _of_part(compile_, part)]
+    return [part for part, kinds in _KINDS.items() if compile_.graphs_of(*kinds)]
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -35,20 +32,17 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _cause(difference: Difference) -> Cause:
-    padded = [_count(group, "constant_pad_nd") for group in difference.items]
-    if len(set(padded)) > 1:
+    if difference.items.differ(_num_padded):
         return Cause.AUTOTUNE  # Inductor times whether padding a matmul makes it faster, each rank for itself
-    saved = [_num_saved(group) for group in difference.items]
-    return Cause.PARTITIONER if len(set(saved)) > 1 else Cause.COMPILER_PASS
+    return Cause.PARTITIONER if difference.items.differ(_num_saved) else Cause.COMPILER_PASS
 
 
-def _count(items: Sequence[Item], op: str) -> int:
-    return sum(op in item.fields["target"] for item in items)
+def _num_padded(items: Sequence[Item]) -> int:
+    return sum("constant_pad_nd" in item.fields["target"] for item in items)
 
 
 def _num_saved(items: Sequence[Item]) -> int:
-    outputs = [item for item in items if item.fields["op"] == "output"]
-    return sum(len(item.notes["reads"].split()) for item in outputs)
+    return sum(len(item.notes["reads"].split()) for item in items if item.fields["op"] == "output")
 
 
 SPEC = LayerSpec(

@@ -9,32 +9,34 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence import checks
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
-from tpcompile.evidence.logs.issued import executed, lonely_groups, scheduled
-from tpcompile.evidence.logs.jobdigest import MAX_BYTES, Job, JobDigest, select
+from tpcompile.evidence.logs.issued import beside_the_graphs
+from tpcompile.evidence.logs.job import Job
+from tpcompile.evidence.logs.jobdigest import MAX_BYTES, JobDigest, Selection, select
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, read_rank_log
 from tpcompile.evidence.records import (
     Check,
     CheckId,
     Divergence,
     DivergenceClass,
-    Layer,
     RankDigest,
     Status,
     Verdict,
 )
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.several import first
 from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
@@ -42,8 +44,10 @@ from tpcompile.evidence.verdict import Rules, conclude
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
 SIDE_BY_SIDE_BYTES = 30_000_000
 """Size of logs from which a process of their own pays."""
-_SIZES = frozenset({Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC})
-_PROGRAM = frozenset({Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED})
+_NEED_NOT_AGREE = frozenset({
+    Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC, Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED,
+})  # fmt: skip
+"""Differences in sizes, and in which code a rank runs: none between ranks that nothing connects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,27 +77,27 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
     question = question or Question()
     files = find_logs(folders, num_ranks=question.num_ranks)
     logs = _read_all(files.paths)
-    world_size = _world_size(question, logs)
-    missing = sorted(set(range(world_size)) - set(logs))
-    ends = log_ends(logs.values(), missing)
-    lacking = [end for end in ends if end.lacks]
-    job = Job(
-        logs=logs,
-        domains=_domains(question, logs, missing),
-        world_size=world_size,
-        incomplete=frozenset(end.rank for end in lacking),
-    )
-    return _Diagnosis(job, question, ends, lacking, files.left_out).verdict()
+    world_size = _world_size(question, max(logs) + 1)
+    missing = sorted(set(range(world_size)).difference(logs))
+    ends = log_ends(logs, missing)
+    incomplete = ends.where(lambda end: end.lacks)
+    job = Job(logs, _domains(question, logs, missing), world_size=world_size, incomplete=frozenset(incomplete))
+    return _Diagnosis(job, question, ends, files.left_out).verdict()
 
 
-def _read_all(paths: Mapping[int, Path]) -> dict[int, RankLog]:
+def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
     """Read the logs, large ones side by side."""
-    num_workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    if num_workers < 2 or sum(path.stat().st_size for path in paths.values()) < SIDE_BY_SIDE_BYTES:
-        return {rank: _read(rank, path) for rank, path in paths.items()}
+    size_bytes = sum(path.stat().st_size for path in paths.values())
+    num_workers = min(len(paths), _num_cores())
+    if num_workers == 1 or size_bytes < SIDE_BY_SIDE_BYTES:
+        return ByRank(dict(zip(paths, map(_read, paths, paths.values()), strict=True)))
     with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        logs = pool.map(_read, paths, paths.values())
-        return dict(zip(paths, logs, strict=True))
+        return ByRank(dict(zip(paths, pool.map(_read, paths, paths.values()), strict=True)))
+
+
+def _num_cores() -> int:
+    """Cores of this process, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _read(rank: int, path: Path) -> RankLog:
@@ -103,8 +107,8 @@ def _read(rank: int, path: Path) -> RankLog:
         raise unreadable(path, error) from None
 
 
-def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
-    seen = max(logs) + 1
+def _world_size(question: Question, seen: int) -> int:
+    """Ranks of the job, of which the logs show so many at least."""
     if question.mesh is None:
         return max(question.num_ranks, seen)
     size = question.mesh.world_size
@@ -114,65 +118,67 @@ def _world_size(question: Question, logs: dict[int, RankLog]) -> int:
     return size
 
 
-def _domains(question: Question, logs: dict[int, RankLog], missing: Sequence[int]) -> Domains:
+def _domains(question: Question, logs: ByRank[RankLog], missing: Sequence[int]) -> Domains:
     if question.mesh is not None:
         return question.mesh.domains()
-    return by_groups({rank: log.coupling for rank, log in logs.items()}, missing=missing)
+    return by_groups(logs.map(lambda log: log.coupling), missing=missing)
 
 
 class _Diagnosis:
     """One job and what is asked of it -> verdict."""
 
-    def __init__(
-        self,
-        job: Job,
-        question: Question,
-        ends: Sequence[LogEnd],
-        lacking: Sequence[LogEnd],
-        left_out: Sequence[str],
-    ) -> None:
-        self.job, self.question, self.ends, self.lacking, self.left_out = job, question, ends, lacking, left_out
-        self.logs = list(job.logs.values())
-        self.failed = failed_everywhere(self.logs)
-        self.num_left = 0
+    def __init__(self, job: Job, question: Question, ends: ByRank[LogEnd], left_out: Sequence[str]) -> None:
+        self.job, self.question, self.ends, self.left_out = job, question, ends, left_out
+        self.lacking = ends.where(lambda end: end.lacks)
+        self.failed = failed_everywhere(job.logs)
 
     def verdict(self) -> Verdict:
         """Look into the first of what differs, and into more of it only when that is not red."""
         selection = select(self.job)
-        found = self.conclude(JobDigest(self.job, selection))
+        found = self.conclude(selection)
         if selection.num_left and found.exit_code != ExitCode.FAIL:
             selection = select(self.job, budget_bytes=MAX_BYTES)
-            found = self.conclude(JobDigest(self.job, selection))
-        self.num_left = selection.num_left
-        return self.limited(self.with_left(found))
+            found = self.conclude(selection)
+        return self.limited(found, _not_looked_into(selection.num_left))
 
-    def with_left(self, verdict: Verdict) -> Verdict:
-        """Say how much was not looked into."""
-        if not self.num_left:
-            return verdict
-        note = _information(EXAMINED, self.left_text(), [])
-        return verdict.model_copy(update={"checks": (*verdict.checks, note)})
-
-    def left_text(self) -> str:
-        return f"{self.num_left} more functions differ in their text and were not looked into"
-
-    def conclude(self, digest: JobDigest) -> Verdict:
+    def conclude(self, selection: Selection) -> Verdict:
+        digest = JobDigest(self.job, selection)
         rules = Rules(self.judge, 0.0, preset="trace logs", allowed=tuple(self.question.allowed), revise=self.revised)
         return conclude(rules, digest.digests(), digest.fetch, world_size=self.job.world_size)
 
     def judge(self, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-        agreed = [self.seen(check) for check in checks.agreed(digests, divergences)]
-        return [self.compiled(), *agreed, *split_note(digests), *self.failures(), *self.notes()]
+        environment, *layers = checks.agreed(digests, divergences)
+        return [
+            self.compiled(),
+            self.versions(environment),
+            *layers,
+            *split_note(digests),
+            *self.failed_alone(),
+            *(limit.note for limit in self.limits()),
+            *_left_out(self.left_out),
+        ]
+
+    def limited(self, verdict: Verdict, not_looked_into: Sequence[Limit]) -> Verdict:
+        """A pass of logs that do not go far enough is none; a difference is one all the same."""
+        notes = [limit.note for limit in not_looked_into]
+        verdict = verdict.model_copy(update={"checks": (*verdict.checks, *notes)})
+        if verdict.exit_code != ExitCode.PASS:
+            return verdict
+        limits = sorted([*self.limits(), *not_looked_into], key=lambda limit: limit.weight)
+        if not limits:
+            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
+        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": limits[-1].doubt}
+        return verdict.model_copy(update=update)
 
     # What the source knows besides the digests.
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
         """Differences that are none in this job are listed only; what was scheduled, and what ran, is added."""
         found = [self.accepted(divergence) for divergence in divergences]
-        for domain in self.job.domains.domains:
-            hangs = [d for d in found if d.domain == domain.name and d.cls == DivergenceClass.COLLECTIVES]
-            if not hangs:
-                found += [*lonely_groups(self.job, domain), *scheduled(self.job, domain), *executed(self.job, domain)]
+        hanging = _hanging(found)
+        for logs in self.job.domains:
+            if logs.domain.name not in hanging:
+                found += beside_the_graphs(logs)
         return tuple(found)
 
     def accepted(self, divergence: Divergence) -> Divergence:
@@ -180,89 +186,73 @@ class _Diagnosis:
         if divergence.cls != DivergenceClass.CONTENT:
             return divergence
         reason = self.uneven(divergence)
-        if reason:
+        if reason is not None:
             return _as(divergence, DivergenceClass.DECLARED, f"declared: {reason}")
-        if self.job.domains.source == Source.NOTHING and divergence.cause in _SIZES | _PROGRAM:
+        if self.job.source == Source.NOTHING and divergence.cause in _NEED_NOT_AGREE:
             return _as(divergence, DivergenceClass.LABEL, _UNCOUPLED)
         return divergence
 
-    def uneven(self, divergence: Divergence) -> str:
-        functions = {g.frame_line.function for g in divergence.groups if g.frame_line is not None}
-        return next((reason for function, reason in self.question.uneven if function in functions), "")
+    def uneven(self, divergence: Divergence) -> str | None:
+        """Why the function that differs may do so; None when nobody said so."""
+        lines = known(group.frame_line for group in divergence.groups)
+        functions = {line.function for line in lines}
+        return first(reason for function, reason in self.question.uneven if function in functions)
 
     # Checks.
 
-    def seen(self, check: Check) -> Check:
+    def versions(self, environment: Check) -> Check:
         """No log says what the environment was, but for torch's version."""
-        if check.layer != Layer.ENVIRONMENT or check.is_red:
-            return check
-        versions = {log.torch_version for log in self.logs}
+        if environment.is_red:
+            return environment
+        versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
-            return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
-        return check.model_copy(
-            update={"observed": f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"}
-        )
+            return environment.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
+        observed = f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"
+        return environment.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:
-        outcomes = {log.rank: Counter(compile_.fail_type for compile_ in log.compiles) for log in self.logs}
-        numbers = {rank: kinds.pop("", 0) for rank, kinds in outcomes.items()}
+        """Something was compiled on any rank; the kinds of errors are said besides."""
+        outcomes = self.job.logs.map(lambda log: log.outcomes)
+        numbers = outcomes.map(lambda outcome: outcome[""])
+        if not any(numbers.values()):
+            return self.nothing_compiled()
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
-        failed = sorted(set[str]().union(*outcomes.values()))
-        if failed:
-            observed += f"; others failed with {', '.join(failed)}"
-        return Check(
+        errors = sorted(set[str]().union(*outcomes.values()).difference([""]))
+        if errors:
+            observed += f"; others failed with {', '.join(errors)}"
+        return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
+
+    def nothing_compiled(self) -> Check:
+        """No compile ended well; the first that failed says why."""
+        check = Check(
             id=CheckId.COMPILED,
             mode="",
-            status=Status.PASS if any(numbers.values()) else Status.FAIL,
-            expected="at least 1 compile in the logs",
-            observed=observed,
+            status=Status.FAIL,
+            expected=_COMPILED,
+            observed="no compile ended well",
+            cause=Cause.NOTHING_COMPILED,
         )
+        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.fail_type)
+        if failed is None:
+            return check
+        return check.model_copy(update={"observed": failed.failed, "line": failed.line})
 
-    def failures(self) -> Iterator[Check]:
-        alone = failed_first(self.logs)
-        if alone is not None:
-            yield _failure_check(*alone)
+    def failed_alone(self) -> Iterator[Check]:
+        found = failed_first(self.job.logs)
+        if found is not None:
+            yield _failure_check(*found)
+
+    def limits(self) -> Iterator[Limit]:
+        """How far the logs of this job go."""
         if self.failed:
-            texts = [compile_.failed for compile_ in self.failed]
-            yield _information(FAILED, f"{len(texts)} failed alike on all ranks", texts)
-
-    def notes(self) -> Iterator[Check]:
+            yield _failed_alike(self.failed)
         if self.lacking:
-            ranks = tuple(end.rank for end in self.lacking)
-            text = f"that of rank {ranks_text(ranks)} is not; what it lacks was not observed"
-            yield _information(WHOLE, text, list(map(str, self.lacking))).model_copy(update={"ranks": ranks})
+            yield _lacking(self.lacking)
         elif self.question.ended_badly:
-            yield _information(WHOLE, "yes", list(map(str, self.ends)))
-        if self.left_out:
-            yield _information(NOTED, f"{len(self.left_out)} called like a log and left out", self.left_out)
-
-    # Exit code 6.
-
-    def limited(self, verdict: Verdict) -> Verdict:
-        """A pass of logs that do not go far enough is none; a difference is one all the same."""
-        if verdict.exit_code != ExitCode.PASS:
-            return verdict
-        summary = next(self.doubts(), "")
-        if not summary:
-            return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
-        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": summary}
-        return verdict.model_copy(update=update)
-
-    def doubts(self) -> Iterator[str]:
-        """Why a pass is none, what weighs most first."""
-        if self.lacking:
-            more = f", and {len(self.lacking) - 1} more" if len(self.lacking) > 1 else ""
-            yield f"what was logged agrees, and that is not all: {self.lacking[0]}{more}"
-        if self.num_left:
-            yield f"what was looked into agrees: {self.left_text()}"
-        if self.failed:
-            first = self.failed[0]
-            how = f"{first.function} failed to compile on all of them with {first.fail_type}: {first.fail_text}"
-            yield f"the ranks agree: {how}"
-        if self.question.ended_badly:
-            yield f"the compiles agree; the cause is not in what was compiled. {endings(self.ends)}"
+            yield _ended_badly(self.ends)
 
 
+_COMPILED = "at least 1 compile in the logs"
 _NOT_ALL = (
     "what ran besides is not in these logs: if the job hung or crashed, the cause is not in what was compiled, and "
     "--ended-badly says how each log ends"
@@ -273,8 +263,56 @@ _UNCOUPLED = (
 )
 
 
+@dataclass(frozen=True)
+class Limit:
+    """How far the logs of a job go: said beside the checks of any verdict, and instead of a pass."""
+
+    weight: int
+    """The doubt that weighs most is the verdict."""
+    note: Check
+    doubt: str
+
+
+def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
+    texts = [compile_.failed for compile_ in failed]
+    doubt = f"the ranks agree: {failed[0].function} failed to compile on all of them with {failed[0].error}"
+    return Limit(1, _information(FAILED, f"{len(texts)} failed alike on all ranks", texts), doubt)
+
+
+def _lacking(lacking: ByRank[LogEnd]) -> Limit:
+    text = f"that of rank {ranks_text(lacking.ranks)} is not; what it lacks was not observed"
+    note = _information(WHOLE, text, lacking.map(str).values())
+    more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    doubt = f"what was logged agrees, and that is not all: {lacking.first}{more}"
+    return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
+
+
+def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
+    doubt = f"the compiles agree; the cause is not in what was compiled. {endings(ends)}"
+    return Limit(0, _information(WHOLE, "yes", ends.map(str).values()), doubt)
+
+
+def _not_looked_into(num_left: int) -> list[Limit]:
+    if not num_left:
+        return []
+    text = f"{num_left} more functions differ in their text and were not looked into"
+    return [Limit(2, _information(EXAMINED, text, []), f"what was looked into agrees: {text}")]
+
+
+def _left_out(names: Sequence[str]) -> list[Check]:
+    """What lies beside the logs."""
+    if not names:
+        return []
+    return [_information(NOTED, f"{len(names)} called like a log and left out", names)]
+
+
+def _hanging(divergences: Iterable[Divergence]) -> set[str]:
+    """Domains whose ranks will wait for each other."""
+    return {divergence.domain for divergence in divergences if divergence.cls == DivergenceClass.COLLECTIVES}
+
+
 def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
-    how = f"{compile_.function} failed on rank {rank} with {compile_.fail_type}: {compile_.fail_text}"
+    how = f"{compile_.function} failed on rank {rank} with {compile_.error}"
     return Check(
         name=FAILED,
         mode="",
@@ -291,5 +329,5 @@ def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence
     return divergence.model_copy(update={"cls": cls, "advice": advice, "consequences": ()})
 
 
-def _information(name: str, text: str, details: Sequence[str]) -> Check:
+def _information(name: str, text: str, details: Iterable[str]) -> Check:
     return Check(name=name, mode="", status=Status.INFO, expected="yes", observed=text, details=tuple(details))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.several import grouped
 from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
 """Torch counts its groups; the default one is the first, and every rank is in it."""
+_AXIS = re.compile(r"(?P<name>[^=]+)=(?P<size>0*[1-9]\d*)")
 
 
 class Source(Enum):
@@ -42,90 +45,104 @@ class Domains:
     source: Source
     domains: tuple[Domain, ...]
 
-    def of(self, rank: int) -> Domain:
-        """The domain of a rank."""
-        return next(domain for domain in self.domains if rank in domain.ranks)
-
 
 @dataclass(frozen=True)
 class Mesh:
     """A device mesh in row-major order, and the axis whose ranks run the same program."""
 
-    sizes: tuple[tuple[str, int], ...]
+    sizes: Mapping[str, int]
+    """By axis."""
     axis: str
 
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return math.prod(size for _, size in self.sizes)
+        return math.prod(self.sizes.values())
 
     def domains(self) -> Domains:
         """One domain per place on the other axes."""
-        names = [name for name, _ in self.sizes]
-        places = itertools.product(*(range(size) for _, size in self.sizes))
-        members: dict[str, list[int]] = {}
-        for rank, place in enumerate(places):
-            at = dict(zip(names, place, strict=True))
-            del at[self.axis]
-            others = ", ".join(f"{name}={number}" for name, number in at.items())
-            members.setdefault(others or "all", []).append(rank)
-        found = tuple(Domain(name, tuple(ranks)) for name, ranks in members.items())
-        return Domains(Source.MESH, found)
+        places = itertools.product(*map(range, self.sizes.values()))
+        names = [self._name(place) for place in places]
+        parts = grouped(range(self.world_size), lambda rank: names[rank])
+        return Domains(Source.MESH, tuple(Domain(name, tuple(ranks)) for name, ranks in parts.items()))
+
+    def _name(self, place: Sequence[int]) -> str:
+        """Of the domain of the rank at a place on all axes."""
+        at = zip(self.sizes, place, strict=True)
+        others = [f"{name}={number}" for name, number in at if name != self.axis]
+        return ", ".join(others) or "all"
 
 
 def parse_mesh(text: str, axis: str) -> Mesh:
     """`dp=2,tp=4` and `tp` -> mesh. Raises ConfigError."""
-    sizes = []
-    for part in text.split(","):
-        name, _, size = part.strip().partition("=")
-        if not name or not size.isdecimal() or int(size) < 1:
-            raise ConfigError(f"--mesh {text}: write it as dp=2,tp=4, outermost axis first")
-        sizes.append((name, int(size)))
-    names = [name for name, _ in sizes]
-    if len(set(names)) < len(names):
+    axes = [_parse_axis(part.strip(), text) for part in text.split(",")]
+    sizes = dict(axes)
+    if len(sizes) < len(axes):
         raise ConfigError(f"--mesh {text}: an axis is named twice")
-    if axis not in names:
-        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(names)}, whose ranks must agree")
-    return Mesh(tuple(sizes), axis)
+    if axis not in sizes:
+        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(sizes)}, whose ranks must agree")
+    return Mesh(sizes, axis)
+
+
+def _parse_axis(part: str, mesh: str) -> tuple[str, int]:
+    match = _AXIS.fullmatch(part)
+    if match is None:
+        raise ConfigError(f"--mesh {mesh}: write it as dp=2,tp=4, outermost axis first")
+    return match["name"], int(match["size"])
+
+
+class _Kind(Enum):
+    """What ranks that are connected by process groups are to the others."""
+
+    SHARED = "several ranks, connected by groups"
+    ALONE = "one rank, which names groups that nobody else names"
+    SILENT = "one rank, which names no group"
 
 
 def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = ()) -> Domains:
     """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not.
 
-    `missing` are ranks without a log: one that would be alone in its group may have a peer among them.
+    `missing` are ranks without a log: one that would be alone in its group may have a peer among them. Who names no
+    group, or one of its own, is with its like if one of them issues collectives, else with the rest.
     """
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
-    parts = _connected(groups)
-    without_peers = [part for part in parts if len(part) == 1 and groups[part[0]]]
-    if len(without_peers) > len(missing):
-        without_peers = []
-    others = [part for part in parts if part not in without_peers]
-    parts = sorted([*_with_lonely(others, groups), *without_peers])
+    by_kind = grouped(_connected(groups), lambda part: _kind(part, groups))
+    shared, alone, silent = (by_kind.get(kind, []) for kind in _Kind)
+    apart: list[tuple[int, ...]] = []
+    if len(alone) <= len(missing):
+        apart, alone = alone, []
+    lonely = tuple(itertools.chain.from_iterable(alone + silent))
+    is_one_program = len(shared) == 1 and (not alone or len(lonely) == 1)
+    if is_one_program:
+        shared = [shared[0] + lonely]
+    elif lonely:
+        shared.append(lonely)
+    return Domains(Source.GROUPS, _named(shared + apart))
+
+
+def _kind(part: Sequence[int], groups: Mapping[int, Sequence[str]]) -> _Kind:
+    if len(part) > 1:
+        return _Kind.SHARED
+    return _Kind.ALONE if groups[part[0]] else _Kind.SILENT
+
+
+def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
+    """Domains by rank; a single one needs no name."""
     if len(parts) == 1:
-        return Domains(Source.GROUPS, (Domain("all", parts[0]),))
-    return Domains(Source.GROUPS, tuple(Domain(f"ranks {ranks_text(part)}", part) for part in parts))
-
-
-def _with_lonely(parts: Sequence[tuple[int, ...]], groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
-    """Who names no group, or one of its own, is with its like if one of them issues collectives, else with the rest."""
-    shared = [part for part in parts if len(part) > 1]
-    lonely = tuple(part[0] for part in parts if len(part) == 1)
-    if not lonely:
-        return shared
-    is_silent = not any(groups[rank] for rank in lonely)
-    if len(shared) == 1 and (is_silent or len(lonely) == 1):
-        return [tuple(sorted(shared[0] + lonely))]
-    return [*shared, tuple(sorted(lonely))]
+        return (Domain("all", tuple(sorted(parts[0]))),)
+    in_order = sorted(tuple(sorted(part)) for part in parts)
+    return tuple(Domain(f"ranks {ranks_text(part)}", part) for part in in_order)
 
 
 def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
     """Ranks that share a group, directly or through others."""
-    part_of = {rank: {rank} for rank in groups}
+    part_of: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in groups}
     for ranks in _users(groups):
-        merged = set[int]().union(*(part_of[rank] for rank in ranks))
+        parts = dict.fromkeys(part_of[rank] for rank in ranks)
+        merged = tuple(itertools.chain.from_iterable(parts))
         part_of |= dict.fromkeys(merged, merged)
-    return list(dict.fromkeys(tuple(sorted(part)) for part in part_of.values()))
+    return list(dict.fromkeys(part_of.values()))
 
 
 def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
@@ -139,25 +156,30 @@ def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
     return list(users.values())
 
 
-def roles_of(groups: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> dict[int, dict[str, str]]:
+def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
     """By rank of one domain: name of a group -> what stands for it on all ranks.
 
     A name that two ranks share is one group. Groups that differ in name (the tensor-parallel group of each replica)
     stand for each other in order of appearance.
     """
     shared: dict[str, str] = {}
-    found: dict[int, dict[str, str]] = {}
-    for rank in sorted(ranks):
-        mine = {name: shared[name] for name in groups[rank] if name in shared}
-        for name in groups[rank]:
-            if name not in mine:
-                mine[name] = shared[name] = _free_role(shared, mine)
-        found[rank] = mine
-    return found
+    return {rank: _roles(groups[rank], shared) for rank in sorted(groups)}
 
 
-def _free_role(shared: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    """The first role that a rank has no group for yet, or a new one."""
-    roles = list(dict.fromkeys(shared.values()))
-    free = [role for role in roles if role not in mine.values()]
-    return free[0] if free else f"group#{len(roles)}"
+def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
+    """The roles of a rank's groups; those that no rank before had are added to what is `shared`."""
+    mine: dict[str, str] = {}
+    known_first = sorted(names, key=lambda name: name not in shared)
+    for name in known_first:
+        role = shared.get(name) or _free_role(mine)
+        mine[name] = shared[name] = role
+    return mine
+
+
+def _free_role(mine: Mapping[str, str]) -> str:
+    """The first role that a rank has no group for yet."""
+    taken = set(mine.values())
+    number = 0
+    while f"group#{number}" in taken:
+        number += 1
+    return f"group#{number}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import grouped, last
 from tpcompile.evidence.text.ranks import ranks_text
 
 
@@ -36,40 +37,38 @@ class LogEnd:
         if Lack.NO_LOG in self.lacks:
             return f"rank {self.rank} {Lack.NO_LOG.value}"
         lacks = " and ".join(lack.value for lack in self.lacks) or "is whole"
-        last = f"; its {self.last_compile}; its last record is of {self.ended}" if self.last else ""
-        return f"the log of rank {self.rank} {lacks}{last}"
+        ends = f"the log of rank {self.rank} {lacks}"
+        if self.last is None:
+            return ends
+        return f"{ends}; its {self.last_compile}; its last record is of {self.ended}"
 
     @property
     def last_compile(self) -> str:
         """The last thing it compiled, in few words."""
         if self.last is None:
             return "no compile"
-        function, path, number = self.last.frame
-        frame = f"{function} {path}:{number}" if path else function or "?"
         state = "ended" if self.last.is_ended else "not ended"
         failed = f", failed with {self.last.fail_type}" if self.last.fail_type else ""
-        return f"last compile is {self.last.compile_id} of {frame}, {state}{failed}"
+        return f"last compile is {self.last.compile_id} of {self.last.frame}, {state}{failed}"
 
 
-def log_ends(logs: Iterable[RankLog], missing: Sequence[int]) -> list[LogEnd]:
-    """How every rank's log ends, by rank."""
-    ends = [_end(log) for log in logs]
-    ends += [LogEnd(rank, (Lack.NO_LOG,)) for rank in missing]
-    return sorted(ends, key=lambda end: end.rank)
+def log_ends(logs: ByRank[RankLog], missing: Sequence[int]) -> ByRank[LogEnd]:
+    """How the log of every rank ends; `missing` left none."""
+    lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
+    return ByRank({**logs.map(_end), **lost})
 
 
-def endings(ends: Sequence[LogEnd]) -> str:
+def endings(ends: ByRank[LogEnd]) -> str:
     """The last compile of every rank, ranks that end alike together."""
-    alike = grouped(ends, lambda end: end.last_compile)
-    texts = [f"rank {ranks_text([end.rank for end in same])}: {last}" for last, same in alike.items()]
-    return "; ".join(texts)
+    alike = grouped(ends, lambda rank: ends[rank].last_compile)
+    return "; ".join(f"rank {ranks_text(ranks)}: {last}" for last, ranks in alike.items())
 
 
 def _end(log: RankLog) -> LogEnd:
     unfinished = [compile_ for compile_ in log.compiles if not compile_.is_ended]
-    shown = (unfinished or log.compiles)[-1:]
+    shown = last(unfinished or log.compiles)
     lacks = _lacks(log, is_unfinished=bool(unfinished))
-    return LogEnd(log.rank, lacks, log.facts.ended, shown[0] if shown else None)
+    return LogEnd(log.rank, lacks, log.facts.ended, shown)
 
 
 def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
@@ -84,27 +83,23 @@ def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
     return tuple(lack for lack, is_so in observed.items() if is_so)
 
 
-def failed_everywhere(logs: Sequence[RankLog]) -> list[LoggedCompile]:
+def failed_everywhere(logs: ByRank[RankLog]) -> list[LoggedCompile]:
     """Compiles of the first rank that failed, and failed on every other rank that made them, the limit apart."""
-    found = []
-    for number, compile_ in enumerate(logs[0].compiles):
-        kinds = {peer.fail_type for peer in _turn(logs, number)}
-        if compile_.fatal and kinds == {compile_.fatal}:
-            found.append(compile_)
-    return found
+    turns = [_turn(logs, number) for number in logs.first.fatal]
+    return [turn.first for turn in turns if not turn.differ(lambda compile_: compile_.fail_type)]
 
 
-def failed_first(logs: Sequence[RankLog]) -> tuple[int, LoggedCompile] | None:
+def failed_first(logs: ByRank[RankLog]) -> tuple[int, LoggedCompile] | None:
     """The compile that ended a job: it failed on one rank, and all other logs end inside theirs of that number."""
-    for log in logs:
-        fatal = [(number, compile_) for number, compile_ in enumerate(log.compiles) if compile_.fatal]
-        for number, compile_ in fatal:
-            still_open = [peer for peer in _turn(logs, number) if not peer.is_ended]
+    for rank, log in logs.items():
+        for number, compile_ in log.fatal.items():
+            still_open = _turn(logs, number).where(lambda peer: not peer.is_ended)
             if len(still_open) == len(logs) - 1:
-                return log.rank, compile_
+                return rank, compile_
     return None
 
 
-def _turn(logs: Sequence[RankLog], number: int) -> list[LoggedCompile]:
+def _turn(logs: ByRank[RankLog], number: int) -> ByRank[LoggedCompile]:
     """The compiles of that number, of the ranks that got so far."""
-    return [log.compiles[number] for log in logs if number < len(log.compiles)]
+    so_far = logs.where(lambda log: number < len(log.compiles))
+    return so_far.map(lambda log: log.compiles[number])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.text.ranks import ranks_text
 
 PATTERN = "dedicated_log_torch_trace_*.log"
@@ -21,7 +22,7 @@ _NAME = re.compile(r"^dedicated_log_torch_trace_rank_(?P<rank>\d+)(?:_.*)?\.log$
 class LogFiles:
     """The file of every rank, and what lies beside them."""
 
-    paths: dict[int, Path]
+    paths: ByRank[Path]
     left_out: tuple[str, ...]
     """One line per thing that is called like a log and is none."""
 
@@ -32,19 +33,20 @@ def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
     that compiles nothing. And for two logs of one rank: two jobs, or one that was restarted, have nothing to compare.
     """
-    paths: dict[int, set[Path]] = {}
+    found: dict[int, set[Path]] = {}
     left_out = []
     for path in _candidates(folders):
         rank, reason = _rank_of(path)
         if reason:
             left_out.append(f"{path.name} is left out: {reason}")
         else:
-            paths.setdefault(rank, set()).add(path)
+            found.setdefault(rank, set()).add(path)
+    paths = ByRank(found)
     _check_one_job(paths)
     is_known_job = bool(paths) and num_ranks > 1
     if len(paths) < 2 and not is_known_job:
         raise ConfigError(_too_few(paths, folders))
-    return LogFiles({rank: min(paths[rank]) for rank in sorted(paths)}, tuple(left_out))
+    return LogFiles(paths.map(min), tuple(left_out))
 
 
 def _candidates(folders: Sequence[Path]) -> Iterator[Path]:
@@ -75,19 +77,19 @@ def _unusable(path: Path) -> str:
     return ""
 
 
-def _check_one_job(paths: dict[int, set[Path]]) -> None:
-    several = {rank: sorted(found) for rank, found in sorted(paths.items()) if len(found) > 1}
+def _check_one_job(paths: ByRank[set[Path]]) -> None:
+    several = paths.where(lambda files: len(files) > 1)
     if not several:
         return
-    first = next(iter(several.values()))
+    shown = ", ".join(map(str, sorted(several.first)[:3]))
     raise ConfigError(
-        f"rank {ranks_text(list(several))} has more than one log ({', '.join(map(str, first[:3]))}): two jobs, or one "
+        f"rank {ranks_text(several.ranks)} has more than one log ({shown}): two jobs, or one "
         "that was restarted; give the logs of one run only"
     )
 
 
-def _too_few(paths: dict[int, set[Path]], folders: Sequence[Path]) -> str:
-    found = f"only that of rank {next(iter(paths))}" if paths else "none"
+def _too_few(paths: ByRank[set[Path]], folders: Sequence[Path]) -> str:
+    found = f"only that of rank {paths.ranks[0]}" if paths else "none"
     return (
         f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
         "run the job with TORCH_TRACE=DIR on every rank, it writes DIR/dedicated_log_torch_trace_rank_*.log; "

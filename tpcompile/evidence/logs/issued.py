@@ -6,17 +6,17 @@ order; the graphs of all ranks are equal then, and the job hangs.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import group_by
-from tpcompile.evidence.logs.domains import Domain
-from tpcompile.evidence.logs.jobdigest import Frame, Job
-from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
+from tpcompile.evidence.logs.job import DomainLogs, Member, Step
+from tpcompile.evidence.logs.ranklog import LoggedCompile
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
 
 _OP = "torch.ops._c10d_functional."
@@ -28,156 +28,148 @@ _SCHEDULED = (
 _EXECUTED = "Every rank has the same graphs and calls them in another order. Look at what decides which one is called."
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The compiles of one frame that ranks made at the same turn."""
-
-    frame: Frame
-    compiles: Mapping[int, LoggedCompile]
-    """By rank."""
-
-    @property
-    def lines(self) -> dict[int, UserLine | None]:
-        return {rank: compile_.line for rank, compile_ in self.compiles.items()}
+Orders = ByRank[tuple[str, ...]]
 
 
-def scheduled(job: Job, domain: Domain) -> Iterator[Divergence]:
+def beside_the_graphs(logs: DomainLogs) -> list[Divergence]:
+    """All that these logs say besides the graphs."""
+    return [*lonely_groups(logs), *scheduled(logs), *executed(logs)]
+
+
+def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
     """Compiles for which Inductor scheduled other collectives, or the same in another order, on some ranks."""
-    for step in _in_step(job, domain):
-        known = {rank: compile_.schedules for rank, compile_ in step.compiles.items() if compile_.schedules}
-        common = min(map(len, known.values()), default=0)
-        orders = {rank: _flat(schedules[:common]) for rank, schedules in known.items()}
-        if len(set(orders.values())) < 2:
-            continue
-        is_moved = len({tuple(sorted(order)) for order in orders.values()}) == 1
-        place = _first_difference(list(orders.values()))
-        yield _divergence(
-            domain,
-            f"compile {step.compiles[min(known)].compile_id} of {_text(step.frame)}",
-            f"Inductor scheduled other collectives, first at number {place}",
-            {rank: _at(order, place) for rank, order in orders.items()},
-            Cause.ORDER_FORWARD if is_moved else Cause.EXTRA_COLLECTIVE,
-            _SCHEDULED,
-            lines=step.lines,
-        )
+    for step in logs.steps():
+        orders = _orders(step.compiles.where(lambda compile_: compile_.schedules))
+        if orders.differ(tuple):
+            yield _rescheduled(logs, step, orders)
 
 
-def executed(job: Job, domain: Domain) -> Iterator[Divergence]:
+def _orders(compiles: ByRank[LoggedCompile]) -> Orders:
+    """What Inductor scheduled, as far as it logged that on every rank."""
+    common = min((len(compile_.schedules) for compile_ in compiles.values()), default=0)
+    return compiles.map(lambda compile_: _flat(compile_.schedules[:common]))
+
+
+def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
+    place = _first_difference(orders)
+    has_others = orders.differ(lambda order: tuple(sorted(order)))
+    return _divergence(
+        logs,
+        f"compile {step.compiles[orders.ranks[0]].compile_id} of {step.frame}",
+        f"Inductor scheduled other collectives, first at number {place}",
+        orders.map(lambda order: _at(order, place)),
+        Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
+        _SCHEDULED,
+        lines=_lines(step),
+    )
+
+
+def executed(logs: DomainLogs) -> Iterator[Divergence]:
     """Compiled graphs with collectives that ranks ran in another order, or not equally often."""
-    runs = {log.rank: _run(job, log) for log in job.logs_of(domain) if log.executions}
-    if len(set(runs.values())) < 2:
+    runs = logs.members.where(lambda member: member.log.executions).map(_run)
+    if not runs.differ(tuple):
         return
-    place = _first_difference(list(runs.values()))
+    place = _first_difference(runs)
     title = f"compiled graphs with collectives ran in another order, first as number {place}"
-    said = {rank: _at(run, place) for rank, run in runs.items()}
-    yield _divergence(domain, "", title, said, Cause.ORDER_FORWARD, _EXECUTED)
+    yield _divergence(logs, "", title, runs.map(lambda run: _at(run, place)), Cause.ORDER_FORWARD, _EXECUTED)
 
 
-def lonely_groups(job: Job, domain: Domain) -> Iterator[Divergence]:
+def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:
     """A process group that one rank alone issues a collective in, where its peers use a group of another name.
 
     Groups with equal members are two groups all the same: on NCCL each has a communicator of its own.
     """
-    logs = job.logs_of(domain)
-    if len(logs) < len(domain.ranks) or job.incomplete & set(domain.ranks):
+    if not logs.is_whole:
         return  # a peer may have been in the group
-    users = Counter(name for log in logs for name in log.coupling)
-    lonely = {name for name, number in users.items() if number == 1}
-    for step in _in_step(job, domain):
-        place = _first_lonely(step, lonely)
-        if place is None:
-            continue
-        at = {rank: compile_.issued[place] for rank, compile_ in step.compiles.items()}
-        yield _divergence(
-            domain,
-            f"compile of {_text(step.frame)}",
-            f"collective number {place} is issued in groups of other names",
-            {rank: f"{op} in group {group!r}" for rank, (op, group) in at.items()},
-            Cause.GROUP,
-            Cause.GROUP.advice,
-            lines=step.lines,
-        )
-        return
+    lonely = _used_by_one(logs)
+    for step in logs.steps():
+        issued = step.compiles.map(lambda compile_: compile_.issued)
+        columns = enumerate(zip(*issued.values(), strict=False))
+        place = first(number for number, calls in columns if _is_lonely(calls, lonely))
+        if place is not None:
+            yield _in_other_groups(logs, step, place)
+            return
 
 
-def _first_lonely(step: _Step, lonely: set[str]) -> int | None:
-    """The first collective that all ranks issue in groups of different names, one of them used by one rank alone."""
-    issued = [compile_.issued for compile_ in step.compiles.values()]
-    for place, column in enumerate(zip(*issued, strict=False)):
-        ops, groups = map(set, zip(*column, strict=True))
-        if len(ops) == 1 and len(groups) > 1 and groups & lonely:
-            return place
-    return None
+def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
+    calls = step.compiles.map(lambda compile_: compile_.issued[place])
+    return _divergence(
+        logs,
+        f"compile of {step.frame}",
+        f"collective number {place} is issued in groups of other names",
+        calls.map(lambda call: f"{call[0]} in group {call[1]!r}"),
+        Cause.GROUP,
+        Cause.GROUP.advice,
+        lines=_lines(step),
+    )
 
 
-def _in_step(job: Job, domain: Domain) -> Iterator[_Step]:
-    """Compiles of the same frame and turn; those that one rank alone made are left to the comparison."""
-    by_frame: dict[Frame, dict[int, list[LoggedCompile]]] = {}
-    for log in job.logs_of(domain):
-        for compile_ in log.compiles:
-            by_frame.setdefault(compile_.frame, {}).setdefault(log.rank, []).append(compile_)
-    for frame, by_rank in by_frame.items():
-        if len(by_rank) > 1:
-            for turn in zip(*by_rank.values(), strict=False):
-                yield _Step(frame, dict(zip(by_rank, turn, strict=True)))
+def _used_by_one(logs: DomainLogs) -> set[str]:
+    """Process groups that the compiled code of one rank alone names."""
+    users = Counter(itertools.chain.from_iterable(member.log.coupling for member in logs.members.values()))
+    return {name for name, number in users.items() if number == 1}
+
+
+def _is_lonely(calls: Sequence[tuple[str, str]], lonely: set[str]) -> bool:
+    """True when ranks issue one collective in groups of different names, one of them used by one rank alone."""
+    ops, groups = map(set, zip(*calls, strict=True))
+    return len(ops) == 1 and len(groups) > 1 and not groups.isdisjoint(lonely)
 
 
 def _flat(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Collectives as scheduled, without the waits: where a rank waits is its own affair."""
-    names = [name.removeprefix(_OP) for schedule in schedules for name in schedule]
+    names = [name.removeprefix(_OP) for name in itertools.chain.from_iterable(schedules)]
     return tuple(name for name in names if not name.startswith(_WAIT))
 
 
-def _run(job: Job, log: RankLog) -> tuple[str, ...]:
+def _run(member: Member) -> tuple[str, ...]:
     """The graphs with collectives that a rank ran, named by what they are and not by their compile id."""
-    by_id = {compile_.compile_id: compile_ for compile_ in log.compiles}
-    programs = {name: _program(job, log.rank, compile_) for name, compile_ in by_id.items() if compile_.issued}
-    ran = [name for order in log.executions for name in order]
-    return tuple(programs[name] for name in ran if name in programs)
+    by_id = {compile_.compile_id: compile_ for compile_ in member.log.compiles}
+    ran = [by_id[name] for name in itertools.chain.from_iterable(member.log.executions) if name in by_id]
+    return tuple(_program(member, compile_) for compile_ in ran if compile_.issued)
 
 
-def _program(job: Job, rank: int, compile_: LoggedCompile) -> str:
-    issued = [f"{op} in {job.role(rank, group)}" for op, group in compile_.issued]
-    return f"{_text(compile_.frame)} with {', '.join(issued)}"
+def _program(member: Member, compile_: LoggedCompile) -> str:
+    issued = [f"{op} in {role}" for op, role in member.issued(compile_)]
+    return f"{compile_.frame} with {', '.join(issued)}"
 
 
-def _first_difference(rows: Sequence[Sequence[str]]) -> int:
-    """The first place at which sequences differ; one may end there."""
-    for place, column in enumerate(zip(*rows, strict=False)):
-        if len(set(column)) > 1:
-            return place
-    return min(map(len, rows))
+def _first_difference(orders: Orders) -> int:
+    """The first place at which what ranks have differs; one may end there."""
+    columns = zip(*orders.values(), strict=False)
+    return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
 def _at(row: Sequence[str], place: int) -> str:
     return row[place] if place < len(row) else f"nothing, {len(row)} in all"
 
 
-def _text(frame: Frame) -> str:
-    function, file, line = frame
-    return f"{function} {file}:{line}" if file else function or "?"
+def _lines(step: Step) -> ByRank[UserLine | None]:
+    return step.compiles.map(lambda compile_: compile_.line)
 
 
 def _divergence(
-    domain: Domain,
+    logs: DomainLogs,
     where: str,
     title: str,
-    said: Mapping[int, str],
+    said: ByRank[str],
     cause: Cause,
     advice: str,
     *,
     lines: Mapping[int, UserLine | None] = MappingProxyType({}),
 ) -> Divergence:
     """A finding from what each rank has, and its line."""
-    sides = [(ranks, said[ranks[0]], lines.get(ranks[0])) for ranks in group_by(said)]
-    groups = [RankGroup(ranks=ranks, item=value_item(title, text), frame_line=line) for ranks, text, line in sides]
-    differing = " against ".join(f"{text} on rank {ranks_text(ranks)}" for ranks, text, _ in sides)
+    sides = said.groups(str)
+    differing = " against ".join(f"{said[ranks[0]]} on rank {ranks_text(ranks)}" for ranks in sides)
     return Divergence(
         layer=Layer.COLLECTIVES,
         cls=DivergenceClass.COLLECTIVES,
-        domain=domain.name,
+        domain=logs.domain.name,
         where=where,
-        groups=tuple(groups),
+        groups=tuple(
+            RankGroup(ranks=ranks, item=value_item(title, said[ranks[0]]), frame_line=lines.get(ranks[0]))
+            for ranks in sides
+        ),
         title=f"{title}: {differing}",
         cause=cause,
         advice=advice,

@@ -7,13 +7,12 @@ small jobs everything is parsed all the same, so that the report can say what wa
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tpcompile.evidence.digest import digest_rank, environment_items, frame_name, layer_items
-from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
-from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog, records_of
+from tpcompile.evidence.logs.job import DomainLogs, Job, Member
+from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord
 
 SMALL_BYTES = 1_000_000
@@ -26,7 +25,6 @@ MAX_BYTES = 32_000_000
 MAX_EQUAL = 200
 """Frames of equal text that are listed in a digest."""
 
-Frame = tuple[str, str, int]
 _PARTS = {
     "describe_source": (Layer.INPUTS, ""),
     "dynamo_cpp_guards_str": (Layer.GUARDS, ""),
@@ -37,153 +35,115 @@ _PARTS = {
 }
 
 
-@dataclass
-class Job:
-    """Logs of all ranks, and which of them must agree."""
+@dataclass(frozen=True)
+class Chosen:
+    """What is parsed of the logs of a domain."""
 
-    logs: dict[int, RankLog]
-    domains: Domains
-    world_size: int
-    incomplete: frozenset[int] = frozenset()
-    """Ranks whose log lacks something: what they did not compile was not observed."""
-    roles: dict[int, dict[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        groups = {rank: list(log.groups) for rank, log in self.logs.items()}
-        for domain in self.domains.domains:
-            self.roles |= roles_of(groups, [log.rank for log in self.logs_of(domain)])
-
-    def logs_of(self, domain: Domain) -> list[RankLog]:
-        """The logs there are of a domain, by rank."""
-        return [self.logs[rank] for rank in domain.ranks if rank in self.logs]
-
-    def role(self, rank: int, group: str) -> str:
-        """What stands for a group on all ranks of the domain."""
-        return self.roles[rank].get(group, group)
-
-    def text_key(self, rank: int, compile_: LoggedCompile) -> str:
-        """Equal for compiles whose whole text is equal, roles of groups included."""
-        return " ".join([compile_.sha, *(self.role(rank, group) for group in compile_.groups)])
-
-
-def open_frames(job: Job, domain: Domain) -> list[Frame]:
-    """Frames whose text is not equal on all ranks of a domain, in order of appearance."""
-    logs = job.logs_of(domain)
-    texts: dict[Frame, dict[int, list[str]]] = {}
-    for log in logs:
-        for compile_ in log.compiles:
-            by_rank = texts.setdefault(compile_.frame, {other.rank: [] for other in logs})
-            by_rank[log.rank].append(job.text_key(log.rank, compile_))
-    return [frame for frame, by_rank in texts.items() if len(set(map(tuple, by_rank.values()))) > 1]
+    parsed: frozenset[Frame]
+    by_text: frozenset[Frame]
+    """Frames of equal text that are listed; more than a report needs are left out."""
+    num_left: int
+    """Frames that differ in their text and were not looked into."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is parsed, by domain."""
+    """What is parsed of a job."""
 
-    parsed: Mapping[str, frozenset[Frame]]
-    by_text: Mapping[str, frozenset[Frame]]
-    """Frames of equal text that are listed; more than a report needs are left out."""
-    num_left: int = 0
-    """Frames that differ in their text and were not looked into."""
+    domains: Mapping[str, Chosen]
+    """By name of the domain."""
+
+    @property
+    def num_left(self) -> int:
+        """Frames that differ in their text and were not looked into."""
+        return sum(chosen.num_left for chosen in self.domains.values())
 
 
 def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = SMALL_BYTES) -> Selection:
     """Choose what to parse: everything of a small job, else the first of what differs."""
-    sizes = {domain.name: _sizes(job, domain) for domain in job.domains.domains}
-    is_small = sum(sum(of_domain.values()) for of_domain in sizes.values()) <= small_bytes
-    share_bytes = budget_bytes / len(sizes)
-    parsed: dict[str, frozenset[Frame]] = {}
-    by_text: dict[str, frozenset[Frame]] = {}
-    num_left = 0
-    for domain in job.domains.domains:
-        every = list(sizes[domain.name])
-        chosen = every if is_small else open_frames(job, domain)
-        kept = _within(chosen, sizes[domain.name], share_bytes)
-        parsed[domain.name] = frozenset(kept)
-        by_text[domain.name] = _listed(job, domain, every, frozenset(chosen))
-        num_left += len(chosen) - len(kept)
-    return Selection(parsed, by_text, num_left)
+    size_bytes = sum(sum(logs.sizes.values()) for logs in job.domains)
+    is_small = size_bytes <= small_bytes
+    share_bytes = budget_bytes / len(job.domains)
+    return Selection({logs.domain.name: _choose(logs, share_bytes, every_frame=is_small) for logs in job.domains})
 
 
-def _listed(job: Job, domain: Domain, every: Sequence[Frame], chosen: frozenset[Frame]) -> frozenset[Frame]:
+def _choose(logs: DomainLogs, budget_bytes: float, *, every_frame: bool) -> Chosen:
+    wanted = list(logs.sizes) if every_frame else logs.differing()
+    parsed = _within(wanted, logs.sizes, budget_bytes)
+    equal = _listed(logs, frozenset(wanted))
+    return Chosen(frozenset(parsed), frozenset(equal), len(wanted) - len(parsed))
+
+
+def _listed(logs: DomainLogs, others: frozenset[Frame]) -> list[Frame]:
     """Frames of equal text to list: the first, unless ranks made them in another order."""
-    equal = [frame for frame in every if frame not in chosen]
+    equal = [frame for frame in logs.sizes if frame not in others]
     among = frozenset(equal)
-    orders = {tuple(c.frame for c in log.compiles if c.issued and c.frame in among) for log in job.logs_of(domain)}
-    return frozenset(equal[:MAX_EQUAL] if len(orders) == 1 else equal)
+    is_reordered = logs.members.differ(lambda member: _order(member, among))
+    return equal if is_reordered else equal[:MAX_EQUAL]
 
 
-def _sizes(job: Job, domain: Domain) -> dict[Frame, int]:
-    """Bytes of text by frame, in order of appearance."""
-    sizes: Counter[Frame] = Counter()
-    for log in job.logs_of(domain):
-        for compile_ in log.compiles:
-            sizes[compile_.frame] += compile_.size_bytes
-    return dict(sizes)
+def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
+    """Frames with collectives in the order in which a rank compiled them."""
+    issuing = [compile_.frame for compile_ in member.log.compiles if compile_.issued]
+    return tuple(frame for frame in issuing if frame in among)
 
 
-def _within(frames: Sequence[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
+def _within(frames: list[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
     """The first frames that fit into a budget; one at least."""
-    kept: list[Frame] = []
-    used = 0
-    for frame in frames:
-        used += sizes[frame]
-        if kept and used > budget_bytes:
-            break
-        kept.append(frame)
-    return kept
+    used_bytes = itertools.accumulate(sizes[frame] for frame in frames)
+    num_within = sum(used <= budget_bytes for used in used_bytes)
+    return frames[: max(1, num_within)]
 
 
 class JobDigest:
     """Digests of a job and the details behind them, parsed when asked for."""
 
     def __init__(self, job: Job, selection: Selection) -> None:
-        self.job, self.selection = job, selection
-        self.records = {rank: records_of(log, job.roles[rank]) for rank, log in job.logs.items()}
+        self.selection, self.world_size = selection, job.world_size
+        self.members = job.members
+        self.records = self.members.map(lambda member: records_of(member.log, member.roles))
 
     def digests(self) -> list[RankDigest]:
         """One digest per rank that left a log."""
-        return [self._of_rank(log) for log in self.job.logs.values()]
+        return list(self.members.map(self._of_rank).values())
 
     def fetch(self, rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
         """Items of a layer; index -1 is the rank itself."""
         if index < 0:
-            return environment_items(self._rank(self.job.logs[rank], ()))
+            return environment_items(self._record(self.members[rank], ()))
         return layer_items(self.records[rank](index), layer, part)
 
-    def _rank(self, log: RankLog, compiles: tuple[CompileRecord, ...]) -> RankRecord:
-        domain = self.job.domains.of(log.rank)
+    def _record(self, member: Member, compiles: tuple[CompileRecord, ...]) -> RankRecord:
+        log, domain = member.log, member.domain
         return RankRecord(
             rank=log.rank,
-            world_size=self.job.world_size,
+            world_size=self.world_size,
             domain=domain.name,
             coordinate=domain.ranks.index(log.rank),
             environment=(("torch", log.torch_version or "a version that does not log itself"),),
             compiles=compiles,
-            is_cut=log.rank in self.job.incomplete,
+            is_cut=member.is_incomplete,
         )
 
-    def _of_rank(self, log: RankLog) -> RankDigest:
-        domain = self.job.domains.of(log.rank).name
-        parts = [digest_rank(self._rank(log, ()))]
-        parsed, by_text = self.selection.parsed[domain], self.selection.by_text[domain]
-        for number, compile_ in enumerate(log.compiles):
-            if compile_.frame in parsed:
-                part = digest_rank(self._rank(log, (self.records[log.rank](number),)))
-                parts.append(_numbered(part, number))
-            elif compile_.frame in by_text:
-                digest = text_digest(self.job, log.rank, number)
-                parts.append(parts[0].model_copy(update={"compiles": (digest,)}))
+    def _of_rank(self, member: Member) -> RankDigest:
+        chosen = self.selection.domains[member.domain.name]
+        empty = digest_rank(self._record(member, ()))
+        parts = [empty]
+        for number, compile_ in enumerate(member.log.compiles):
+            if compile_.frame in chosen.parsed:
+                record = self.records[member.log.rank](number)
+                parts.append(_numbered(digest_rank(self._record(member, (record,))), number))
+            elif compile_.frame in chosen.by_text:
+                digest = text_digest(member, compile_, number)
+                parts.append(empty.model_copy(update={"compiles": (digest,)}))
         return _merged(parts)
 
 
-def text_digest(job: Job, rank: int, number: int) -> CompileDigest:
+def text_digest(member: Member, compile_: LoggedCompile, number: int) -> CompileDigest:
     """Digest of a compile whose text is equal on all ranks: the hash of the text stands for every layer of it."""
-    compile_ = job.logs[rank].compiles[number]
-    sha = job.text_key(rank, compile_)
-    issued = [(op, job.role(rank, group)) for op, group in compile_.issued]
-    seen = {_PARTS[name] for name in compile_.names if name in _PARTS}
+    sha = member.text_key(compile_)
+    issued = member.issued(compile_)
+    seen = {_PARTS[name] for name in _PARTS.keys() & compile_.names}
     layers = [LayerDigest(layer=layer, part=part, sha256=sha, num_items=1) for layer, part in sorted(seen)]
     layers.append(LayerDigest(layer=Layer.GRAPH, sha256=sha, num_items=1))
     layers.append(LayerDigest(layer=Layer.COLLECTIVES, sha256=str(issued), num_items=len(issued)))
@@ -199,8 +159,9 @@ def text_digest(job: Job, rank: int, number: int) -> CompileDigest:
 
 
 def _numbered(part: RankDigest, number: int) -> RankDigest:
-    compiles = [compile_.model_copy(update={"index": number}) for compile_ in part.compiles]
-    return part.model_copy(update={"compiles": tuple(compiles)})
+    """The digest of one compile, with its number among those of the rank."""
+    (compile_,) = part.compiles
+    return part.model_copy(update={"compiles": (compile_.model_copy(update={"index": number}),)})
 
 
 def _merged(parts: Sequence[RankDigest]) -> RankDigest:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tpcompile.evidence.logs.tracefile import (
     BACKWARD_METRICS,
@@ -28,6 +31,7 @@ from tpcompile.evidence.logs.tracefile import (
     json_value,
 )
 from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.several import first, grouped
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, compile_record, frame_line, start_stack
@@ -63,20 +67,33 @@ _TENSOR_FIELDS = ("id", "describer_id", "dtype", "size", "stride", "device", "re
 _HASH_BYTES = 16
 
 
+class Frame(NamedTuple):
+    """A compiled frame; the same on all ranks, wherever the code is installed."""
+
+    function: str = ""
+    path: str = ""
+    """End of the path of its file."""
+    line: int = 0
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{self.function} {self.path}:{self.line}"
+        return self.function or "?"
+
+
 @dataclass(slots=True)
 class LoggedCompile:
     """One compile of one rank, without its text."""
 
     compile_id: str
-    before: int | None
-    """The compile before of the same frame, by number."""
+    start_before: int | None = None
+    """Place of the last `dynamo_start` of the same frame before this compile."""
     places: array[int] = field(default_factory=lambda: array("Q"))
     start: int | None = None
     """Place of its `dynamo_start`; None for a call that only exceeded the recompile limit."""
     function: str = ""
     line: UserLine | None = None
-    frame: tuple[str, str, int] = ("", "", 0)
-    """The compiled frame: function, end of the path, line."""
+    frame: Frame = field(default_factory=Frame)
     size_bytes: int = 0
     """Text a full parse has to read."""
     names: frozenset[str] = frozenset()
@@ -96,25 +113,35 @@ class LoggedCompile:
     """Hash of the whole text, without what differs by nature and without names of groups."""
 
     @property
+    def last_start(self) -> int | None:
+        """Place of the last `dynamo_start` of the frame so far."""
+        return self.start_before if self.start is None else self.start
+
+    @property
     def is_ended(self) -> bool:
         """True when torch logged the end of the compile."""
         return "compilation_metrics" in self.names
 
     @property
-    def failed(self) -> str:
-        """What says that and how it failed; empty when it did not."""
-        return f"{self.function} failed with {self.fail_type}: {self.fail_text}" if self.fail_type else ""
+    def error(self) -> str:
+        """Type and first line of the error of a compile that failed."""
+        return f"{self.fail_type}: {self.fail_text}"
 
     @property
-    def fatal(self) -> str:
-        """Type of an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
-        return self.fail_type if any(name in self.fail_type for name in _FATAL) else ""
+    def failed(self) -> str:
+        """That it failed, and how."""
+        return f"{self.function} failed with {self.error}"
+
+    @property
+    def is_fatal(self) -> bool:
+        """True for an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
+        return any(name in self.fail_type for name in _FATAL)
 
     def starts_in(self, function: str, line: UserLine | None) -> None:
         """Note the compiled frame."""
-        self.function, self.line, self.frame = function, line, (function, "", 0)
+        self.function, self.line, self.frame = function, line, Frame(function)
         if line is not None:
-            self.frame = function, normalise.short_path(line.file), line.line
+            self.frame = Frame(function, normalise.short_path(line.file), line.line)
 
 
 @dataclass
@@ -130,10 +157,34 @@ class RankLog:
     executions: list[tuple[str, ...]] = field(default_factory=list)
     """Order in which compiled graphs ran, by compile id, one per recording."""
 
+    @functools.cached_property
+    def by_frame(self) -> dict[Frame, list[LoggedCompile]]:
+        """Compiles of every frame, in order of appearance; of a log that was read."""
+        return grouped(self.compiles, lambda compile_: compile_.frame)
+
+    @property
+    def sizes(self) -> Counter[Frame]:
+        """Bytes of text of every compiled frame, in order of appearance."""
+        sizes: Counter[Frame] = Counter()
+        for compile_ in self.compiles:
+            sizes[compile_.frame] += compile_.size_bytes
+        return sizes
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many compiles ended with which type of error, "" for none."""
+        return Counter(compile_.fail_type for compile_ in self.compiles)
+
+    @property
+    def fatal(self) -> dict[int, LoggedCompile]:
+        """Compiles with an error that ends the program, by number."""
+        return {number: compile_ for number, compile_ in enumerate(self.compiles) if compile_.is_fatal}
+
     @property
     def groups(self) -> dict[str, None]:
         """Names of the process groups in compiled code, in order of appearance."""
-        return {name: None for compile_ in self.compiles for name in compile_.groups}
+        names = [compile_.groups for compile_ in self.compiles]
+        return dict.fromkeys(itertools.chain.from_iterable(names))
 
     @property
     def coupling(self) -> list[str]:
@@ -145,15 +196,9 @@ class RankLog:
         """Read one compile in full."""
         compile_ = self.compiles[number]
         events = list(events_at(self.path, compile_.places))
-        return compile_record(events, before=self._start_before(compile_), roles=roles, strings=self.strings)
-
-    def _start_before(self, compile_: LoggedCompile) -> TraceEvent | None:
-        """The start of the nearest compile before of the same frame that has one."""
-        before = compile_.before
-        while before is not None and self.compiles[before].start is None:
-            before = self.compiles[before].before
-        place = self.compiles[before].start if before is not None else None
-        return next(events_at(self.path, [place]), None) if place is not None else None
+        before = [] if compile_.start_before is None else [compile_.start_before]
+        start_before = first(events_at(self.path, before))
+        return compile_record(events, before=start_before, roles=roles, strings=self.strings)
 
 
 def read_rank_log(rank: int, path: Path) -> RankLog:
@@ -201,10 +246,12 @@ class _Reader:
         compile_.sha = hashlib.blake2b(said, digest_size=_HASH_BYTES).hexdigest()
 
     def begun(self, found: TraceEvent, number: int) -> LoggedCompile:
-        before = self.number_of.before[number]
-        compile_ = LoggedCompile(str(found.compile_id), before)
-        if before is not None:  # until its own start says so
-            compile_.starts_in(self.log.compiles[before].function, self.log.compiles[before].line)
+        compile_ = LoggedCompile(str(found.compile_id))
+        number_before = self.number_of.before[number]
+        if number_before is not None:
+            before = self.log.compiles[number_before]
+            compile_.start_before = before.last_start
+            compile_.starts_in(before.function, before.line)  # until its own start says so
         return compile_
 
     def name(self, compile_: LoggedCompile, start: TraceEvent) -> None:
@@ -236,7 +283,7 @@ _OF_JOB = {"str": _string, TORCH_VERSION: _version, EXECUTION: _execution}
 
 
 def _frame(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
-    return repr(compile_.frame).encode()
+    return repr(tuple(compile_.frame)).encode()
 
 
 def _nothing(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
@@ -258,7 +305,7 @@ def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     if metrics.get("fail_type"):
         compile_.fail_type = str(metrics["fail_type"])
         compile_.fail_text = normalise.error(str(metrics.get("fail_reason") or ""))
-    return f"{compile_.fail_type}: {compile_.fail_text}".encode()
+    return compile_.error.encode()
 
 
 def _tensor(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:

@@ -24,7 +24,16 @@ from tpcompile.evidence.records.compile import (
     TaintKind,
 )
 from tpcompile.evidence.records.digest import CompileDigest, LayerDigest, RankDigest, SplitCall
-from tpcompile.evidence.records.findings import Divergence, DivergenceClass, Grade, RankGroup, RecompileCause, Taint
+from tpcompile.evidence.records.findings import (
+    Divergence,
+    DivergenceClass,
+    Grade,
+    RankGroup,
+    RecompileCause,
+    Taint,
+    items_of,
+    ranks_of,
+)
 from tpcompile.evidence.records.verdict import Check, CheckId, Lead, Verdict
 
 __all__ = [
@@ -65,5 +74,7 @@ __all__ = [
     "TaintKind",
     "UserLine",
     "Verdict",
+    "items_of",
+    "ranks_of",
     "value_item",
 ]

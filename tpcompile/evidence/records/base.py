@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,9 +47,27 @@ class UserLine(Frozen):
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
+def at_text(line: UserLine | None) -> str:
+    """` at model.py:3`, or nothing where no line is known."""
+    return f" at {line}" if line else ""
+
+
+class HasLine(Protocol):
+    """What may come from a line of source."""
+
+    @property
+    def line(self) -> UserLine | None:
+        """That line, where it is known."""
+
+
+def lines_of(things: Iterable[HasLine]) -> list[UserLine]:
+    """The lines that are known."""
+    return known(thing.line for thing in things)
+
+
 def known(lines: Iterable[UserLine | None]) -> list[UserLine]:
     """The lines that are known."""
-    return [line for line in lines if line is not None]
+    return list(filter(None, lines))
 
 
 class ItemKind(StrEnum):
@@ -108,6 +127,10 @@ class Item(Frozen):
     def text(self) -> str:
         """The whole item as one line, for the reader and for the allow-list."""
         return f"{self.about} :: {self.says}"
+
+    def at(self, line: UserLine | None) -> Item:
+        """The same at that line."""
+        return self.model_copy(update={"line": line})
 
 
 def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
-from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
 from tpcompile.evidence.several import first, grouped
 
 
@@ -38,9 +39,19 @@ class Graph(Frozen):
     nodes: tuple[Node, ...]
 
     @property
+    def phase(self) -> str:
+        """`forward` or `backward`."""
+        return "backward" if self.kind == "backward" else "forward"
+
+    @property
     def scopes(self) -> list[list[Node]]:
         """The nodes of each subgraph, in order."""
         return list(grouped(self.nodes, lambda node: node.scope).values())
+
+
+def nodes_of(graphs: Iterable[Graph]) -> list[Node]:
+    """The nodes of several graphs, in order."""
+    return [node for graph in graphs for node in graph.nodes]
 
 
 class Guard(Frozen):
@@ -197,16 +208,25 @@ class CompileRecord(Frozen):
     @property
     def dynamo_nodes(self) -> list[Node]:
         """Nodes of what Dynamo traced: the user's program."""
-        return [node for graph in self.graphs if graph.kind == "dynamo" for node in graph.nodes]
+        return nodes_of(self.graphs_of("dynamo"))
 
     @property
     def traced_lines(self) -> list[UserLine]:
         """Lines that nodes of the Dynamo graph or guards come from; of a guard's file only the end may be known."""
-        return known([*(node.line for node in self.dynamo_nodes), *(guard.line for guard in self.guards)])
+        return lines_of([*self.dynamo_nodes, *self.guards])
+
+    @property
+    def has_lowered(self) -> bool:
+        """True when there is a graph made from that of Dynamo."""
+        return len(self.graphs_of("dynamo")) < len(self.graphs)
+
+    def graphs_of(self, *kinds: str) -> list[Graph]:
+        """The graphs of these kinds, in order."""
+        return [graph for graph in self.graphs if graph.kind in kinds]
 
     def graph(self, kind: str) -> Graph | None:
         """The graph of that kind, or None."""
-        return first(graph for graph in self.graphs if graph.kind == kind)
+        return first(self.graphs_of(kind))
 
 
 class PhaseCounters(Frozen):

@@ -46,9 +46,14 @@ class CompileDigest(Frozen):
     normalised: tuple[Normalised, ...] = ()
     layers: tuple[LayerDigest, ...]
 
+    @property
+    def shas(self) -> dict[tuple[Layer, str], str]:
+        """Layer and part -> hash, of those that were observed."""
+        return {(digest.layer, digest.part): digest.sha256 for digest in self.layers}
+
     def sha(self, layer: Layer, part: str = "") -> str | None:
         """Hash of that layer, None when it was not observed."""
-        return next((d.sha256 for d in self.layers if (d.layer, d.part) == (layer, part)), None)
+        return self.shas.get((layer, part))
 
     @property
     def is_loaded(self) -> bool:
@@ -74,6 +79,11 @@ class SplitCall(Frozen):
     """First lines of the frames that were compiled on their own inside of it, where their compiles were seen."""
     skipped: SkippedFrame | None = None
     """Why it runs in Python, where torch still knows."""
+
+    @property
+    def broke_at(self) -> UserLine | None:
+        """The line of the graph break since which it is skipped."""
+        return self.skipped.broke_at if self.skipped else None
 
 
 class RankDigest(Frozen):
@@ -109,7 +119,11 @@ class RankDigest(Frozen):
     @property
     def sure_reads(self) -> list[RankRead]:
         """Reads of the rank on a path that every trace takes."""
-        return [suspect for suspect in self.suspects if suspect.what == "read" and suspect.is_sure]
+        return [suspect for suspect in self.suspects_of("read") if suspect.is_sure]
+
+    def suspects_of(self, what: str) -> list[RankRead]:
+        """Rank reads, or guards with a rank's name."""
+        return [suspect for suspect in self.suspects if suspect.what == what]
 
     @property
     def layers(self) -> list[LayerDigest]:
@@ -119,11 +133,15 @@ class RankDigest(Frozen):
     @property
     def observed(self) -> frozenset[Layer]:
         """Layers that any compile has."""
-        return frozenset(layer.layer for layer in self.layers)
+        return frozenset(digest.layer for digest in self.layers)
 
     def of_frame(self, frame: str) -> list[CompileDigest]:
         """Compiles of a frame, in order."""
         return [compile_ for compile_ in self.compiles if compile_.frame == frame]
+
+    def called(self, compile_id: str) -> list[CompileDigest]:
+        """Compiles with that id, in order: ids begin again after a reset."""
+        return [compile_ for compile_ in self.compiles if compile_.compile_id == compile_id]
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:
         """Graph breaks of a phase."""

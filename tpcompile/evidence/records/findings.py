@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known
+from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known, lines_of
 from tpcompile.evidence.records.compile import TaintKind
 from tpcompile.evidence.several import first
 
@@ -41,6 +42,16 @@ class RankGroup(Frozen):
         return self.item.line if self.item and self.item.line else self.frame_line
 
 
+def ranks_of(groups: Iterable[RankGroup]) -> tuple[int, ...]:
+    """All ranks of some groups, sorted."""
+    return tuple(sorted(rank for group in groups for rank in group.ranks))
+
+
+def items_of(groups: Iterable[RankGroup]) -> list[tuple[tuple[int, ...], Item]]:
+    """What groups of ranks have, of those that have something."""
+    return [(group.ranks, group.item) for group in groups if group.item is not None]
+
+
 class Divergence(Frozen):
     """One difference between ranks of a symmetry domain."""
 
@@ -69,23 +80,23 @@ class Divergence(Frozen):
     @property
     def ranks(self) -> tuple[int, ...]:
         """All ranks of the domain, sorted."""
-        return tuple(sorted(rank for group in self.groups for rank in group.ranks))
+        return ranks_of(self.groups)
 
     @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
-        sizes = [len(group.ranks) for group in self.groups]
-        has_majority = 2 * max(sizes, default=0) > sum(sizes)
-        if not self.is_rank_known and not has_majority:
-            return ()
-        return tuple(sorted(rank for group in self.groups[1:] for rank in group.ranks))
+        odd = ranks_of(self.groups[1:])
+        num_ranks = len(self.ranks)
+        largest = max((len(group.ranks) for group in self.groups), default=0)
+        has_majority = 2 * largest > num_ranks
+        return odd if self.is_rank_known or has_majority else ()
 
     @property
     def line(self) -> UserLine | None:
         """The user's line to blame: an item's before a frame's, the odd ranks' before the others'."""
-        groups = self.groups[::-1]
-        items = [group.item.line for group in groups if group.item]
-        return first(known([*items, *(group.frame_line for group in groups)]))
+        sides = self.groups[::-1]
+        items = lines_of(side.item for side in sides if side.item)
+        return first([*items, *known(side.frame_line for side in sides)])
 
     @property
     def is_red(self) -> bool:

@@ -22,7 +22,7 @@ def parse_break(text: str) -> GraphBreak:
 
 def _reason(text: str) -> str:
     """What torch calls the reason, or else the first line, and its explanation."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = normalise.stripped_lines(text)
     found = _REASON.search(text)
     parts = [found["reason"].strip()] if found else lines[:1]
     parts += [line for line in lines if line.startswith("Explanation:")][:1]

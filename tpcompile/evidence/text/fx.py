@@ -7,17 +7,21 @@ of the node they come from, annotations as values, `# File:` comments as the use
 from __future__ import annotations
 
 import ast
-import itertools
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpcompile.evidence.records import Graph, Node, UserLine
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import line_of
 from tpcompile.evidence.text.normalise import GroupRoles
 
+S = TypeVar("S", bound=ast.stmt)
+Located = ast.stmt | ast.expr | ast.arg
+"""A part of the text that knows its line."""
 _OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
 _FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
 _NO_STACK = re.compile(r"# No stacktrace found")
@@ -47,10 +51,9 @@ def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
     tree = _parse(source)
     if tree is None:
         return Graph(kind=kind, nodes=tuple(_unparsed(source)))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     lines = _user_lines(source)
     reader = _Readers(kind, lines, roles)
-    nodes = [node for cls in classes for node in reader.nodes(cls, "")]
+    nodes = [node for cls in _of_type(tree.body, ast.ClassDef) for node in reader.nodes(cls, "")]
     return Graph(kind=kind, nodes=tuple(nodes))
 
 
@@ -123,14 +126,57 @@ class _Readers:
 
     def nodes(self, cls: ast.ClassDef, scope: str) -> Iterator[Node]:
         """Nodes of a graph, then those of its subgraphs."""
-        forwards = [item for item in cls.body if isinstance(item, ast.FunctionDef)]
-        for forward in forwards:
+        for forward in _of_type(cls.body, ast.FunctionDef):
             yield from _Reader(scope, self).read(forward)
-        for index, inner in enumerate(item for item in cls.body if isinstance(item, ast.ClassDef)):
+        for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
             yield from self.nodes(inner, f"{scope}{index}/")
 
 
-class _Reader:
+def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
+    return [statement for statement in statements if isinstance(statement, kind)]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What an expression calls, and with what."""
+
+    target: str
+    args: Sequence[ast.expr]
+    keywords: Sequence[ast.keyword] = ()
+
+
+class _Calls(ast.NodeVisitor):
+    """An expression -> the call that it is; `names` are those of nodes, whose methods may be called."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> _Call:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=owner) as own, attr=method) if owner in self.names:
+                return _Call(f"method {method}", (own, *node.args), node.keywords)
+        return _Call(normalise.generic(ast.unparse(node.func)), node.args, node.keywords)
+
+    def visit_BinOp(self, node: ast.BinOp) -> _Call:
+        return _Call(_OPERATORS[type(node.op)], (node.left, node.right))
+
+    def visit_Compare(self, node: ast.Compare) -> _Call:
+        if len(node.ops) > 1:
+            return self.generic_visit(node)
+        return _Call(_OPERATORS[type(node.ops[0])], (node.left, *node.comparators))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> _Call:
+        return _Call(_OPERATORS[type(node.op)], (node.operand,))
+
+    def visit_Subscript(self, node: ast.Subscript) -> _Call:
+        return _Call("getitem", (node.value, node.slice))
+
+    def generic_visit(self, node: ast.AST) -> _Call:
+        assert isinstance(node, ast.expr), "only expressions are asked about"
+        return _Call("value", (node,))
+
+
+class _Reader(ast.NodeVisitor):
     """Statements of one `forward` -> nodes; holds the names seen so far."""
 
     def __init__(self, scope: str, given: _Readers) -> None:
@@ -146,29 +192,36 @@ class _Reader:
         for position, argument in enumerate(arguments):
             self.placeholder(argument, position)
         for statement in forward.body:
-            self.statement(statement)
+            self.visit(statement)
         return self.nodes
 
     def placeholder(self, argument: ast.arg, position: int) -> None:
         # The name of a Dynamo placeholder is its source (`L_x_`), part of the program; `primals_3` is a temporary.
         source = argument.arg if argument.arg[:2] in ("L_", "G_") else f"input {position}"
-        self.add("placeholder", normalise.generic(source), (), (), argument.annotation, argument.arg, argument.lineno)
+        self.add("placeholder", normalise.generic(source), argument, annotation=argument.annotation, name=argument.arg)
 
-    def statement(self, node: ast.stmt) -> None:
-        match node:
-            case ast.AnnAssign(target=target, value=ast.expr() as value, annotation=annotation):
-                self.assign(target, value, annotation)
-            case ast.Assign(targets=targets, value=value):
-                self.assign(targets[0], value, None)
-            case ast.AugAssign(target=target, op=op, value=value):
-                index = self.call(f"i{_OPERATORS[type(op)]}", (target, value), (), None, "", node.lineno)
-                if isinstance(target, ast.Name):
-                    self.names[target.id] = index
-            case ast.Expr(value=value):
-                self.assign(None, value, None)
-            case ast.Return(value=value):
-                args = () if value is None else (self.text(self.returned(value)),)
-                self.add("output", "output", args, (), None, "output", node.lineno)
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, node.value, node.annotation)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.assign(node.targets[0], node.value, None)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self.expression(node.value, None, "")
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        call = _Call(f"i{_OPERATORS[type(node.op)]}", (node.target, node.value))
+        self.call(call, node)
+        if isinstance(node.target, ast.Name):
+            self.names[node.target.id] = len(self.nodes) - 1
+
+    def visit_Return(self, node: ast.Return) -> None:
+        args = () if node.value is None else (self.text(self.returned(node.value)),)
+        self.add("output", "output", node, args=args, name="output")
+
+    def generic_visit(self, node: ast.AST) -> None:
+        """Statements that torch does not print say nothing."""
 
     def returned(self, value: ast.expr) -> ast.expr:
         """What a lowered graph returns, without unused symbols kept for the backward, and without their gradients."""
@@ -181,62 +234,42 @@ class _Reader:
             return self.kind == "backward" and value.value is None
         return isinstance(value, ast.Name) and value.id in self.unused
 
-    def assign(self, target: ast.expr | None, value: ast.expr, annotation: ast.expr | None) -> None:
-        if isinstance(value, ast.Constant) and value.value is None:
-            return  # `x = None` only frees a temporary
-        if target is not None and not isinstance(target, ast.Name):
-            self.call("setitem", (target, value), (), None, "", value.lineno)
-            return
-        if isinstance(value, ast.Name):
-            if target is not None and value.id in self.names:
-                self.alias(target.id, self.names[value.id], annotation)
-            return
-        self.expression(value, annotation, target.id if isinstance(target, ast.Name) else "")
-
-    def alias(self, name: str, index: int, annotation: ast.expr | None) -> None:
-        """Another name for a node; torch puts the annotation of `x += y` on the alias it makes of it."""
-        self.names[name] = index
-        if annotation is not None and not self.nodes[index].value:
-            self.nodes[index] = self.nodes[index].model_copy(update={"value": self.value(annotation)})
+    def assign(self, target: ast.expr, value: ast.expr, annotation: ast.expr | None) -> None:
+        if isinstance(target, ast.Name):
+            self.expression(value, annotation, target.id)
+        elif not _is_none(value):
+            self.call(_Call("setitem", (target, value)), value)
 
     def expression(self, value: ast.expr, annotation: ast.expr | None, name: str) -> None:
-        line = value.lineno
-        match value:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) as own, attr=method)) if owner in self.names:
-                self.call(f"method {method}", (own, *value.args), value.keywords, annotation, name, line)
-            case ast.Call(func=func, args=args, keywords=kws):
-                self.call(normalise.generic(ast.unparse(func)), tuple(args), kws, annotation, name, line)
-            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                self.call(_OPERATORS[type(op)], (left, right), (), annotation, name, line)
-            case ast.UnaryOp(op=op, operand=operand):
-                self.call(_OPERATORS[type(op)], (operand,), (), annotation, name, line)
-            case ast.Subscript(value=owner, slice=index):
-                self.call("getitem", (owner, index), (), annotation, name, line)
-            case ast.Attribute():
-                self.add("get_attr", self.text(value), (), (), annotation, name, line)
-            case _:
-                self.call("value", (value,), (), annotation, name, line)
+        """A value, and the name that it gets; a temporary that is only freed, or named again, is no node."""
+        if isinstance(value, ast.Name):
+            self.alias(name, value.id, annotation)
+        elif isinstance(value, ast.Attribute):
+            self.add("get_attr", self.text(value), value, annotation=annotation, name=name)
+        elif not _is_none(value):
+            self.call(_Calls(self.names).visit(value), value, annotation=annotation, name=name)
 
-    def call(
-        self,
-        target: str,
-        args: tuple[ast.expr, ...],
-        keywords: list[ast.keyword] | tuple[()],
-        annotation: ast.expr | None,
-        name: str,
-        line: int,
-    ) -> int:
-        texts = [self.text(arg) for arg in args]
-        named = sorted((kw.arg or "**", self.text(kw.value)) for kw in keywords)
-        if _COLLECTIVE.match(target):
+    def alias(self, name: str, other: str, annotation: ast.expr | None) -> None:
+        """Another name for a node; torch puts the annotation of `x += y` on the alias it makes of it."""
+        index = self.names.get(other)
+        if not name or index is None:
+            return
+        self.names[name] = index
+        if not self.nodes[index].value:
+            self.nodes[index] = self.nodes[index].model_copy(update={"value": self.value(annotation)})
+
+    def call(self, call: _Call, at: Located, *, annotation: ast.expr | None = None, name: str = "") -> None:
+        texts = list(map(self.text, call.args))
+        named = sorted((keyword.arg or "**", self.text(keyword.value)) for keyword in call.keywords)
+        if _COLLECTIVE.match(call.target):
             texts, named = self.group_role(texts, named)
-        return self.add("call", target, tuple(texts), tuple(named), annotation, name, line)
+        self.add("call", call.target, at, args=tuple(texts), kwargs=tuple(named), annotation=annotation, name=name)
 
     def group_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
         by_name = dict(named)
         if "group_name" in by_name:
             by_name["group_name"] = f"group:{self.roles(by_name['group_name'].strip(chr(39)))}"
-        elif len(texts) > 1 and texts[-1][:1] in "'\"":
+        elif texts[1:] and texts[-1].startswith(("'", '"')):
             texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]
         return texts, list(by_name.items())
 
@@ -244,26 +277,23 @@ class _Reader:
         self,
         op: str,
         target: str,
-        args: tuple[str, ...],
-        kwargs: tuple[tuple[str, str], ...],
-        annotation: ast.expr | None,
-        name: str,
-        line: int,
-    ) -> int:
-        index = len(self.nodes)
-        node = Node(
-            scope=self.scope, op=op, target=target, args=args, kwargs=kwargs,
-            value=self.value(annotation), name=name, line=self.lines[line] if line < len(self.lines) else None,
-        )  # fmt: skip
-        self.nodes.append(node)
+        at: Located,
+        *,
+        args: tuple[str, ...] = (),
+        kwargs: tuple[tuple[str, str], ...] = (),
+        annotation: ast.expr | None = None,
+        name: str = "",
+    ) -> None:
         if name:
-            self.names[name] = index
-        return index
+            self.names[name] = len(self.nodes)
+        value, line = self.value(annotation), first(self.lines[at.lineno : at.lineno + 1])
+        self.nodes.append(
+            Node(scope=self.scope, op=op, target=target, args=args, kwargs=kwargs, value=value, name=name, line=line)
+        )
 
     def value(self, annotation: ast.expr | None) -> str:
-        text = _OPERATOR.sub(
-            r"\1", _annotation(annotation)
-        )  # a graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`
+        # A graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`.
+        text = _OPERATOR.sub(r"\1", _annotation(annotation))
         return normalise.symbols(normalise.generic(text), self.symbols)
 
     def text(self, expr: ast.expr) -> str:
@@ -278,24 +308,47 @@ def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
     Torch makes one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
     at `rank * n` has it, rank 0, whose offset is always 0, has not.
     """
-    arguments = forward.args.args[1:]
-    annotations = {argument.arg: _annotation(argument.annotation) for argument in arguments}
-    symbols = {name: match[1] for name, text in annotations.items() if (match := _SYMBOL_VALUE.match(text))}
-    others = [text for name, text in annotations.items() if name not in symbols]
-    body = [statement for statement in forward.body if not isinstance(statement, ast.Return)]
-    for node in itertools.chain.from_iterable(map(ast.walk, body)):
-        if isinstance(node, ast.AnnAssign):
-            others.append(_annotation(node.annotation))
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            others.append(node.id)
-    used = set(_WORD.findall(" ".join(others)))
-    return frozenset(name for name, symbol in symbols.items() if not used & {name, symbol})
+    used = _Used()
+    used.visit(forward)
+    return frozenset(name for name, symbol in used.symbols.items() if not used.words & {name, symbol})
+
+
+class _Used(ast.NodeVisitor):
+    """Names that a function reads and words of its annotations; what it only returns is kept for the backward."""
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self.symbols: dict[str, str] = {}
+        """Arguments for a size, and the symbol that each of them is."""
+
+    def visit_arg(self, node: ast.arg) -> None:
+        text = _annotation(node.annotation)
+        if match := _SYMBOL_VALUE.match(text):
+            self.symbols[node.arg] = match[1]
+        else:
+            self.words.update(_WORD.findall(text))
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.words.update(_WORD.findall(_annotation(node.annotation)))
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.words.add(node.id)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        """Says nothing."""
 
 
 def _annotation(annotation: ast.expr | None) -> str:
     if annotation is None:
         return ""
     return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+
+
+def _is_none(value: ast.expr) -> bool:
+    """`x = None` only frees a temporary."""
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 class _Renamer(ast.NodeTransformer):

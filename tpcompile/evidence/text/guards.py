@@ -7,11 +7,12 @@ the type, source and expression of a guard do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from tpcompile.evidence.records import Guard, UserLine
+from tpcompile.evidence.records import Guard
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import comment_line, split_comments
+from tpcompile.evidence.text.lines import with_whole_path
 from tpcompile.evidence.text.normalise import GroupRoles
 
 _GUARD = re.compile(r"^(?P<bars>[| ]*)\+- (?P<type>\w+): (?P<rest>.*)$")
@@ -62,7 +63,13 @@ def _is_left_out(guard: re.Match[str]) -> bool:
 
 def _guard(type_: str, source: str, rest: str, roles: GroupRoles, known: list[str]) -> Guard:
     expression, comments = split_comments(rest)
-    return Guard(type=type_, source=source, expression=_expression(expression, roles), line=_user_line(comments, known))
+    line = comment_line(comments)
+    return Guard(
+        type=type_,
+        source=source,
+        expression=_expression(expression, roles),
+        line=with_whole_path(line, known) if line else None,
+    )
 
 
 def _expression(text: str, roles: GroupRoles) -> str:
@@ -99,14 +106,3 @@ def parts_of(guard: Guard) -> dict[str, str]:
     if element := _ELEMENT.search(match["subject"]):
         parts |= {"order": "dict" if element["keys"] else "set", "container": element["container"]}
     return parts
-
-
-def _user_line(comments: Sequence[str], known: Sequence[str]) -> UserLine | None:
-    """The line in the comments, with its whole path where one of the known files fits."""
-    line = comment_line(comments)
-    if line is None:
-        return None
-    # torch keeps only the last characters of a long path
-    ends = [path for path in known if path.endswith(line.file)]
-    full = [path for path in ends if f"/{path}".endswith(f"/{line.file}")] or ends
-    return line.model_copy(update={"file": full[0]}) if len(full) == 1 else line

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def is_library(line: UserLine) -> bool:
     return _is_library(line.file, line.line, line.code)
 
 
+def users(line: UserLine | None) -> UserLine | None:
+    """The line where it is the user's, else None."""
+    return None if line is None or is_library(line) else line
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str, line: int, code: str) -> bool:
     return is_library_file(file) or _is_cut_library(file, line, code)
@@ -51,7 +57,25 @@ def is_installed(line: UserLine) -> bool:
 
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
     """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
-    return last([line for line in stack if not is_library(line)])
+    return last(own_lines(stack))
+
+
+def innermost(stack: Sequence[UserLine]) -> UserLine | None:
+    """The same, or where none is the user's the innermost line."""
+    return innermost_own(stack) or last(stack)
+
+
+def with_whole_path(line: UserLine, files: Iterable[str]) -> UserLine:
+    """The line with its whole path, where one of the files fits: of a long path in a comment torch keeps the end."""
+    ends = [file for file in files if file.endswith(line.file)]
+    whole = [file for file in ends if f"/{file}".endswith(f"/{line.file}")]
+    fitting = whole or ends
+    return line.model_copy(update={"file": fitting[0]}) if len(fitting) == 1 else line
+
+
+def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
+    """The lines of the user's, in order."""
+    return [line for line in stack if not is_library(line)]
 
 
 def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
@@ -66,7 +90,7 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
-    return last([frame for frame in stack if not is_library(frame) and not is_installed(frame)]) or own
+    return _of_program(stack) or own
 
 
 def called_at(stack: Sequence[UserLine]) -> UserLine | None:
@@ -78,7 +102,12 @@ def called_at(stack: Sequence[UserLine]) -> UserLine | None:
     before = last(stack[:-1])
     if before is None or not before.file.endswith(_CALLS_MODULE):
         return None
-    return last([line for line in stack[:-1] if not is_library(line) and not is_installed(line)])
+    return _of_program(stack[:-1])
+
+
+def _of_program(stack: Sequence[UserLine]) -> UserLine | None:
+    """The innermost line of the user's that is not in an installed package."""
+    return last([line for line in own_lines(stack) if not is_installed(line)])
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:
@@ -86,9 +115,12 @@ def _is_cut_library(file: str, line: int, code: str) -> bool:
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")
-    ends = [parts[start:] for start in range(len(parts))]
-    files = [os.path.join(folder, *end) for folder in _library_folders() for end in ends]
-    return any(code in linecache.getline(path, line) for path in files)
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    for folder, end in itertools.product(_library_folders(), ends):
+        path = os.path.join(folder, end)
+        if code in linecache.getline(path, line):
+            return True
+    return False
 
 
 @functools.cache

@@ -23,6 +23,8 @@ _GLOBAL_BY_ID = re.compile(r"_\d{6,}_c(?:!?\d+/)*\d+\b")  # `___check_opaque_gua
 _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
 _FOLDED = re.compile(r"^(\w+?)_\d+$")
 _QUOTED_OR_BRACE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{")
+_QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{}\]):,]")
+_OPENING, _CLOSING = ("(", "[", "{"), (")", "]", "}")
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _FUNCTIONAL_GROUP = re.compile(
     r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.[\w.]+\(.*?,\s*)(['\"])([^'\"]*)\2\)"
@@ -62,29 +64,22 @@ def sets(text: str) -> str:
 
 def _display(text: str, start: int) -> tuple[list[str] | None, int]:
     """Elements between the braces that open at `start` and the place after them; None when they hold no set."""
-    depth, quote, begin, items = 0, "", start + 1, []
-    index = start
-    while index < len(text):
-        char = text[index]
-        if quote:
-            index += char == "\\"
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
+    depth, begin, items = 0, start + 1, []
+    for token in _QUOTED_OR_MARK.finditer(text, start):
+        mark = token[0]
+        if mark in _OPENING:
             depth += 1
-        elif char in ")]}":
+        elif mark in _CLOSING:
             depth -= 1
-            if depth == 0:
-                items.append(text[begin:index].strip())
-                return (items if char == "}" and all(items) else None), index + 1
-        elif depth == 1 and char == ":":
-            return None, index
-        elif depth == 1 and char == ",":
-            items.append(text[begin:index].strip())
-            begin = index + 1
-        index += 1
-    return None, index
+        elif mark == ":" and depth == 1:
+            return None, token.start()
+        is_end = depth == 0
+        if is_end or (mark == "," and depth == 1):
+            items.append(text[begin : token.start()].strip())
+            begin = token.end()
+        if is_end:
+            return (items if mark == "}" and all(items) else None), token.end()
+    return None, len(text)
 
 
 def generic(text: str) -> str:
@@ -135,16 +130,19 @@ class GroupRoles:
         return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)
 
 
+def stripped_lines(text: str) -> list[str]:
+    """The lines that hold anything."""
+    return list(filter(None, map(str.strip, text.splitlines())))
+
+
 def error(text: str) -> str:
     """The first line of an error, and what it wraps.
 
     `backend='inductor' raised:` says nothing without the line after it, nor `RuntimeError when making fake tensor call`
     without what the operator said, which stands behind `got RuntimeError(`.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    is_headline = lines[0].endswith(":")
+    lines = stripped_lines(text)
+    is_headline = "".join(lines[:1]).endswith(":")
     wrapped = _WRAPPED_ERROR.search(text)
     says = f": {wrapped['says']}" if wrapped and not is_headline else ""
     return generic(" ".join(lines[: 2 if is_headline else 1]) + says)

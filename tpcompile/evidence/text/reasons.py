@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.text.comments import comment_line, split_comments, stack_lines
-from tpcompile.evidence.text.lines import innermost_own, is_library
+from tpcompile.evidence.text.lines import innermost, users
 
 LIMIT = "Dynamo recompile limit exceeded"
 """How torch's error begins when it gave up on a function."""
@@ -188,8 +188,4 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ..
 
 def _line(comments: list[str], stack: str) -> UserLine | None:
     """The innermost frame of the user's stack has the whole path; the comment has the end of it."""
-    frames = stack_lines(stack)
-    if frames:
-        return innermost_own(frames) or frames[-1]
-    line = comment_line(comments)
-    return None if line is None or is_library(line) else line
+    return innermost(stack_lines(stack)) or users(comment_line(comments))

@@ -1,0 +1,49 @@
+"""A defect in the code that names causes: the difference is still found, with its ranks, and the defect is named."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.evidence.samples import between, call, compiled, only, reduce
+from tpcompile.evidence import alone, compare, layerdiff
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import Layer
+
+
+def broken(*_: Any) -> NoReturn:
+    raise KeyError("op")
+
+
+def test_layers_that_differ_are_found_without_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layerdiff._Layer, "red", broken)
+    ranks = [compiled(call("mul", "%0", factor), reduce("%1")) for factor in ("2", "2", "3")]
+    found = only(*ranks)
+    assert (found.cause, found.is_red, found.layer) == (Cause.UNKNOWN, True, Layer.GRAPH)
+    assert [group.ranks for group in found.groups] == [(0, 1), (2,)]
+    assert "naming the cause failed (KeyError: 'op' at test_unexplained.py:" in found.title
+    assert "a defect of tpcompile" in found.advice
+
+
+def test_a_compile_of_one_rank_is_found_without_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "compiled_alone", broken)
+    assert compare.compiled_alone is not alone.compiled_alone
+    found = only([compiled(), compiled(call("relu"), function="other")], [compiled()])
+    assert [group.ranks for group in found.groups] == [(0,), (1,)] and found.is_red
+    assert "compiles of other" in found.title
+
+
+def test_a_store_that_is_gone_is_no_defect_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> NoReturn:
+        raise RuntimeError("the job's store is gone")
+
+    monkeypatch.setattr(layerdiff._Layer, "red", gone)
+    with pytest.raises(RuntimeError, match="store is gone"):
+        between(compiled(), compiled(call("mul", "%0", "2")))
+
+
+def test_equal_compiles_are_not_made_unequal_by_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layerdiff._Compile, "findings", broken)
+    with pytest.raises(KeyError):
+        between(compiled(), compiled())

@@ -1,0 +1,144 @@
+"""One value of each group of equal ranks -> the groups that differ; the items of a layer, and one place of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, Self, TypeVar
+
+from tpcompile.evidence.byrank import itself
+from tpcompile.evidence.records import Item, UserLine
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.several import differ
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+class ByGroup(tuple[T, ...], Generic[T]):
+    """One value for each group of ranks, in the order of the groups."""
+
+    __slots__ = ()
+
+    def map(self, what: Callable[[T], U]) -> ByGroup[U]:
+        """The same groups, each with what is made of its value."""
+        return ByGroup(map(what, self))
+
+    def differ(self, by: Callable[[T], Hashable] = itself) -> bool:
+        """True unless all groups have the same."""
+        return differ(map(by, self))
+
+    def where(self, holds: Callable[[T], object]) -> frozenset[int]:
+        """Indices of the groups with such a value."""
+        return frozenset(index for index, value in enumerate(self) if holds(value))
+
+    def picked(self, order: Iterable[int]) -> Self:
+        """The same of the groups in another order."""
+        return type(self)(self[index] for index in order)
+
+
+class Items(ByGroup[tuple[Item, ...]]):
+    """The items of a layer that each group of ranks has."""
+
+    __slots__ = ()
+
+    @property
+    def all(self) -> list[Item]:
+        """Those of all groups."""
+        return list(itertools.chain.from_iterable(self))
+
+    def only(self, holds: Callable[[Item], object]) -> Items:
+        """Of each group the items of which that holds."""
+        return Items(tuple(filter(holds, group)) for group in self)
+
+    def each(self, what: Callable[[Item], V]) -> ByGroup[tuple[V, ...]]:
+        """What is made of the items, in order."""
+        return ByGroup(tuple(map(what, group)) for group in self)
+
+    def own(self) -> Items:
+        """Of each group what not all groups have."""
+        keys = self.each(lambda item: item.key)
+        common = set(keys[0]).intersection(*keys)
+        return self.only(lambda item: item.key not in common)
+
+    def places(self) -> list[Row]:
+        """What the groups have at the same place, place by place."""
+        return side_by_side(self)
+
+    def differing(self) -> list[Row]:
+        """The places at which they differ."""
+        return [row for row in self.places() if row.differs]
+
+
+class Row(ByGroup[Item | None]):
+    """What each group of ranks has at one place; None where a group has nothing."""
+
+    __slots__ = ()
+
+    @property
+    def present(self) -> tuple[Item, ...]:
+        """The items there are."""
+        return tuple(filter(None, self))
+
+    @property
+    def first(self) -> Item:
+        """The first item there is."""
+        return self.present[0]
+
+    @property
+    def is_full(self) -> bool:
+        """True when every group has something."""
+        return None not in self
+
+    @property
+    def differs(self) -> bool:
+        """True unless all groups have the same."""
+        return not self.agree_in(lambda item: item.key)
+
+    @property
+    def lines(self) -> tuple[UserLine, ...]:
+        """The user's lines that are known."""
+        return tuple(lines_of(self.present))
+
+    @property
+    def owners(self) -> frozenset[int]:
+        """Indices of the groups that have something."""
+        return self.where(bool)
+
+    def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
+        """What the items have there, each once."""
+        return frozenset(map(of, self.present))
+
+    def all_are(self, holds: Callable[[Item], object]) -> bool:
+        """True when every group has an item, and one of which that holds."""
+        return self.is_full and all(map(holds, self.present))
+
+    def agree_in(self, what: Callable[[Item], Hashable]) -> bool:
+        """True when every group has an item, and the same in that."""
+        return self.is_full and len(self.distinct(what)) == 1
+
+    def differing(self, fields: Iterable[str]) -> list[str]:
+        """Those of the fields in which the items there are have different values."""
+        return [field for field in fields if differ(self.values(field))]
+
+    def differs_in_note(self, name: str) -> bool:
+        """True when the groups have different notes of that name."""
+        return differ(self.notes(name))
+
+    def values(self, field: str) -> list[str]:
+        """That field of the items there are."""
+        return [item.fields[field] for item in self.present]
+
+    def notes(self, name: str) -> list[str]:
+        """The note of every group; empty for a group without one."""
+        return [item.notes.get(name, "") if item else "" for item in self]
+
+    def has_all(self, note: str) -> bool:
+        """True when every group has that note."""
+        return all(self.notes(note))
+
+
+def side_by_side(columns: Iterable[Sequence[Item]]) -> list[Row]:
+    """Items at the same place in a row."""
+    return list(map(Row, itertools.zip_longest(*columns)))

@@ -1,0 +1,119 @@
+"""Logs of a job + its domains -> what each rank compiled, beside what its peers compiled in the same frames."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
+from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, RankLog
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank that left a log."""
+
+    log: RankLog
+    domain: Domain
+    roles: Mapping[str, str]
+    """Name of a process group -> what stands for it on all ranks of the domain."""
+    is_incomplete: bool
+    """True when the log lacks something: what the rank did not compile was not observed."""
+
+    def role(self, group: str) -> str:
+        """What stands for a group on all ranks of the domain."""
+        return self.roles.get(group, group)
+
+    def compiles_of(self, frame: Frame) -> list[LoggedCompile]:
+        """Compiles of a frame, in order."""
+        return self.log.by_frame.get(frame, [])
+
+    def text_key(self, compile_: LoggedCompile) -> str:
+        """Equal for compiles whose whole text is equal, roles of groups included."""
+        return " ".join([compile_.sha, *map(self.role, compile_.groups)])
+
+    def text_keys(self, frame: Frame) -> tuple[str, ...]:
+        """The same of all compiles of a frame."""
+        return tuple(map(self.text_key, self.compiles_of(frame)))
+
+    def issued(self, compile_: LoggedCompile) -> list[tuple[str, str]]:
+        """(op, role of the group) of the collectives in the graphs of a compile."""
+        return [(op, self.role(group)) for op, group in compile_.issued]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The compiles of one frame that ranks made at the same turn."""
+
+    frame: Frame
+    compiles: ByRank[LoggedCompile]
+
+
+@dataclass(frozen=True)
+class DomainLogs:
+    """Ranks that must agree, as far as they left a log."""
+
+    domain: Domain
+    members: ByRank[Member]
+
+    @property
+    def is_whole(self) -> bool:
+        """True when nothing lacks of any rank's log."""
+        whole = self.members.where(lambda member: not member.is_incomplete)
+        return whole.ranks == self.domain.ranks
+
+    @functools.cached_property
+    def sizes(self) -> dict[Frame, int]:
+        """Bytes of text of every compiled frame, in order of appearance."""
+        sizes: Counter[Frame] = Counter()
+        for member in self.members.values():
+            sizes.update(member.log.sizes)
+        return dict(sizes)
+
+    def differing(self) -> list[Frame]:
+        """Frames whose text is not equal on all ranks, in order of appearance."""
+        return [frame for frame in self.sizes if not self._is_equal(frame)]
+
+    def _is_equal(self, frame: Frame) -> bool:
+        return not self.members.differ(lambda member: member.text_keys(frame))
+
+    def steps(self) -> Iterator[Step]:
+        """Compiles of the same frame and turn; those that one rank alone made are left to the comparison."""
+        for frame in self.sizes:
+            compiles = self._of_frame(frame)
+            for turn in zip(*compiles.values(), strict=False):
+                yield Step(frame, ByRank(dict(zip(compiles, turn, strict=True))))
+
+    def _of_frame(self, frame: Frame) -> ByRank[list[LoggedCompile]]:
+        """Compiles of a frame that several ranks have."""
+        found = self.members.map(lambda member: member.compiles_of(frame)).where(bool)
+        return found if len(found) > 1 else ByRank({})
+
+
+class Job:
+    """Logs of all ranks, and which of them must agree. The log of an `incomplete` rank lacks something."""
+
+    def __init__(
+        self, logs: ByRank[RankLog], domains: Domains, *, world_size: int, incomplete: frozenset[int] = frozenset()
+    ) -> None:
+        self.logs, self.source, self.world_size = logs, domains.source, world_size
+        self._incomplete = incomplete
+        self.domains = [self._logs_of(domain) for domain in domains.domains]
+        """Every rank is in one of them."""
+
+    @property
+    def members(self) -> ByRank[Member]:
+        """All ranks that left a log."""
+        return ByRank({rank: member for part in self.domains for rank, member in part.members.items()})
+
+    def _logs_of(self, domain: Domain) -> DomainLogs:
+        logs = ByRank({rank: self.logs[rank] for rank in domain.ranks if rank in self.logs})
+        roles = roles_of(logs.map(lambda log: list(log.groups)))
+
+        def member(log: RankLog) -> Member:
+            return Member(log, domain, roles[log.rank], is_incomplete=log.rank in self._incomplete)
+
+        return DomainLogs(domain, logs.map(member))

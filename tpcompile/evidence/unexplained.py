@@ -1,0 +1,46 @@
+"""A compile that differs between ranks, whose explanation failed by a defect of ours -> what is certain without it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from tpcompile.evidence.align import Slot
+from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.domain import Domain, sides
+from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
+from tpcompile.evidence.several import first
+
+DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+"""What a mistake in the code that names causes raises; a store that is gone raises something else."""
+_ADVICE = "The difference is real; that it has no name is a defect of tpcompile. Please report it with this text."
+
+
+def unexplained(domain: Domain, slot: Slot, error: Exception) -> Divergence:
+    """The layers that differ and the ranks that have the same, or the ranks that did not compile it."""
+    layers = list(dict.fromkeys(layer for layer, _ in slot.differing))
+    hashes = domain.digests.map(lambda digest: _hashes(slot, digest.rank))
+    row = Row(value_item("compiled", text) for _, text in hashes.sides())
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__}: {error} at {Path(raised.filename).name}:{raised.lineno}"
+    return Divergence(
+        layer=first(layers) or Layer.GRAPH,
+        cls=DivergenceClass.CONTENT,
+        domain=domain.name,
+        where=slot.where,
+        groups=sides(hashes.groups(), row),
+        title=f"{', '.join(layers) or 'compiles'} of {slot.frame} not equal; naming the cause failed ({where})",
+        cause=Cause.UNKNOWN,
+        step=slot.step,
+        advice=_ADVICE,
+        consequences=tuple(layers[1:]),
+    )
+
+
+def _hashes(slot: Slot, rank: int) -> str:
+    """What the rank compiled, as hashes."""
+    compile_ = slot.compiles.get(rank)
+    if compile_ is None:
+        return "nothing"
+    return ", ".join(f"{layer} {compile_.sha(layer, part) or '?':.8}" for layer, part in slot.differing) or "it"
