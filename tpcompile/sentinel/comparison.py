@@ -45,8 +45,6 @@ class Comparison:
 
     def at_the_end(self) -> None:
         """Which variants ran is compared with all ranks, waiting for them; the rest with what they have said so far."""
-        if not self._others:
-            return
         ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
         if ran:
