@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.capture.test_regions import Stack
-from tests.sentinel.scenarios import Ranks
+from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import protocol

@@ -243,22 +243,18 @@ def _is_of_communication(frame: FrameType) -> bool:
 
 def _group_given(values: Mapping[str, Any]) -> str | None:
     """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
-    groups = _groups()
-    by_name = {group.name: group.label for group in groups}
+    by_name = {group.name: group.label for group in _groups()}
     named = first(text for text in _texts_given(values) if text in by_name)
-    if named is not None:
-        return by_name[named]
-    handle = _handle_given(values)
-    by_handle = {group.handle: group.label for group in groups}
-    return None if handle is None else by_handle.get(handle, "")
+    return _label_of_handle(values) if named is None else by_name[named]
 
 
-def _handle_given(values: Mapping[str, Any]) -> dist.ProcessGroup | None:
-    """The group given as an object; that of all ranks where None is given for it."""
-    if "group" not in values:
-        return None
-    given = dist.group.WORLD if values["group"] is None else values["group"]
-    return given if isinstance(given, dist.ProcessGroup) else None
+def _label_of_handle(values: Mapping[str, Any]) -> str | None:
+    """The same of a group that is given as an object; None for it stands for all ranks."""
+    handle = values.get("group", "none is given")
+    if handle is None:
+        handle = dist.group.WORLD
+    labels = {group.handle: group.label for group in _groups()}
+    return labels.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
 
 
 def _texts_given(values: Mapping[str, Any]) -> list[str]:
@@ -273,8 +269,9 @@ def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
     call = first(filter(_is_point_to_point, calls))
     if call is None:
         return None
-    peer = _peer(call.f_locals, _PEERS[call.f_code])
-    return (call.f_code.co_name, peer) if peer is not None else None
+    code = call.f_code
+    peer = _peer(call.f_locals, _PEERS[code])
+    return (code.co_name, peer) if peer is not None else None
 
 
 def _is_point_to_point(frame: FrameType) -> bool:
@@ -287,7 +284,8 @@ def _peer(values: Mapping[str, Any], name: str) -> int | None:
     group_peer = values.get(f"group_{name}")
     if peer is not None or group_peer is None:
         return peer
-    return int(dist.get_global_rank(values.get("group") or dist.group.WORLD, group_peer))
+    group = values.get("group") or dist.group.WORLD
+    return int(dist.get_global_rank(group, group_peer))
 
 
 def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:

@@ -83,7 +83,8 @@ def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
     """The user's frames of thread `ident`, outermost first, that an aborted process left at `path`."""
     frames: list[UserLine | None] = []
     is_wanted = False
-    for text_line in _text(path).splitlines():
+    text = _text(path)
+    for text_line in text.splitlines():
         thread = _THREAD.match(text_line)
         if thread:
             is_wanted = int(thread["ident"], 16) == ident

@@ -68,8 +68,7 @@ def failure_check(
     """An exception ends this rank; `failed` are its compiles that failed."""
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
-        last = failed[-1]
-        line = last.failure_line or entered_at(last.line, last.stack) or line
+        line = _failed_at(failed[-1]) or line
     return Check(
         id=CheckId.NO_ERROR,
         mode="",
@@ -80,6 +79,10 @@ def failure_check(
         ranks=(rank,),
         cause=Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED,
     )
+
+
+def _failed_at(compile_: CompileRecord) -> UserLine | None:
+    return compile_.failure_line or entered_at(compile_.line, compile_.stack)
 
 
 def _first_words(error: BaseException) -> str:

@@ -82,7 +82,8 @@ def _in_region(pair: ByRank[Counted]) -> Finding | None:
 
 
 def _by_clock(pair: ByRank[Counted], clock: str) -> Finding | None:
-    change = _first_change(_readings(pair, clock))
+    readings = _readings(pair, clock)
+    change = _first_change(readings)
     if change is None:
         return None
     is_fault = pair.first.has_collectives or _is_fault_without_collectives(change)
@@ -148,10 +149,11 @@ def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
     ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
     shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
     odd = ahead.where(bool).ranks
+    what = _what(change, clock) if change.is_of_one_rank else "do not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
     then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"rank {ranks_text(odd)} {_what(change, clock)} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"rank {ranks_text(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
     is_by_number = clock.startswith(COLLECTIVES)
@@ -159,8 +161,6 @@ def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
 
 
 def _what(change: _Change, clock: str) -> str:
-    if not change.is_of_one_rank:
-        return "do not make the same calls"
     is_ahead = max(change.ahead) > 0
     if clock.startswith(COLLECTIVES):
         return "issued more collectives per call than before" if is_ahead else "issued fewer collectives per call"

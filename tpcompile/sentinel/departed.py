@@ -9,24 +9,25 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first, last
-from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.situation import Situation
-from tpcompile.sentinel.waits import waits_of
+from tpcompile.sentinel.waits import Wait, waits_of
 
 
 def waits_for_departed(situation: Situation) -> Finding | None:
     """A rank waits for one that has left."""
-    states = situation.now
-    for wait in waits_of(situation):
-        here, absent = states[wait.rank], states[wait.target]
-        if not absent.ended:
-            continue
-        explained = _explained(states, here, absent) if here.waits_at is None else None
-        says = f"rank {wait.rank} waits {wait.what}, and {has_left(absent)}"
-        return explained or Finding(Cause.STUCK_COLLECTIVE, says, (wait.target,), here.wait_line)
-    return None
+    return first_finding(lambda wait: _of_wait(situation.now, wait), waits_of(situation))
+
+
+def _of_wait(states: ByRank[RankState], wait: Wait) -> Finding | None:
+    here, absent = states[wait.rank], states[wait.target]
+    if not absent.ended:
+        return None
+    explained = _explained(states, here, absent) if here.waits_at is None else None
+    says = f"rank {wait.rank} waits {wait.what}, and {has_left(absent)}"
+    return explained or Finding(Cause.STUCK_COLLECTIVE, says, (wait.target,), here.wait_line)
 
 
 def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None:

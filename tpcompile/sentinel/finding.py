@@ -39,6 +39,12 @@ def call_or_collective(is_call: object) -> Cause:
     return Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
 
 
+def fewer_of(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Of two sides that differ, the ranks of the smaller one; all of both where they are equal."""
+    fewer, more = sorted([one, other], key=len)
+    return fewer if len(fewer) < len(more) else tuple(sorted(fewer + more))
+
+
 def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:
     """What is found in the first of several things in which anything is found."""
     return first(filter(None, map(find, among)))

@@ -23,7 +23,8 @@ def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
     found = {f"{COLLECTIVES}{name}": number for name, number in adapter.collective_numbers(members).items()}
     for caller in adapter.frames_from(frame):
         code = caller.f_code
-        if flight.user_line(code.co_filename, caller.f_lineno, code.co_name) is not None:
+        line = flight.user_line(code.co_filename, caller.f_lineno, code.co_name)
+        if line is not None:
             own = {f"`{name}` in {code.co_qualname}": now for name, now in _integers(caller).items()}
             found = own | found  # of a function that calls itself, the innermost
     return found

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
-from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.messages import Position, RankState
 from tpcompile.sentinel.regionlines import called_at, line_in, runs
 
@@ -84,15 +84,8 @@ def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | 
         f"rank {whole.state.rank} compiled {whole.at}; rank {part.state.rank} runs that function without compiling it, "
         f"and compiled {part.at} inside of it"
     )
-    ranks = _fewer(states, part.state, whole.state)
+    ranks = fewer_of(_in_region_of(part.state, states), _in_region_of(whole.state, states))
     return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.line or part.state.line)
-
-
-def _fewer(states: ByRank[RankState], a: RankState, b: RankState) -> tuple[int, ...]:
-    """The ranks in the region that fewer of them are in; all of both where there is no majority."""
-    sides = [_in_region_of(one, states) for one in (a, b)]
-    fewer, more = sorted(sides, key=len)
-    return fewer if len(fewer) < len(more) else tuple(sorted([*fewer, *more]))
 
 
 def _in_region_of(one: RankState, states: ByRank[RankState]) -> tuple[int, ...]:

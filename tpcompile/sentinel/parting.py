@@ -135,7 +135,8 @@ def _finding(meeting: _Meeting, odd: tuple[int, ...]) -> Finding:
         says = f"{who} issued {theirs}, which no other rank does; rank {ranks_text(others.ranks)} {usual}"
         return Finding(call_or_collective(_calls_from(theirs, own)), says, odd, own)
     says = f"{who} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
-    return Finding(call_or_collective(usual.call_line), says, odd, usual.call_line or theirs.call_line or usual.line)
+    called_at = usual.call_line or theirs.call_line
+    return Finding(call_or_collective(usual.call_line), says, odd, called_at or usual.line)
 
 
 def _calls_from(issued: Issued, own: UserLine) -> bool:

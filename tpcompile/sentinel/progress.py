@@ -215,6 +215,11 @@ class Progress:
         """Regions whose content must not differ, and was not found to; on any thread."""
         return [region for region in list(self.regions.values()) if region.is_compared]
 
+    def compiled_until(self, position: Position) -> frozenset[str]:
+        """Compile ids of the position's region, up to the position."""
+        compiled = self.region(position.region).compiled
+        return frozenset(compile_id.strip("[]") for place, compile_id in compiled.items() if place <= position.place)
+
     def announce(self, found: Announcement) -> list[Announcement]:
         """Another rank compiles; what this rank is past already. Called on the listener's thread."""
         region = self.region(found.position.region)

@@ -227,7 +227,8 @@ class Protocol:
         finding = self.asking.why_stuck(event) or self._of_suspected(event.states)
         if finding is not None:
             return [RaiseFinding(finding)]
-        news = self.asking.news({**event.states, **self.left}, event.now_s)
+        known = {**event.states, **self.left}
+        news = self.asking.news(known, event.now_s)
         return [Say(news)] if news else []
 
     def _of_suspected(self, states: Mapping[int, RankState]) -> Finding | None:

@@ -285,7 +285,8 @@ class Sentinel:
         self.log.tell("ask", ask=number)
         may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
         states = self.log.answers(str(number), may_live, timeout_s=_ANSWER_S)
-        absent = absences(self.log, set(action.expected) - states.keys())
+        silent = set(action.expected) - states.keys()
+        absent = absences(self.log, silent)
         self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))
 
     def _settle(self, action: ev.Settle) -> None:

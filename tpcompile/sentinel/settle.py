@@ -171,10 +171,7 @@ class Settlement:
         everything = self._session.record(
             rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
         )
-        wanted: set[str] = set()
-        if position is not None:
-            places = self._progress.region(position.region).compiled
-            wanted = {compile_id.strip("[]") for place, compile_id in places.items() if place <= position.place}
+        wanted = self._progress.compiled_until(position) if position is not None else frozenset()
         kept = tuple(compile_ for compile_ in everything.compiles if compile_.compile_id in wanted)
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 
@@ -203,8 +200,8 @@ class Settlement:
         timeline = json.dumps(self._timeline.entries, indent=1)
         directory.write_text(f"rank_{record.rank}/timeline.json", timeline)
         if verdict is not None and directory.write_verdict(verdict):
-            allowed = [list(one) for one in self._rules.allowed]
-            facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": self._rules.timeout_s, "allowed": allowed}
+            rules = self._rules
+            facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
             directory.write_run(facts)
             publish(verdict, directory, Console(stderr=True), os.environ, command="sentinel")
 

@@ -103,7 +103,8 @@ def stay_until_gone(state: Callable[[], Liveness], has_closed: Callable[[], bool
     deadline = time.monotonic() + _PEERS_STAY_S
     while time.monotonic() < deadline:
         found = state()
-        if found == "dead" or (found == "unknown" and has_closed()):
+        has_ended = found == "dead" or (found == "unknown" and has_closed())
+        if has_ended:
             time.sleep(_NOTICED_S)
             return
         time.sleep(_POLL_S)

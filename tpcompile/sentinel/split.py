@@ -13,7 +13,7 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import SkippedFrame
 from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.sentinel.finding import Finding, first_finding
+from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.regionlines import frames_inside
 
@@ -29,18 +29,20 @@ def split_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
 
 
 def _in_region(counted: ByRank[Counted]) -> Finding | None:
-    skipped = counted.found(lambda one: one.skipped)
-    split, whole = counted.where(lambda one: one.skipped), counted.where(lambda one: not one.skipped)
-    last_common = min((one.calls for one in split.values()), default=0)
-    if not split or not whole.where(lambda one: one.calls > last_common):
+    split = counted.where(lambda one: one.skipped)
+    whole = counted.without(split)
+    last_common = min(split.map(lambda one: one.calls).values(), default=0)
+    went_on = whole.where(lambda one: one.calls > last_common)
+    if not split or not went_on:
         return None
+    skipped = split.found(lambda one: one.skipped).first
     observed = (
         f"rank {ranks_text(split.ranks)} runs {split.first.region} in several compiled regions, "
-        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped.first)}"
+        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped)}"
     )
-    broke_at = skipped.first.broke_at
+    broke_at = skipped.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
-    return Finding(cause, observed, split.ranks, broke_at or skipped.first.line, _ADVICE)
+    return Finding(cause, observed, split.ranks, broke_at or skipped.line, _ADVICE)
 
 
 def parts_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
@@ -63,8 +65,7 @@ def _whole_and_part(region: str, tables: ByRank[Mapping[str, Counted]]) -> Findi
         f"rank {ranks_text(whole.ranks)} compiled {region}; rank {ranks_text(part.ranks)} runs that function without "
         f"compiling it, and compiled {part.first.region} inside of it"
     )
-    fewer, more = sorted([whole.ranks, part.ranks], key=len)
-    odd = fewer if len(fewer) < len(more) else tuple(sorted(fewer + more))
+    odd = fewer_of(whole.ranks, part.ranks)
     return Finding(Cause.REGIONAL_COMPILE, observed, odd, part.first.line)
 
 

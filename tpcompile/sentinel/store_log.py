@@ -90,8 +90,9 @@ class StoreLog:
         number = 1
         while True:
             store = self._count(2)
-            if store.wait(f"event/{number}", timeout_s=_FOREVER_S):
-                yield Entry.model_validate(store.peek(f"event/{number}"))
+            key = f"event/{number}"
+            if store.wait(key, timeout_s=_FOREVER_S):
+                yield Entry.model_validate(store.peek(key))
                 number += 1
 
     def announce(self, found: Announcement) -> None:
@@ -101,12 +102,13 @@ class StoreLog:
 
     def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
         """Publish what was compiled at a position; (this rank is the last to do so, all posts are equal)."""
-        store = self._count(3)
-        first = CompilePost.model_validate(store.put_first(f"post/{position.key}", mine.model_dump(mode="json")))
+        store, key = self._count(3), position.key
+        written = store.put_first(f"post/{key}", mine.model_dump(mode="json"))
+        first = CompilePost.model_validate(written)
         if first.model_copy(update={"rank": mine.rank}) != mine:
-            store.put(f"differs/{position.key}", True)
-        is_last = store.count(f"posted/{position.key}") == len(self.members)
-        return is_last, not (is_last and store.peek(f"differs/{position.key}"))
+            store.put(f"differs/{key}", True)
+        is_last = store.count(f"posted/{key}") == len(self.members)
+        return is_last, not (is_last and store.peek(f"differs/{key}"))
 
     def decide(self, position: Position, kind: str, **data: Any) -> None:
         """Decide on a position and tell every rank, unless it is decided."""

@@ -60,7 +60,7 @@ def _all_have(ran: ByRank[Ran], variants: Iterable[str]) -> bool:
 
 
 def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
-    odd = taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
+    odd = _unusual(ran, taken)
     says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
     observed = (
         f"in call {call} of {ran.first.region} the ranks ran different variants of it: {says}; "
@@ -69,13 +69,19 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
     return Finding(Cause.WRONG_VARIANT, observed, odd, ran[odd[0]].line)
 
 
+def _unusual(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
+    """Ranks that did not do what most did, or what is usually done; all of them where nothing tells."""
+    return taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
+
+
 def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     """Ranks that took a variant which all ranks run less often than what the others took."""
     times = Counter[str]()
     for one in ran.values():
         times.update(one.variants.values())
-    most = max(times[variant] for variant in taken.values())
-    return taken.where(lambda variant: times[variant] < most).ranks
+    by_rank = taken.map(lambda variant: times[variant])
+    most = max(by_rank.values())
+    return by_rank.where(lambda number: number < most).ranks
 
 
 def _name(ran: Ran, variant: str) -> str:
