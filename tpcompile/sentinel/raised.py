@@ -25,6 +25,8 @@ from tpcompile.sentinel.store_log import StoreLog
 
 _LOSS_S = 1.5
 _POLL_S = 0.05
+_ANSWER_S = 1.0
+"""Others that live may have failed alike, and be about to leave."""
 _OF_COMMUNICATION = ("Connection", "gloo", "NCCL", "closed by peer", "Socket")
 
 
@@ -60,12 +62,14 @@ class Losses:
         return departed(self._protocol.left, here)
 
     def _dead(self) -> Finding | None:
-        others = set(self._log.members) - self._protocol.left.keys()
-        lost = self._protocol.asking.lost(absences(self._log, others))
+        others = set(self._log.members) - self._protocol.left.keys() - {self._log.rank}
+        absent = absences(self._log, others)
+        lost = self._protocol.asking.lost(absent)
         if not lost:
             return None
-        here = self._snapshot.state()
-        return why_stuck(Situation(ByRank({here.rank: here}), before={}, lost=lost))
+        here, may_live = self._snapshot.state(), [rank for rank, found in absent.items() if found.may_live]
+        states = self._log.ask(may_live, timeout_s=_ANSWER_S) if may_live else {}
+        return why_stuck(Situation(ByRank({**states, here.rank: here}), before={}, lost=lost))
 
 
 def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:

@@ -281,10 +281,8 @@ class Sentinel:
         self._on(ev.Looked(time.monotonic(), is_stuck))
 
     def _ask(self, action: ev.Ask) -> None:
-        number = self.log.number("asks")
-        self.log.tell("ask", ask=number)
         may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
-        states = self.log.answers(str(number), may_live, timeout_s=_ANSWER_S)
+        states = self.log.ask(may_live, timeout_s=_ANSWER_S)
         silent = set(action.expected) - states.keys()
         absent = absences(self.log, silent)
         self._on(ev.Answers(time.monotonic(), states, absent, self.log.other_domains(states)))

@@ -165,6 +165,12 @@ class StoreLog:
         """Answer an `ask` event."""
         self._count(1).put(f"state/{ask}/{self.rank}", state.model_dump(mode="json"))
 
+    def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
+        """Ask all ranks what they do; the answers of these that came in time."""
+        number = self.number("asks")
+        self.tell("ask", ask=number)
+        return self.answers(str(number), ranks, timeout_s=timeout_s)
+
     def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
         return _told(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
