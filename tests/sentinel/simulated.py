@@ -206,7 +206,7 @@ class Rank:
             rank=self.rank, frame=op.region, program=op.content, collectives=str(op.num_collectives), lowered="",
             num_collectives=op.num_collectives,
         )  # fmt: skip
-        self.progress.region(position.region).programs[compile_id] = op.content
+        self.progress.region(position.region).variants[compile_id] = op.content
         self.on(ev.CompileEnded(position, post, True))
         yield lambda: self.progress.waits_at is None or not self.protocol.must_wait(position)
         if self.progress.waits_at is not None:

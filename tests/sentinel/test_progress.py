@@ -148,3 +148,14 @@ def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
         seen.append((region.position, passed, clock.pending))
     assert seen[0] == seen[1]
     assert [a.position.key for a in seen[0][1]] == ["f/1.0", "f/1.1", "f/2.0"]
+
+
+def test_a_variant_is_known_by_where_it_was_compiled_for_its_hash_may_be_the_ranks_own() -> None:
+    ranks = []
+    for shard in ("0/0", "3/1"):
+        progress = Progress(lambda _: None)
+        region = progress.enter(progress.region("f"))
+        position = progress.compile_starts(shard)
+        region.keep(position, shard)
+        ranks.append(set(region.variants.values()))
+    assert ranks[0] == ranks[1] == {"f/1.0"}

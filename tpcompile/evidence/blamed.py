@@ -28,13 +28,13 @@ def rank_group(
     line, and a line inside of an installed package helps nobody.
     """
     called_at = compile_.called_at or compile_.entered_at
-    if cause in _WITHIN or called_at is None:
-        return RankGroup(ranks=ranks, item=item, frame_line=line or compile_.line)
     if item and item.line:
-        item = item.at(_of_program(item.line, called_at))
-    return RankGroup(ranks=ranks, item=item, frame_line=_of_program(line, called_at))
+        item = item.at(of_cause(cause, item.line, called_at))
+    return RankGroup(ranks=ranks, item=item, frame_line=of_cause(cause, line, called_at) or compile_.line)
 
 
-def _of_program(line: UserLine | None, called_at: UserLine) -> UserLine:
-    """The line, or where it is not the program's that which calls it."""
+def of_cause(cause: Cause, line: UserLine | None, called_at: UserLine | None) -> UserLine | None:
+    """The line; for a cause outside of the compiled code, where the line is not the program's, that which calls it."""
+    if cause in _WITHIN or called_at is None:
+        return line
     return called_at if line is None or is_installed(line) else line

@@ -23,7 +23,7 @@ _ADDRESSING = re.compile(
     r"as_strided|index_select|arange|constant_pad_nd|clamp|clamp_min|clamp_max|bitwise_\w+)\b"
 )
 _INTEGER_VALUE = re.compile(r"^(?:DTensor\()?[iub]\d+\[")
-_LOCAL_TENSOR = "._local_tensor"
+LOCAL_TENSOR = "._local_tensor"
 
 
 def lowered_constants(difference: Difference) -> Followed:
@@ -104,7 +104,7 @@ def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
 
 
 def _is_local_tensor(item: Item) -> bool:
-    return item.about.endswith(_LOCAL_TENSOR) and "size" in item.notes
+    return item.about.endswith(LOCAL_TENSOR) and "size" in item.notes
 
 
 def _without_sizes(item: Item) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpcompile.evidence.alone import reason_cause
+from tpcompile.evidence.blamed import of_cause
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
-from tpcompile.evidence.text.lines import entered_at
+from tpcompile.evidence.text.lines import called_at, entered_at
 from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Position, RankState
@@ -22,15 +23,17 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
     reason = reason_of(compile_)
     why = f" because {reason.guard}" if reason.guard else ""
     at = f", now at {theirs.line}" if theirs.line else ""
+    cause, stack = _one_rank_cause(compile_), compile_.stack
+    entered = called_at(stack) or entered_at(compile_.line, stack)
     return Check(
         id=CheckId.TOGETHER,
         mode="",
         status=Status.FAIL,
         expected="all ranks compile at the same call, or none",
         observed=f"rank {rank} compiled at {position}{why}; rank {theirs.rank} went on without it{at}",
-        line=reason.line or compile_.line,
+        line=of_cause(cause, reason.line or compile_.line, entered),
         ranks=(rank,),
-        cause=_one_rank_cause(compile_),
+        cause=cause,
     )
 
 

@@ -225,7 +225,7 @@ class Hooks:
         position, compile_ = self._positions[compile_id], self._session.compile(compile_id)
         region = self._progress.region(position.region)
         post = post_of(self._rank, compile_, is_uneven=bool(region.reason_uneven))
-        region.keep(position, compile_id, post.program)
+        region.keep(position, compile_id)
         region.is_dynamic |= is_dynamic(compile_)
         self._on(CompileEnded(position, post, may_wait))
 

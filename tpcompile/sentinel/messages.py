@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tpcompile.evidence.digest import digest_compile
+from tpcompile.evidence.parametric import LOCAL_TENSOR
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
 from tpcompile.evidence.several import first, last
+from tpcompile.evidence.text.lines import of_program
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
@@ -82,6 +84,7 @@ class CompilePost(Frozen):
     lowered: str
     """Hash of AOT graphs and kernels; empty where they were not observed."""
     num_collectives: int
+    """At least; 0 for code that surely does not communicate."""
 
 
 _PROGRAM = (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS)
@@ -98,8 +101,13 @@ def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePo
         program=program,
         collectives=_sha(digest, (Layer.COLLECTIVES,)),
         lowered=lowered,
-        num_collectives=len(compile_.collectives),
+        num_collectives=len(compile_.collectives) or int(_has_unseen_collectives(compile_)),
     )
+
+
+def _has_unseen_collectives(compile_: CompileRecord) -> bool:
+    """True for DTensors under a backend that does not lower: they communicate in ops of their own."""
+    return not compile_.has_lowered and any(guard.source.endswith(LOCAL_TENSOR) for guard in compile_.guards)
 
 
 def _sha(digest: CompileDigest, layers: tuple[Layer, ...]) -> str:
@@ -207,6 +215,11 @@ class RankState(Frozen):
     def line(self) -> UserLine | None:
         """Innermost line of the user's that the rank is at."""
         return last(self.stack)
+
+    @property
+    def program_line(self) -> UserLine | None:
+        """The same outside of installed packages, where there is one."""
+        return of_program(self.stack) or self.line
 
     @property
     def compiles(self) -> bool:

@@ -85,7 +85,7 @@ def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | 
         f"and compiled {part.at} inside of it"
     )
     ranks = fewer_of(_in_region_of(part.state, states), _in_region_of(whole.state, states))
-    return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.line or part.state.line)
+    return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.program_line or part.state.program_line)
 
 
 def _in_region_of(one: RankState, states: ByRank[RankState]) -> tuple[int, ...]:

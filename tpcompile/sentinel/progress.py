@@ -56,8 +56,8 @@ class Region:
     """More than one variant of it is compiled: which one a call hits is kept."""
     ran: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_VARIANTS))
     """(call, compile id of the variant that was hit), from its second variant on."""
-    programs: dict[str, str] = field(default_factory=dict)
-    """Compile id -> hash of what was compiled."""
+    variants: dict[str, str] = field(default_factory=dict)
+    """Compile id -> where it was compiled: equal on all ranks, which hashes of programs with uneven shards are not."""
     is_dynamic: bool = False
     """A compile of it has symbolic sizes."""
     mark_at: int = 1
@@ -91,9 +91,9 @@ class Region:
         """Where this rank is in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
 
-    def keep(self, position: Position, compile_id: str, program: str) -> None:
-        """What was compiled there; from the second variant of its first frame on it is kept which one a call hits."""
-        self.programs[compile_id] = program
+    def keep(self, position: Position, compile_id: str) -> None:
+        """It was compiled there; from the second variant of its first frame on it is kept which one a call hits."""
+        self.variants[compile_id] = position.key
         if position.index == 0:
             self.ran.append((position.call, compile_id))
             self.has_variants |= len(self.ran) > 1
@@ -208,7 +208,7 @@ class Progress:
 
         How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
         """
-        known = [region for region in self.compared() if region.programs or region.skipped]
+        known = [region for region in self.compared() if region.variants or region.skipped]
         return {region.name: _counted(region, is_over=is_over) for region in known}
 
     def compared(self) -> list[Region]:

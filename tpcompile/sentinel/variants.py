@@ -23,16 +23,16 @@ class Ran(Frozen):
     line: UserLine | None = None
     """The user's call."""
     variants: dict[int, str] = {}
-    """Call -> hash of what was compiled, or the number of the variant where nobody saw it compiled; the last calls."""
+    """Call -> where its variant was compiled, or its compile id where nobody saw it compiled; the last calls."""
 
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
-    """What this rank ran of regions with collectives: only of those call numbers mean the same on all ranks."""
+    """What this rank ran of regions that communicate: only of those call numbers mean the same on all ranks."""
     return {region.name: _ran(region) for region in progress.compared() if region.ran and region.num_collectives}
 
 
 def _ran(region: Region) -> Ran:
-    variants = {call: region.programs.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
+    variants = {call: region.variants.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
     return Ran(region=region.name, line=region.line, variants=variants)
 
 

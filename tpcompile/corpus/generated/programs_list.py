@@ -35,7 +35,8 @@ _NO_INDUCTOR = ("aot_eager", "aot_eager", "eager")
 """Where a cold compile of C++ takes longer than all the rest."""
 
 # train_loop: a break in a checkpointed layer makes torch give up the whole region, and nothing is compiled.
-# dtensor_plan: its two equal weights have one dimension. serve: each size has variants of its own.
+# dtensor_plan: its two equal weights have one dimension.
+# serve: each size has variants of its own, and every tensor is made in inference mode.
 # decode_loop: dynamic=False; an id of one token has one stride only.
 # fsdp_tp: FSDP keeps parameters of its own, which take neither hooks nor a late requires_grad.
 _EVERY = (
@@ -46,7 +47,7 @@ _EVERY = (
     Program(name="sequence_parallel", backends=_NO_INDUCTOR),
     Program(name="moe"),
     Program(name="regional"),
-    Program(name="serve", without=("wrong_variant",)),
+    Program(name="serve", without=("wrong_variant", "inference_tensor")),
     Program(name="fsdp_tp", world_sizes=(4,), dp=2, backends=_NO_INDUCTOR, without=("frozen_later", "gradient_hook")),
     Program(name="decode_loop", without=("dynamic_differs", "input_stride", "recompile_limit")),
     Program(name="micro_batches", backends=_NO_INDUCTOR),

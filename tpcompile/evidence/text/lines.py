@@ -90,7 +90,7 @@ def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | N
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
-    return _of_program(stack) or own
+    return of_program(stack) or own
 
 
 def called_at(stack: Sequence[UserLine]) -> UserLine | None:
@@ -102,10 +102,10 @@ def called_at(stack: Sequence[UserLine]) -> UserLine | None:
     before = last(stack[:-1])
     if before is None or not before.file.endswith(_CALLS_MODULE):
         return None
-    return _of_program(stack[:-1])
+    return of_program(stack[:-1])
 
 
-def _of_program(stack: Sequence[UserLine]) -> UserLine | None:
+def of_program(stack: Sequence[UserLine]) -> UserLine | None:
     """The innermost line of the user's that is not in an installed package."""
     return last([line for line in own_lines(stack) if not is_installed(line)])
 
