@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.sentinel.test_hang import state
+from tests.sentinel.test_hang import issued, line, state
+from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel.asking import Asking, Limits
+from tpcompile.sentinel.events import Answers
+from tpcompile.sentinel.finding import Finding
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.progress import COMPILING, Progress
 
 
@@ -29,3 +33,26 @@ def test_a_short_wait_is_no_news_and_a_long_one_is_not_told_all_the_time() -> No
     states = {0: state(0, blocked=True), 1: state(1, activity=COMPILING, compile_id="0/0")}
     one = asking()
     assert [bool(one.news(states, now_s)) for now_s in (5.0, 12.0, 13.0, 30.0)] == [False, True, False, True]
+
+
+def why(now_s: float, other: RankState) -> Finding | None:
+    """What rank 0 finds that may wait 4 s, and has waited since the start."""
+    one = Asking(0, Limits(skew_limit_s=4.0), Progress(lambda _: None))
+    one.notices(0.0)
+    states = {0: state(0, issued(1, done=False), blocked=True), 1: other}
+    return one.why_stuck(Answers(now_s, states, {}, {}))
+
+
+def test_a_rank_that_does_not_come_in_time_is_named_where_it_is() -> None:
+    assert why(3.9, state(1)) is None
+    found = why(4.1, state(1))
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.NEVER_ARRIVED, (1,), line(21))
+
+
+def test_where_all_ranks_of_a_domain_wait_those_next_to_the_late_one_say_so_first() -> None:
+    waiting = state(1, issued(1, done=False), blocked=True)
+    assert why(5.9, waiting) is None
+    found = why(6.1, waiting)
+    assert found is not None
+    assert (found.cause, found.ranks) == (Cause.NEVER_ARRIVED, ()) and "rank 1" in found.observed

@@ -26,6 +26,7 @@ _LONGEST_S = 30.0
 _TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
+_OTHERS_FIRST_S = 60.0
 _HOWS = {"dead": "died", "stopped": "stopped"}
 
 
@@ -107,12 +108,18 @@ class Asking:
         return ByRank({rank: self._died(rank, found) for rank, found in dead.items()})
 
     def _late(self, states: ByRank[RankState], now_s: float) -> Finding | None:
-        """Ranks for which this one has waited longer than it may."""
+        """Ranks for which this one has waited longer than it may.
+
+        Where all ranks of its domain wait, a rank of another one is late; the ranks next to that one say so first.
+        """
         limit_s = self._limits.skew_limit_s
-        if now_s - self._moved_at_s <= limit_s:
+        others = states.without([self._rank])
+        slow = others.where(lambda state: not state.waits)
+        first_s = 0.0 if slow else min(limit_s / 2, _OTHERS_FIRST_S)
+        if now_s - self._moved_at_s <= limit_s + first_s:
             return None
-        slow = states.without([self._rank]).where(lambda state: not state.waits)
-        observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {_describe_all(slow)}"
+        text = _describe_all(slow or others)
+        observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {text}"
         line = first(known(state.line for state in slow.values()))
         return Finding(Cause.NEVER_ARRIVED, observed, slow.ranks, line)
 
