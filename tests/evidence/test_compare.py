@@ -351,6 +351,18 @@ def test_domains_are_compared_apart() -> None:
     assert equal_groups([digest_rank(r) for r in stages]) == {"stage0": ((0, 1),), "stage1": ((2, 3),)}
 
 
+def test_a_domain_whose_ranks_cannot_finish_comes_before_one_that_differs_in_a_guard() -> None:
+    guarded = [compiled(guards=(guard(says=f"== {rank}"),)) for rank in range(2)]
+    cut = compiled(breaks=(broken(at=4),), collectives=())
+    records = [
+        record(rank, compile_, domain=f"stage{rank // 2}") for rank, compile_ in enumerate([*guarded, compiled(), cut])
+    ]
+    red = [found for found in divergences(*records) if found.is_red]
+    assert [(found.domain, found.cause) for found in red] == [
+        ("stage1", Cause.GRAPH_BREAK), ("stage0", Cause.GUARD_ONLY),
+    ]  # fmt: skip
+
+
 def test_details_are_fetched_once_per_group_and_only_for_layers_that_differ() -> None:
     records = [record(r, compiled(call("mul", "%0", str(r // 4)), reduce("%1")), world_size=8) for r in range(8)]
     asked: list[tuple[int, Layer]] = []

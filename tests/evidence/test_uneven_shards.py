@@ -54,3 +54,13 @@ def test_an_uneven_shard_explains_the_shapes_below_it_and_nothing_else_does() ->
 
     assert [d.is_red for d in between(holding(4), holding(3))] == [False]
     assert any(d.is_red for d in between(holding(4, guarded=False), holding(3, guarded=False)))
+
+
+@pytest.mark.parametrize("cut", [(0, 1), (1,)])
+def test_shapes_below_a_compile_whose_log_ended_before_its_guards_are_not_judged(cut: tuple[int, ...]) -> None:
+    ranks = []
+    for rank, rows in enumerate((4, 3)):
+        made = lowered(call("mul", "%0", "2", value=f"f32[{rows}, 8]"), guards=shard(f"[{rows}, 8]").guards)
+        ended = {"guards": (), "collectives": (), "is_cut": True} if rank in cut else {}
+        ranks.append(made.model_copy(update=ended))
+    assert not any(divergence.is_red for divergence in between(*ranks))

@@ -6,7 +6,8 @@ group of equal ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from tpcompile.evidence import order
 from tpcompile.evidence.align import Slot, align
@@ -32,11 +33,18 @@ __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 
 
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
-    """Compare the ranks of every symmetry domain, layer by layer from cause to effect."""
-    found: list[Divergence] = []
-    for name, ranks in by_domain(digests).items():
-        found += _compare(Domain(name, ranks, fetch, allowed))
-    return tuple(found)
+    """Compare the ranks of every symmetry domain, layer by layer from cause to effect.
+
+    A domain whose ranks cannot finish comes first: what else differs is in it as well, or follows.
+    """
+    found = [_compare(Domain(name, ranks, fetch, allowed)) for name, ranks in by_domain(digests).items()]
+    return tuple(itertools.chain.from_iterable(sorted(found, key=_is_led_by_content)))
+
+
+def _is_led_by_content(found: Iterable[Divergence]) -> bool:
+    """True unless the first red difference lets ranks issue different collectives."""
+    red = find(found, lambda divergence: divergence.is_red)
+    return red is None or red.cls != DivergenceClass.COLLECTIVES
 
 
 def _compare(domain: Domain) -> list[Divergence]:

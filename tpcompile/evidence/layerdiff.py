@@ -95,8 +95,11 @@ class _Compile:
 
         A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
-        is padded in the backward. Nothing of that explains why the code issues its collectives in another order.
+        is padded in the backward. Nothing of that explains why the code issues its collectives in another order. Of a
+        log that ended before the guards of a compile none of that can be told.
         """
+        if self.domain.is_cut and self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None):
+            return []
         found: list[Divergence] = []
         is_explained = any(layer.explains_below for layer in strict)
         for layer in loose:
