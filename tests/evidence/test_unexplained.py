@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.evidence.samples import between, call, compiled, only, reduce
+from tests.evidence.samples import between, call, collective, compiled, divergences, only, record, reduce
 from tpcompile.evidence import alone, compare, layerdiff
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Layer
+from tpcompile.evidence.records import DivergenceClass, Layer
 
 
 def broken(*_: Any) -> NoReturn:
@@ -32,6 +32,20 @@ def test_a_compile_of_one_rank_is_found_without_a_cause(monkeypatch: pytest.Monk
     found = only([compiled(), compiled(call("relu"), function="other")], [compiled()])
     assert [group.ranks for group in found.groups] == [(0,), (1,)] and found.is_red
     assert "compiles of other" in found.title
+
+
+def test_a_rank_whose_log_ended_before_is_not_blamed_and_collectives_stay_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layerdiff._Layer, "red", broken)
+    sums = [
+        record(rank, compiled(collectives=(collective(reduce_op=op),)), world_size=3)
+        for rank, op in enumerate(("sum", "max"))
+    ]
+    cut = record(2, world_size=3, is_cut=True)
+    (found,) = divergences(*sums, cut)
+    assert [group.ranks for group in found.groups] == [(0,), (1,)]
+    assert found.cls == DivergenceClass.COLLECTIVES
 
 
 def test_a_store_that_is_gone_is_no_defect_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,11 @@ def test_a_short_wait_is_no_news_and_a_long_one_is_not_told_all_the_time() -> No
     assert [bool(one.news(states, now_s)) for now_s in (5.0, 12.0, 13.0, 30.0)] == [False, True, False, True]
 
 
-def why(now_s: float, other: RankState) -> Finding | None:
-    """What rank 0 finds that may wait 4 s, and has waited since the start."""
-    one = Asking(0, Limits(skew_limit_s=4.0), Progress(lambda _: None))
+def why(now_s: float, *others: RankState, limit_s: float = 4.0) -> Finding | None:
+    """What rank 0 finds that may wait so long, and has waited since the start."""
+    one = Asking(0, Limits(skew_limit_s=limit_s), Progress(lambda _: None))
     one.notices(0.0)
-    states = {0: state(0, issued(1, done=False), blocked=True), 1: other}
+    states = {0: state(0, issued(1, done=False), blocked=True), **{other.rank: other for other in others}}
     return one.why_stuck(Answers(now_s, states, {}, {}))
 
 
@@ -56,3 +56,11 @@ def test_where_all_ranks_of_a_domain_wait_those_next_to_the_late_one_say_so_firs
     found = why(6.1, waiting)
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.NEVER_ARRIVED, ()) and "rank 1" in found.observed
+
+
+def test_they_are_given_a_minute_at_most_and_where_no_rank_answers_nothing() -> None:
+    waiting = state(1, issued(1, done=False), blocked=True)
+    assert why(3659.0, waiting, limit_s=3600.0) is None
+    assert why(3661.0, waiting, limit_s=3600.0) is not None
+    alone = why(4.1)
+    assert alone is not None and "no other rank answers" in alone.observed

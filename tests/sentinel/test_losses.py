@@ -30,7 +30,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState) -> Finding:
         return {rank: dead if rank == 2 else Absence("running") for rank in sorted(ranks)}
 
     def ask(ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
-        assert timeout_s > 0
+        assert timeout_s > 0 and 1 not in ranks, "this rank would wait for its own answer"
         return {rank: answers[rank] for rank in ranks if rank in answers}
 
     monkeypatch.setattr(raised, "absences", absences)

@@ -17,8 +17,8 @@ IN_PROGRAM = UserLine(file="/home/me/train.py", line=44, function="forward")
 AT = Position(region="f", call=4, index=0)
 
 
-def num_collectives(compile_: CompileRecord) -> int:
-    return post_of(0, compile_, is_uneven=False).num_collectives
+def num_collectives(compile_: CompileRecord, *, is_uneven: bool = False) -> int:
+    return post_of(0, compile_, is_uneven=is_uneven).num_collectives
 
 
 def test_a_dtensor_communicates_unseen_where_nothing_was_lowered() -> None:
@@ -27,6 +27,13 @@ def test_a_dtensor_communicates_unseen_where_nothing_was_lowered() -> None:
     lowered = (graph(call("relu")), graph(call("relu"), kind="forward"))
     assert num_collectives(compiled(graphs=lowered, guards=local, collectives=())) == 0
     assert num_collectives(compiled(guards=(guard("TENSOR_MATCH", WEIGHT),), collectives=())) == 0
+
+
+def test_an_uneven_region_or_an_argument_that_is_a_dtensor_holds_no_rank() -> None:
+    local = (guard("TENSOR_MATCH", f"{WEIGHT}._local_tensor"),)
+    assert num_collectives(compiled(guards=local, collectives=()), is_uneven=True) == 0
+    logged = (guard("TENSOR_MATCH", "L['loss']._local_tensor"),)
+    assert num_collectives(compiled(guards=logged, collectives=())) == 0
 
 
 def alone(reason: str) -> tuple[Cause, UserLine | None]:

@@ -38,13 +38,12 @@ def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = (
     A domain whose ranks cannot finish comes first: what else differs is in it as well, or follows.
     """
     found = [_compare(Domain(name, ranks, fetch, allowed)) for name, ranks in by_domain(digests).items()]
-    return tuple(itertools.chain.from_iterable(sorted(found, key=_is_led_by_content)))
+    return tuple(itertools.chain.from_iterable(sorted(found, key=_can_finish)))
 
 
-def _is_led_by_content(found: Iterable[Divergence]) -> bool:
-    """True unless the first red difference lets ranks issue different collectives."""
-    red = find(found, lambda divergence: divergence.is_red)
-    return red is None or red.cls != DivergenceClass.COLLECTIVES
+def _can_finish(found: Iterable[Divergence]) -> bool:
+    """True unless ranks issue different collectives."""
+    return all(divergence.cls != DivergenceClass.COLLECTIVES for divergence in found)
 
 
 def _compare(domain: Domain) -> list[Divergence]:
@@ -69,7 +68,7 @@ def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Diverg
     except DEFECTS as error:
         if not (absent or slot.differing):
             raise
-        return [unexplained(domain, slot, error)]
+        return [unexplained(domain, slot, absent, error)]
 
 
 def _explains_others(divergence: Divergence) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.bygroup import ByGroup, Row
@@ -96,11 +96,6 @@ def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
     """Domain -> digests of its ranks, both in order."""
     in_order = sorted(digests, key=lambda digest: (digest.domain, digest.rank))
     return grouped(in_order, lambda digest: digest.domain)
-
-
-def group_by(values: Mapping[int, Hashable]) -> Groups:
-    """Ranks by equal value, largest group first: the odd ones out come last."""
-    return ByRank(values).groups()
 
 
 def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:

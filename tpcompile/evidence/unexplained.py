@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpcompile.evidence.align import Slot
 from tpcompile.evidence.bygroup import Row
+from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.domain import Domain, sides
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
@@ -17,16 +19,16 @@ DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIte
 _ADVICE = "The difference is real; that it has no name is a defect of tpcompile. Please report it with this text."
 
 
-def unexplained(domain: Domain, slot: Slot, error: Exception) -> Divergence:
+def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Exception) -> Divergence:
     """The layers that differ and the ranks that have the same, or the ranks that did not compile it."""
     layers = list(dict.fromkeys(layer for layer, _ in slot.differing))
-    hashes = domain.digests.map(lambda digest: _hashes(slot, digest.rank))
+    hashes = ByRank({rank: _hashes(slot, rank) for rank in [*slot.compiles, *absent]})
     row = Row(value_item("compiled", text) for _, text in hashes.sides())
     raised = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__}: {error} at {Path(raised.filename).name}:{raised.lineno}"
     return Divergence(
         layer=first(layers) or Layer.GRAPH,
-        cls=DivergenceClass.CONTENT,
+        cls=DivergenceClass.COLLECTIVES if Layer.COLLECTIVES in layers else DivergenceClass.CONTENT,
         domain=domain.name,
         where=slot.where,
         groups=sides(hashes.groups(), row),

@@ -115,7 +115,7 @@ class Asking:
         limit_s = self._limits.skew_limit_s
         others = states.without([self._rank])
         slow = others.where(lambda state: not state.waits)
-        first_s = 0.0 if slow else min(limit_s / 2, _OTHERS_FIRST_S)
+        first_s = 0.0 if slow or not others else min(limit_s / 2, _OTHERS_FIRST_S)
         if now_s - self._moved_at_s <= limit_s + first_s:
             return None
         text = _describe_all(slow or others)

@@ -23,8 +23,8 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
     reason = reason_of(compile_)
     why = f" because {reason.guard}" if reason.guard else ""
     at = f", now at {theirs.line}" if theirs.line else ""
-    cause, stack = _one_rank_cause(compile_), compile_.stack
-    entered = called_at(stack) or entered_at(compile_.line, stack)
+    cause = _one_rank_cause(compile_)
+    entered = called_at(compile_.stack) or entered_at(compile_.line, compile_.stack)
     return Check(
         id=CheckId.TOGETHER,
         mode="",

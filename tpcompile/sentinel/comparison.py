@@ -26,12 +26,15 @@ class Comparison:
         members = log.members
         self._next = members[(members.index(log.rank) + 1) % len(members)]
         self._others = [rank for rank in members if rank != log.rank]
+        self._neighbours = sorted({self._next, members[members.index(log.rank) - 1]}.intersection(self._others))
+        self._is_over = False
+        """The rank leaves; a tick of the timer may still come."""
 
     def with_the_next(self) -> None:
         """Tell what ran since the last time, and compare with the next rank; nothing to do while nothing is called."""
         if not self._others:
             return
-        ran, counted = ran_by(self._progress), self._progress.counted()
+        ran, counted = ran_by(self._progress), self._progress.counted(is_over=self._is_over)
         told, self._told = self._told, (ran, counted)
         if told == self._told:
             return
@@ -44,7 +47,8 @@ class Comparison:
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
-        """Which variants ran is compared with all ranks, waiting for them; the rest with what they have said so far."""
+        """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
+        self._is_over = True
         ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}
         if ran:
@@ -52,7 +56,7 @@ class Comparison:
             theirs_ran = self._log.ran_on(self._others, wait_s=_LEAVING_S)
         if counted:
             self._log.say_counted(counted)
-        self._tell(theirs_ran, self._log.counted_on(self._others), ran=ran, counted=counted)
+        self._tell(theirs_ran, self._log.counted_on(self._neighbours), ran=ran, counted=counted)
 
     def _tell(
         self,

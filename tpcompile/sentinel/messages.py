@@ -8,7 +8,7 @@ from typing import Any
 
 from tpcompile.evidence.digest import digest_compile
 from tpcompile.evidence.parametric import LOCAL_TENSOR
-from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
+from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
 from tpcompile.evidence.several import first, last
 from tpcompile.evidence.text.lines import of_program
 
@@ -84,7 +84,7 @@ class CompilePost(Frozen):
     lowered: str
     """Hash of AOT graphs and kernels; empty where they were not observed."""
     num_collectives: int
-    """At least; 0 for code that surely does not communicate."""
+    """0 for code that may run before the others have compiled it."""
 
 
 _PROGRAM = (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS)
@@ -101,13 +101,20 @@ def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePo
         program=program,
         collectives=_sha(digest, (Layer.COLLECTIVES,)),
         lowered=lowered,
-        num_collectives=len(compile_.collectives) or int(_has_unseen_collectives(compile_)),
+        num_collectives=len(compile_.collectives) or int(not is_uneven and _has_unseen_collectives(compile_)),
     )
 
 
 def _has_unseen_collectives(compile_: CompileRecord) -> bool:
-    """True for DTensors under a backend that does not lower: they communicate in ops of their own."""
-    return not compile_.has_lowered and any(guard.source.endswith(LOCAL_TENSOR) for guard in compile_.guards)
+    """True for parameters that are DTensors, under a backend that does not lower: ops on them communicate unseen.
+
+    An argument that is one may be read on one rank alone, in what it logs.
+    """
+    return not compile_.has_lowered and any(map(_is_of_sharded_parameter, compile_.guards))
+
+
+def _is_of_sharded_parameter(guard: Guard) -> bool:
+    return guard.source.endswith(LOCAL_TENSOR) and "_parameters[" in guard.source
 
 
 def _sha(digest: CompileDigest, layers: tuple[Layer, ...]) -> str:

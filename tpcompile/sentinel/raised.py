@@ -67,7 +67,8 @@ class Losses:
         lost = self._protocol.asking.lost(absent)
         if not lost:
             return None
-        here, may_live = self._snapshot.state(), [rank for rank, found in absent.items() if found.may_live]
+        here = self._snapshot.state()
+        may_live = [rank for rank, found in absent.items() if found.may_live]
         states = self._log.ask(may_live, timeout_s=_ANSWER_S) if may_live else {}
         return why_stuck(Situation(ByRank({**states, here.rank: here}), before={}, lost=lost))
 

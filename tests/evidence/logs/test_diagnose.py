@@ -224,6 +224,16 @@ def test_a_job_of_which_every_compile_failed_ends_with_5_the_error_and_its_line(
     assert verdict.summary.startswith("nothing was compiled: healthy failed with Unsupported: Failed to trace print")
 
 
+def test_of_several_errors_the_one_that_ends_the_program_says_why_nothing_was_compiled(job: Path) -> None:
+    for rank, kind in enumerate(("Unsupported", "BackendCompilerFailed")):
+        log = job / LOG.format(rank)
+        metrics = '"compilation_metrics": {'
+        error = f'"fail_type": "{kind}", "fail_reason": "no {kind}", '
+        log.write_text(log.read_text().replace(metrics, metrics + error))
+    summary = diagnose([job]).summary
+    assert "no BackendCompilerFailed" in summary and "others with Unsupported" in summary
+
+
 def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
     (job / LOG.format(1)).unlink()
     with pytest.raises(ConfigError, match=r"found only that of rank 0.*TORCH_TRACE=DIR"):

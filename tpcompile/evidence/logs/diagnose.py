@@ -36,7 +36,7 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first
+from tpcompile.evidence.several import find, first, phrase
 from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
@@ -223,19 +223,22 @@ class _Diagnosis:
         return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
 
     def nothing_compiled(self) -> Check:
-        """No compile ended well; the first that failed says why."""
+        """No compile ended well; the first error that ends a program says why, else that of a skipped frame."""
         check = Check(
             id=CheckId.COMPILED,
             mode="",
             status=Status.FAIL,
             expected=_COMPILED,
-            observed="no compile ended well",
+            observed="no compile in the logs",
             cause=Cause.NOTHING_COMPILED,
         )
-        failed = first(compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.fail_type)
-        if failed is None:
+        failures = [compile_ for log in self.job.logs.values() for compile_ in log.compiles if compile_.fail_type]
+        if not failures:
             return check
-        return check.model_copy(update={"observed": failed.failed, "line": failed.line})
+        why = find(failures, lambda compile_: compile_.is_fatal) or failures[0]
+        others = sorted({compile_.fail_type for compile_ in failures} - {why.fail_type})
+        observed = phrase(why.failed, f"others with {', '.join(others)}" if others else "")
+        return check.model_copy(update={"observed": observed, "line": why.line})
 
     def failed_alone(self) -> Iterator[Check]:
         found = failed_first(self.job.logs)
