@@ -59,7 +59,8 @@ def renamed(text: str, number: int, functions: set[str]) -> str:
 
 def functions_of(log: list[str]) -> set[str]:
     """Names of the compiled functions."""
-    starts = [json.loads(LINE.match(r.partition("\n")[0])[2]) for r in log if '"dynamo_start"' in r]  # type: ignore[index]
+    heads = [LINE.match(record.partition("\n")[0]) for record in log if '"dynamo_start"' in record]
+    starts = [json.loads(head[2]) for head in heads if head]
     return {start["dynamo_start"]["stack"][-1]["name"] for start in starts}
 
 

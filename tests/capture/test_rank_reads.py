@@ -130,7 +130,7 @@ def test_what_follows_an_early_return_under_the_compiler_is_left_out() -> None:
 
 def test_a_parameter_with_a_modules_name_is_not_the_module() -> None:
     def shadowed(x: torch.Tensor, torch: object) -> object:
-        return torch.cuda.current_device()  # type: ignore[attr-defined]
+        return torch.cuda.current_device()  # type: ignore[attr-defined]  # an object of that name, not the module
 
     assert rank_reads([shadowed.__code__]) == ()
 

@@ -55,13 +55,13 @@ def guard(type_: str = "EQUALS_MATCH", source: str = "L['self'].scale", says: st
 def collective(op: str = "all_reduce", phase: str = "forward", **fields: object) -> Collective:
     """One collective in the tp group."""
     values = {"reduce_op": "sum", "dtype": "f32", "shape": "[4, 8]", "group": "tp", "line": line(5)} | fields
-    return Collective(phase=phase, op=op, **values)  # type: ignore[arg-type]
+    return Collective.model_validate({"phase": phase, "op": op, **values})
 
 
 def tensor(source: str = "L['x']", **fields: object) -> InputTensor:
     """One input tensor."""
     values = {"dtype": "float32", "shape": "[4, 8]", "stride": "[8, 1]", "device": "device(type='cpu')"} | fields
-    return InputTensor(source=source, **values)  # type: ignore[arg-type]
+    return InputTensor.model_validate({"source": source, **values})
 
 
 def kernel(code: str = "out = x * 2", name: str = "cpp_fused_mul_0", phase: str = "forward") -> Kernel:
@@ -86,7 +86,7 @@ def compiled(*calls: Node, phase: str = "C/first", **fields: object) -> CompileR
         "guards": (guard(),),
         "collectives": (collective(),),
     }
-    return CompileRecord(phase=phase, **(values | fields))  # type: ignore[arg-type]
+    return CompileRecord.model_validate({"phase": phase, **values, **fields})
 
 
 def lowered(*calls: Node, kind: str = "forward", **fields: object) -> CompileRecord:
@@ -98,7 +98,7 @@ def lowered(*calls: Node, kind: str = "forward", **fields: object) -> CompileRec
 def record(rank: int, *compiles: CompileRecord, world_size: int = 2, **fields: object) -> RankRecord:
     """All evidence of one rank; coordinate is the rank."""
     values: dict[str, object] = {"coordinate": rank} | fields
-    return RankRecord(rank=rank, world_size=world_size, compiles=compiles, **values)  # type: ignore[arg-type]
+    return RankRecord.model_validate({"rank": rank, "world_size": world_size, "compiles": compiles, **values})
 
 
 def counters(phase: str = "C/first", **fields: int) -> PhaseCounters:

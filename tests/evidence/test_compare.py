@@ -353,13 +353,13 @@ def test_domains_are_compared_apart() -> None:
 
 def test_a_domain_whose_ranks_cannot_finish_comes_before_one_that_differs_in_a_guard() -> None:
     guarded = [compiled(guards=(guard(says=f"== {rank}"),)) for rank in range(2)]
-    cut = compiled(breaks=(broken(at=4),), collectives=())
-    records = [
-        record(rank, compile_, domain=f"stage{rank // 2}") for rank, compile_ in enumerate([*guarded, compiled(), cut])
-    ]
+    later = compiled(call("relu"), reduce("%1"), compile_id="0/1", function="later")
+    broke = compiled(compile_id="0/1", function="later", breaks=(broken(at=4),), collectives=())
+    programs = [[guarded[0]], [guarded[1]], [guarded[0], later], [guarded[1], broke]]
+    records = [record(rank, *compiles, domain=f"stage{rank // 2}") for rank, compiles in enumerate(programs)]
     red = [found for found in divergences(*records) if found.is_red]
     assert [(found.domain, found.cause) for found in red] == [
-        ("stage1", Cause.GRAPH_BREAK), ("stage0", Cause.GUARD_ONLY),
+        ("stage1", Cause.GUARD_ONLY), ("stage1", Cause.GRAPH_BREAK), ("stage0", Cause.GUARD_ONLY),
     ]  # fmt: skip
 
 

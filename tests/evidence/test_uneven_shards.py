@@ -64,3 +64,8 @@ def test_shapes_below_a_compile_whose_log_ended_before_its_guards_are_not_judged
         ended = {"guards": (), "collectives": (), "is_cut": True} if rank in cut else {}
         ranks.append(made.model_copy(update=ended))
     assert not any(divergence.is_red for divergence in between(*ranks))
+
+
+def test_shapes_below_a_whole_compile_without_guards_are_judged() -> None:
+    ranks = [lowered(call("mul", "%0", "2", value=f"f32[{rows}, 8]"), guards=()) for rows in (4, 3)]
+    assert any(divergence.is_red for divergence in between(*ranks))

@@ -58,6 +58,6 @@ def test_a_store_that_is_gone_is_no_defect_of_ours(monkeypatch: pytest.MonkeyPat
 
 
 def test_equal_compiles_are_not_made_unequal_by_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layerdiff._Compile, "findings", broken)
+    monkeypatch.setattr(compare, "of_slot", broken)
     with pytest.raises(KeyError):
         between(compiled(), compiled())

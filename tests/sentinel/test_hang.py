@@ -31,7 +31,7 @@ def issued(seq: int, *, done: bool = True, op: str = "all_reduce", at: int = 10,
 
 def state(rank: int, *collectives: Issued, **more: object) -> RankState:
     fields = {"activity": RUNNING, "since_s": 4.0, "groups": (GROUP,), "stack": (line(20 + rank),)} | more
-    return RankState(rank=rank, issued=collectives, **fields)  # type: ignore[arg-type]
+    return RankState.model_validate({"rank": rank, "issued": collectives, **fields})
 
 
 def by_rank(*states: RankState) -> dict[int, RankState]:
@@ -286,6 +286,14 @@ def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_a
     found = stuck(states, before={})
     assert found is not None
     assert (found.cause, found.ranks) == (cause, ranks)
+
+
+def test_whole_and_part_stand_at_the_line_of_the_program_not_in_a_package() -> None:
+    package = UserLine(file="/venv/lib/python3.11/site-packages/transformers/modeling.py", line=7, function="loss")
+    whole, part = whole_and_part(0, 90), whole_and_part(1, 45)
+    inside = whole.model_copy(update={"stack": (*whole.stack, package)})
+    found = stuck(by_rank(inside, part), before={})
+    assert found is not None and found.line is not None and found.line.line == 90
 
 
 def test_a_rank_that_broke_its_graph_and_went_on_is_left_to_the_comparison() -> None:

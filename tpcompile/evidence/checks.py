@@ -30,14 +30,14 @@ K = TypeVar("K", bound=Hashable)
 Ranks = ByRank[RankDigest]
 
 
-def ranks_of(digests: Iterable[RankDigest]) -> Ranks:
+def digests_by_rank(digests: Iterable[RankDigest]) -> Ranks:
     """The digest of every rank that has one."""
     return ByRank({digest.rank: digest for digest in digests})
 
 
 def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
-    ranks = ranks_of(digests)
+    ranks = digests_by_rank(digests)
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
     return [
         any_compiled("", ranks),
@@ -51,7 +51,7 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
 
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """A program in mid-run: what the ranks compiled so far is the same."""
-    return agreement("", ranks_of(digests), divergences)
+    return agreement("", digests_by_rank(digests), divergences)
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:

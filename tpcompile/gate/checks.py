@@ -12,11 +12,11 @@ from tpcompile.evidence.checks import (
     Ranks,
     agreement,
     any_compiled,
+    digests_by_rank,
     kept,
     make_check,
     no_breaks,
     num_graphs,
-    ranks_of,
     tp_aware,
     values_text,
 )
@@ -33,7 +33,7 @@ Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[C
 def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Mode A must show the cliff: every collective call site breaks the graph."""
     _ = config, divergences
-    ranks = ranks_of(digests)
+    ranks = digests_by_rank(digests)
     if not ranks:
         return []
     cliffs = _facts(ranks).map(lambda facts: facts.cliff)
@@ -63,7 +63,7 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 
 def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Mode B looks fine and is not: one graph, right forward, gradient times world size."""
-    ranks = ranks_of(digests)
+    ranks = digests_by_rank(digests)
     return [
         any_compiled("B", ranks),
         *_one_graph("B", ranks),
@@ -75,7 +75,7 @@ def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 
 def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
     """Mode C is the contract."""
-    ranks = ranks_of(digests)
+    ranks = digests_by_rank(digests)
     return [
         any_compiled("C", ranks),
         *_one_graph("C", ranks),
@@ -95,7 +95,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 def timings(digests: Sequence[RankDigest]) -> dict[str, float]:
     """Slowest rank's median ms per call, by mode."""
     slowest: dict[str, float] = {}
-    for facts in _facts(ranks_of(digests)).values():
+    for facts in _facts(digests_by_rank(digests)).values():
         for mode, median_ms in facts.median_ms.items():
             slowest[mode] = max(median_ms, slowest.get(mode, 0.0))
     return dict(sorted(slowest.items()))

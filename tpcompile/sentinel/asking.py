@@ -26,7 +26,8 @@ _LONGEST_S = 30.0
 _TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
-_OTHERS_FIRST_S = 60.0
+_GRACE_S = 60.0
+"""At most, for the ranks next to one that is late in another domain."""
 _HOWS = {"dead": "died", "stopped": "stopped"}
 
 
@@ -115,8 +116,8 @@ class Asking:
         limit_s = self._limits.skew_limit_s
         others = states.without([self._rank])
         slow = others.where(lambda state: not state.waits)
-        first_s = 0.0 if slow or not others else min(limit_s / 2, _OTHERS_FIRST_S)
-        if now_s - self._moved_at_s <= limit_s + first_s:
+        grace_s = 0.0 if slow or not others else min(limit_s / 2, _GRACE_S)
+        if now_s - self._moved_at_s <= limit_s + grace_s:
             return None
         text = _describe_all(slow or others)
         observed = f"rank {self._rank} waited more than skew_limit_s = {limit_s:g} s: {text}"

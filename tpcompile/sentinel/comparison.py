@@ -24,9 +24,10 @@ class Comparison:
         self._log, self._progress, self._on = log, progress, on
         self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
-        self._next = members[(members.index(log.rank) + 1) % len(members)]
+        here = members.index(log.rank)
+        self._next, previous = members[(here + 1) % len(members)], members[here - 1]
         self._others = [rank for rank in members if rank != log.rank]
-        self._neighbours = sorted({self._next, members[members.index(log.rank) - 1]}.intersection(self._others))
+        self._neighbours = sorted({self._next, previous}.intersection(self._others))
         self._is_over = False
         """The rank leaves; a tick of the timer may still come."""
 

@@ -101,7 +101,7 @@ def _first_change(readings: Sequence[_Reading]) -> _Change | None:
     by_stride = [[reading for reading in readings if reading.call % stride == 0] for stride in _STRIDES]
     found = list(filter(None, map(_first_lasting_change, by_stride)))
     of_one_rank = [change for change in found if change.is_of_one_rank]
-    return first([*of_one_rank, *found])
+    return first(of_one_rank or found)
 
 
 def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:

@@ -113,7 +113,7 @@ def _first_unlike(unlike: Sequence[_Meeting]) -> _Meeting:
     """Branches may call one collective from two lines at every step; a pair of lines that was met once says more."""
     times = Counter(meeting.keys for meeting in unlike)
     once = [meeting for meeting in unlike if times[meeting.keys] == 1]
-    return [*once, *unlike][0]
+    return (once or unlike)[0]
 
 
 def _is_one_call(here: Sequence[Issued]) -> bool:

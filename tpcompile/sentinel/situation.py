@@ -57,8 +57,10 @@ class Lost:
         return _BECAME[self.how][0]
 
     def __str__(self) -> str:
-        where = f" in {self.line}" if self.line else self.seen and f" ({self.seen})"
-        return f"rank {self.rank} {_BECAME[self.how][1]}{where}"
+        says = f"rank {self.rank} {_BECAME[self.how][1]}"
+        if self.line:
+            return f"{says} in {self.line}"
+        return f"{says} ({self.seen})" if self.seen else says
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 
 from tpcompile.corpus.generated.main import main
 from tpcompile.corpus.generated.operators import ALL, FAULTS
+from tpcompile.corpus.generated.operators.operator import Operator
 from tpcompile.corpus.generated.plan import Case, fault_case, healthy_case, pairs
 from tpcompile.corpus.generated.programs_list import PROGRAMS
 from tpcompile.corpus.generated.template import PROGRAMS as FOLDER
@@ -59,8 +60,8 @@ def test_the_mutated_program_parses_and_differs_from_the_clean_one(name: str) ->
 
 
 @pytest.mark.parametrize("operator", FAULTS, ids=lambda operator: operator.name)
-def test_the_line_to_blame_is_in_the_program(operator: object) -> None:
-    case = _case_of(operator.name)  # type: ignore[attr-defined]
+def test_the_line_to_blame_is_in_the_program(operator: Operator) -> None:
+    case = _case_of(operator.name)
     if not case.operator.has_line:
         assert case.truth.lines is None
         return

@@ -12,6 +12,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence import checks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.logs.diagnose import WHOLE, Question, diagnose
+from tpcompile.evidence.logs.domains import parse_mesh
 from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
 
 JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
@@ -257,3 +258,12 @@ def test_the_recorded_files_are_small_and_know_no_machine() -> None:
     assert sum(map(len, texts)) < 300_000
     root = str(JOBS.parent.parent.parent.parent)
     assert not [word for text in texts for word in ("/root", "/home", ".venv", root) if word in text]
+
+
+@pytest.mark.parametrize(("world_size", "had"), [(None, 2), (1, 2), (3, 3)])
+def test_a_mesh_of_another_size_than_the_job_is_refused_with_both_numbers(
+    job: Path, world_size: int | None, had: int
+) -> None:
+    mesh = parse_mesh("tp=1", "tp")
+    with pytest.raises(ConfigError, match=f"the mesh has 1 ranks, the job had {had}; give the sizes"):
+        diagnose([job], Question(mesh=mesh, world_size=world_size))

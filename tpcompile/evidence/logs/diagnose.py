@@ -112,8 +112,8 @@ def _world_size(question: Question, seen: int) -> int:
     if question.mesh is None:
         return max(question.num_ranks, seen)
     size = question.mesh.world_size
-    if question.world_size not in (None, size) or seen > size:
-        had = question.world_size or seen
+    had = max(question.world_size or size, seen)
+    if question.world_size not in (None, size) or had > size:
         raise ConfigError(f"the mesh has {size} ranks, the job had {had}; give the sizes of all its axes")
     return size
 
