@@ -6,7 +6,6 @@ A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from tpcompile.parity.differences import Groups, sides_text
 from tpcompile.parity.fingerprint import local_of, piece_hashes, raw_bytes
 
 _PIECES = 64
-_SIZE = re.compile(r"\d+")
 
 Ask = Callable[[int, dict[str, Any]], Any]
 """(rank, {start, stop} in elements) -> what `answer_elements` says there; None for no answer."""
@@ -87,7 +85,8 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
     is_described = not differ(text.rpartition(" ")[0] for text in prints)
     if not is_described or not all(map(_has_elements, prints)):
         return ""
-    sizes = [int(size) for size in _SIZE.findall(prints[0].partition("]")[0].partition("[")[2])]
+    shape = prints[0].partition("[")[2].partition("]")[0]
+    sizes = [int(size) for size in shape.split(",") if size.strip()]
     element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [group[0] for group in ranks], sizes)
     return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}" if element else ""
 
@@ -103,8 +102,8 @@ def _piece(start: int, stop: int) -> int:
 
 def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
-    form = "{0}" if column[0][0] != column[1][0] else "{0} (bits {1})"
-    return tuple(form.format(value, bits) for value, bits in column)
+    is_clear = column[0][0] != column[1][0]
+    return tuple(value if is_clear else f"{value} (bits {bits})" for value, bits in column)
 
 
 def _value(local: Tensor, index: int) -> str:
