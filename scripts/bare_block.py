@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile import config
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

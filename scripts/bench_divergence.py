@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile import config
-from tpcompile.dist.collectives import all_reduce
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from tpcompile import config
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
+from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import nn
 
 from tpcompile.config import BlockConfig
-from tpcompile.dist.env import choose_device, process_group, rank_env
-from tpcompile.dist.mesh import neighbours
-from tpcompile.dist.store import RankStore
-from tpcompile.dist.strategies import Collectives, TpComm
+from tpcompile.ranks.env import choose_device, process_group, rank_env
+from tpcompile.ranks.mesh import neighbours
+from tpcompile.ranks.store import RankStore
+from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.testing.check import DEFAULT_LIMIT, Demands, check_program

@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from tpcompile.dist import collectives as tp
+from tpcompile.collectives import api as tp
 from tpcompile.errors import ConfigError
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.ranks import run_on_ranks
-from tpcompile.parity import Handshake, InputParity
+from tpcompile.preflight import Handshake, InputParity
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

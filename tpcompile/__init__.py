@@ -2,7 +2,7 @@
 
 tpcompile.capture           CaptureSession: what this process compiled
 tpcompile.gate              run: the gate; check_ranks: the same questions for a program of your own
-tpcompile.dist.collectives  collectives with a stated gradient, equal in eager and compiled
+tpcompile.collectives.api  collectives with a stated gradient, equal in eager and compiled
 tpcompile.nn                the tensor-parallel block the gate compiles
 tpcompile.evidence          records, digests, comparison, verdict: pure, without torch
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clean.frame import Programs, Run, sgd
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict

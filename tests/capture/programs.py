@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.mesh import mesh_roles
+from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.evidence.records import RankRecord
 
 

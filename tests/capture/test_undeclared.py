@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.capture import compat, undeclared
+from tpcompile.torch_api import compiler as compat
+from tpcompile.capture import undeclared
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.evidence.records import CompileRecord, Graph, Node, UserLine
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.ranks import run_on_ranks
-from tpcompile.dist.collectives import all_reduce
+from tpcompile.collectives.api import all_reduce
 from tpcompile.evidence.trace import CACHE_EVENTS, event
 
 HERE = Path(__file__).resolve().parent

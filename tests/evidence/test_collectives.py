@@ -118,7 +118,7 @@ def test_a_users_file_that_is_called_like_one_of_torch_is_the_users(file: str, l
     [
         ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", True),
         ("/usr/lib/python3/dist-packages/torch/nn/functional.py", True),
-        ("/src/tpcompile/dist/collectives.py", True),
+        ("/src/tpcompile/collectives/api.py", True),
         ("/src/tpcompile/nn/block.py", False),
         ("/home/me/torch/train.py", False),
     ],

@@ -67,12 +67,12 @@ def test_the_line_is_the_innermost_of_the_users_stack() -> None:
 def test_the_line_is_the_innermost_one_that_is_not_library_code() -> None:
     library = (
         '  File "/venv/lib/site-packages/torch/nn/functional.py", line 3, in normalize\n    raise\n'
-        '  File "/src/tpcompile/dist/collectives.py", line 5, in all_reduce\n    return x'
+        '  File "/src/tpcompile/collectives/api.py", line 5, in all_reduce\n    return x'
     )
     text = f'0/1: k == 2\nUser stack trace:\n  File "/app/train.py", line 9, in step\n    model(x)\n{library}'
     assert str(parse_reason(text).line) == "/app/train.py:9 in step"
     alone = parse_reason(f"0/1: k == 2\nUser stack trace:\n{library}")
-    assert str(alone.line) == "/src/tpcompile/dist/collectives.py:5 in all_reduce"  # better than none
+    assert str(alone.line) == "/src/tpcompile/collectives/api.py:5 in all_reduce"  # better than none
 
 
 def test_a_comment_that_names_a_line_of_torch_gives_no_line() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.gate.runs import REPRO, leftovers, torchrun
 from tpcompile import config, faults, gate
-from tpcompile.dist.env import RankEnv, choose_device
+from tpcompile.ranks.env import RankEnv, choose_device
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile import config
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.gate import numerics
 from tpcompile.gate.numerics import Reference, Result
 from tpcompile.nn.block import TransformerStack

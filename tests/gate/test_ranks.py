@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tests.ranks import run_on_ranks
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.mesh import mesh_roles
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.records import DivergenceClass, Status, Verdict
 from tpcompile.gate import check_ranks
 

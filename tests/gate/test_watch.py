@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.gate.threads import stores
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
 from tpcompile.gate import watch as watch_module

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.store import RankStore
 
 
 class CountingStore(RankStore):

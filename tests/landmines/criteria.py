@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
 from tpcompile.config import GateConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.testing.draw import Values, draw_normal
 from tpcompile.testing.measure import Errors
 from tpcompile.testing.twin import Twin

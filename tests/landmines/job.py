@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 
 Found = dict[str, list[Any]]
 """Name of a program -> its result on each rank."""

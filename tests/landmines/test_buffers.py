@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.landmines.criteria import IS_OLD
 from tests.landmines.job import Found
-from tpcompile.dist.asynchronous import all_gather_start
-from tpcompile.dist.collectives import all_gather_single, all_reduce, all_to_all_single, reduce_scatter_single
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.asynchronous import all_gather_start
+from tpcompile.collectives.api import all_gather_single, all_reduce, all_to_all_single, reduce_scatter_single
+from tpcompile.collectives.strategies import Collectives
 
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -19,7 +19,7 @@ from tests.graphs import GraphCapture
 from tests.landmines.criteria import IS_OLD, compiled_once, errors_of, wrong
 from tests.landmines.job import Found
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.testing.draw import draw_inputs

@@ -16,7 +16,7 @@ from tests.graphs import GraphCapture
 from tests.landmines.criteria import compiled_once, errors_of, num_collectives, skewed, wrong
 from tests.landmines.job import Found
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import ShardSpec

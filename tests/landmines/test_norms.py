@@ -16,7 +16,7 @@ from tests.landmines.job import Found
 from tpcompile.capture import CaptureSession
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.nn.sharding import ShardSpec, stat_dtype

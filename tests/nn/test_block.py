@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
+from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import BlockInputs, TransformerBlock, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.checkpoints import llama, qwen3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.checkpoints import KeyMap, llama, qwen3, wan, wan_original

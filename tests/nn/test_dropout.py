@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.dropout import Dropout, global_index, keep_mask, seed_ranks
 

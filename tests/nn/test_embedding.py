@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.sharding import specs_of

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives, InPlaceCollectives
+from tpcompile.collectives.strategies import Collectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm

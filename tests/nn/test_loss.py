@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.graphs import GraphCapture
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy
 from tpcompile.nn.sharding import Part

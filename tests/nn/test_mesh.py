@@ -16,7 +16,7 @@ from tests.graphs import GraphCapture
 from tests.nn.test_block import build, config_of
 from tests.ranks import run_on_ranks
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.ranks import run_on_ranks
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.checkpoints import wan, wan_original
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.records import Check, Status
 from tpcompile.sentinel import Sentinel
 

@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.sentinel import adapter, flight
+from tpcompile.torch_api import watching as adapter
+from tpcompile.sentinel import flight
 from tpcompile.testing.ranks import run_on_ranks
 
 

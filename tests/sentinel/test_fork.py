@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sentinel import scenarios
-from tpcompile.dist.signals import SigtermPipe
+from tpcompile.ranks.signals import SigtermPipe
 from tpcompile.sentinel import Sentinel
 from tpcompile.testing.ranks import run_on_ranks
 

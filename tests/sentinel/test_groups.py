@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
-from tpcompile.capture import compat
+from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, RankState

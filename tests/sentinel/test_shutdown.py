@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.dist.liveness import Liveness
+from tpcompile.ranks.liveness import Liveness
 from tpcompile.sentinel import shutdown
 
 

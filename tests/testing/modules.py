@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.nn.sharding import Declared, ShardSpec

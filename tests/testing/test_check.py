@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.testing.modules import LinearPair, NormedMLP, inputs
-from tpcompile.dist.strategies import Collectives, DisabledCollectives, InPlaceCollectives
+from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.testing import TwinReport, check_twin, run_on_ranks
 
 COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")

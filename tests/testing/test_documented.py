@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpcompile.contract import check_contract
+from tpcompile.typecheck import check_contract
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.testing import check_twin, run_on_ranks

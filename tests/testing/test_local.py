@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.testing.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
 from tpcompile.config import BlockConfig
-from tpcompile.dist import groups, mesh
-from tpcompile.dist.strategies import TpComm
+from tpcompile.ranks import groups, mesh
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tpcompile.capture import compat
+from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.records import RegionCount, UserLine
 
 

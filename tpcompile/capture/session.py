@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.capture import compat, torch_hooks
+from tpcompile.torch_api import compiler as compat, hooks as torch_hooks
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
 from tpcompile.capture.undeclared import undeclared_ops

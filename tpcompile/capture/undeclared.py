@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tpcompile.capture import compat
+from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Item, Node, value_item
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tpcompile.contract.spmd import CONSTANT, UNKNOWN, SpmdType
-from tpcompile.contract.step import Result, Step, rule, tensors_in
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType
+from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 
 View = Callable[[Step, SpmdType, Tensor], SpmdType]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, is_grad_enabled
 
-from tpcompile.dist.adapter import num_modes
-from tpcompile.dist.observer import active
+from tpcompile.torch_api.c10d import num_modes
+from tpcompile.collectives.observer import active
 
 _MAX_PLANS = 4096
 # One flat dictionary by the group's id: a second lookup, or asking a weak reference, would cost at every call.

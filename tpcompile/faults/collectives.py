@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tpcompile.dist import collectives
-from tpcompile.dist.collectives import Dst
-from tpcompile.dist.strategies import Collectives, DisabledCollectives, TpComm
+from tpcompile.collectives import api as collectives
+from tpcompile.collectives.api import Dst
+from tpcompile.collectives.strategies import Collectives, DisabledCollectives, TpComm
 from tpcompile.faults.fault import Fault, FaultContext
 from tpcompile.nn.linear import RowParallelLinear
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tpcompile.dist.strategies import Collectives, TpComm
+from tpcompile.collectives.strategies import Collectives, TpComm
 
 
 @dataclass(frozen=True)

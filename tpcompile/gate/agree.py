@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tpcompile.config import RunConfig
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.digest import frame_name, layer_items
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.exchange import Exchange
-from tpcompile.dist.recorded import record_side
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Verdict

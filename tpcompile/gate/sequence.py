@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tpcompile import faults, logs
 from tpcompile.capture import CaptureSession
 from tpcompile.config import RunConfig
-from tpcompile.dist.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
-from tpcompile.dist.exchange import Exchange
-from tpcompile.dist.mesh import mesh_roles
-from tpcompile.dist.recorded import record_side
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir

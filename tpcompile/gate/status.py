@@ -7,8 +7,8 @@ import socket
 
 from rich.console import Console
 
-from tpcompile.dist.liveness import process_state, this_host
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.liveness import process_state, this_host
+from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from tpcompile.dist.signals import SigtermPipe
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.signals import SigtermPipe
+from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 
 _LOW_32 = 0xFFFFFFFF

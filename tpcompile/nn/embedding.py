@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear
 from tpcompile.nn.sharding import Declared, Part, ShardSpec, reduced, scattered

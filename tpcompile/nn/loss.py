@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpcompile.dist.strategies import TpComm
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.embedding import vocab_columns
 from tpcompile.nn.sharding import Declared, Part, declared_sum, reduced, stat_dtype

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.dist.mesh import mesh_roles
+from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.text.ranks import ranks_text
 

@@ -19,7 +19,7 @@ from tpcompile.evidence.collectives import is_library, is_library_file
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first, grouped, last
-from tpcompile.sentinel import adapter
+from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel.messages import Issued, PointToPoint
 
 _KEPT_PER_GROUP = 120

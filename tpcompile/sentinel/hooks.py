@@ -13,12 +13,14 @@ from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
-from tpcompile.capture import CaptureSession, compat, torch_hooks
+from tpcompile.capture import CaptureSession
+from tpcompile.torch_api import compiler as compat, hooks as torch_hooks
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
-from tpcompile.sentinel import adapter, flight
+from tpcompile.torch_api import watching as adapter
+from tpcompile.sentinel import flight
 from tpcompile.sentinel.checks import reason_of
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, Position, post_of

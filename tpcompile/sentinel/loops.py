@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
-from tpcompile.sentinel import adapter, flight
+from tpcompile.torch_api import watching as adapter
+from tpcompile.sentinel import flight
 from tpcompile.sentinel.marks import COLLECTIVES
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.dist.liveness import Liveness, process_state
+from tpcompile.ranks.liveness import Liveness, process_state
 from tpcompile.evidence.records import Frozen
 
 

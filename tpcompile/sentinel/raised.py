@@ -12,7 +12,8 @@ from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first
-from tpcompile.sentinel import adapter, flight
+from tpcompile.torch_api import watching as adapter
+from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
 from tpcompile.sentinel.departed import departed

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Verdict
-from tpcompile.sentinel import adapter
+from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits

@@ -14,9 +14,9 @@ from typing import Literal
 from rich.console import Console
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist.exchange import Exchange
-from tpcompile.dist.recorded import record_side
-from tpcompile.dist.store import RankStore
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict

@@ -18,8 +18,8 @@ from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from tpcompile.dist.liveness import Liveness
-from tpcompile.dist.signals import SigtermPipe
+from tpcompile.ranks.liveness import Liveness
+from tpcompile.ranks.signals import SigtermPipe
 
 _UNWINDING_S = 3.0
 _POLL_S = 0.02

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from types import FrameType
 
-from tpcompile.sentinel import adapter, flight
+from tpcompile.torch_api import watching as adapter
+from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.protocol import Protocol
 

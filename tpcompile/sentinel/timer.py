@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tpcompile.dist.signals import SigtermPipe
+from tpcompile.ranks.signals import SigtermPipe
 from tpcompile.sentinel.events import Event, Failed, Tick
 
 _TICK_S = 0.2

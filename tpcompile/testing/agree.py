@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.dist import collectives
+from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.text.ranks import ranks_text
 

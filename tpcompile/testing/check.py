@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.capture import CaptureSession
-from tpcompile.dist import collectives
-from tpcompile.dist.groups import GroupLike, resolve_group
-from tpcompile.dist.strategies import Collectives, InPlaceCollectives, TpComm
+from tpcompile.collectives import api as collectives
+from tpcompile.ranks.groups import GroupLike, resolve_group
+from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.testing.agree import check_equal_on_ranks, texts_of_all_ranks
@@ -79,7 +79,7 @@ def check_twin(
 
     `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Twin`. `programs` are `eager` and backends of
     torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
-    C, and the modes A and B of `tpcompile.dist.strategies`, which state no gradient and declare no collectives, so that
+    C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives, so that
     `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
     single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with values="integers". `declared` is a
     `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager

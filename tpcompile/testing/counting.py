@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpcompile.capture import CaptureSession, compat
-from tpcompile.dist.strategies import TpComm
+from tpcompile.capture import CaptureSession
+from tpcompile.torch_api import compiler as compat
+from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.sharding import Declared
-from tpcompile.testing.adapter import CollectiveListener
+from tpcompile.torch_api.simulated import CollectiveListener
 
 Declaration = Declared | Sequence[Collective] | Callable[[nn.Module, torch.dtype], Declared | Sequence[Collective]]
 _DTYPE_NAMES = {

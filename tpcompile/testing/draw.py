@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.config import BlockConfig
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of, stat_dtype
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import Collectives
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.state import local_slice_of
-from tpcompile.testing import adapter, measure
+from tpcompile.torch_api import simulated as adapter
+from tpcompile.testing import measure
 from tpcompile.testing.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.testing.counting import Declaration, EagerCollectives, collective_text
 from tpcompile.testing.draw import Values

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpcompile.dist.strategies import Collectives, TpComm
+from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slice_of

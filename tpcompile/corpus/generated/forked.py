@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tpcompile.corpus.generated.adapter import new_trace_handler, use_caches
+from tpcompile.torch_api.forked import new_trace_handler, use_caches
 from tpcompile.corpus.generated.names import AFTER, ENDED, TRACE
 
 _GRACE_S = 20.0

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile.capture import CaptureSession
 from tpcompile.corpus.generated.names import CHECKED, REACHED, RUN, Route
-from tpcompile.dist.mesh import mesh_roles
+from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.gate import check_ranks
 from tpcompile.sentinel import Sentinel
 

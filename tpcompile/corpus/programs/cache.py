@@ -16,10 +16,10 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.corpus import adapter
+from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
 from tpcompile.corpus.programs.data import report
-from tpcompile.parity import InputParity
+from tpcompile.preflight import InputParity
 
 # B batch, D features, b = B / ranks; all tensors are plain local ones.
 

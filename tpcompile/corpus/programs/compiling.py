@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.corpus import adapter
+from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
 
 # B batch, D features; all tensors are plain local ones.

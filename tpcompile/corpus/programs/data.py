@@ -10,7 +10,7 @@ from torch import nn
 from tpcompile.corpus.context import Context
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.parity import Handshake, InputParity, check_parity
+from tpcompile.preflight import Handshake, InputParity, check_parity
 
 # B batch, D features.
 

@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from tpcompile.corpus.context import Context
-from tpcompile.dist import collectives
+from tpcompile.collectives import api as collectives
 
 # B batch, D features, T tokens of this rank; all tensors are plain local ones.
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.corpus import adapter
+from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
 
 # B batch, D features; all tensors are plain local ones.

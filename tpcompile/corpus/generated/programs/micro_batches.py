@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.corpus.generated import frame
-from tpcompile.dist.collectives import all_reduce, copy_to_tp
+from tpcompile.collectives.api import all_reduce, copy_to_tp
 
 # place: file
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.corpus.generated import frame
-from tpcompile.dist.collectives import all_gather_single, reduce_scatter_single
+from tpcompile.collectives.api import all_gather_single, reduce_scatter_single
 
 # place: file
 

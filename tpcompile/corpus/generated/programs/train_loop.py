@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tpcompile.corpus.generated import frame
-from tpcompile.dist.collectives import all_reduce, copy_to_tp
+from tpcompile.collectives.api import all_reduce, copy_to_tp
 
 # place: file
 

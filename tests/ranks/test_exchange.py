@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gate.threads import CountingStore, on_threads, stores
+from tpcompile import config
+from tpcompile.evidence.records import CheckId, CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.ranks.recorded import record_side
+from tpcompile.gate.replay import gate_rules
+from tpcompile.ranks import exchange as exchange_module
+from tpcompile.ranks.exchange import Exchange, Fetch, Side
+from tpcompile.gate.status import StatusBoard
+
+RULES = gate_rules(config.load("cpu_smoke"))
+
+
+@pytest.fixture(autouse=True)
+def _short_waits_for_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 2.0)
+
+
+def record(rank: int, world_size: int, shape: str = "[1, 16]") -> RankRecord:
+    """A rank that compiled one frame with one input."""
+    tensor = InputTensor(source="L['x']", dtype="f32", shape=shape, stride="[16, 1]", device="cpu")
+    compile_ = CompileRecord(compile_id="0/0", phase="C/first", function="forward", inputs=(tensor,))
+    return RankRecord(rank=rank, world_size=world_size, compiles=(compile_,))
+
+
+def exchange(
+    store: CountingStore, folder: Path, *, shape: str = "[1, 16]", timeout_s: float = 20, state: str = "running"
+) -> Verdict | None:
+    """This rank's side of one exchange."""
+    board = StatusBoard(RunDir.create(folder), store)
+    board.doing(state)
+    side = record_side(record(store.rank, store.world_size, shape), RULES)
+    return Exchange(store, range(store.world_size), others=board, timeout_s=timeout_s).verdict(side)
+
+
+def test_all_ranks_get_the_verdict_of_rank_0(tmp_path: Path) -> None:
+    clients = stores(3)
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path), range(3))
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    assert verdicts[0].domains == {"tp": ((0, 1, 2),)}
+    assert [c.rank for c in clients if "verdict" in c.written] == [0]
+
+
+def test_equal_digests_cost_one_message_per_rank_and_no_details(tmp_path: Path) -> None:
+    clients = stores(3)
+    on_threads(lambda rank: exchange(clients[rank], tmp_path), range(3))
+    sent = [[key for key in client.written if not key.startswith("status/")] for client in clients]
+    assert sent == [["digest/0", "verdict"], ["digest/1"], ["digest/2"]]
+
+
+def test_details_are_asked_only_where_hashes_differ(tmp_path: Path) -> None:
+    clients = stores(3)
+    shapes = ["[1, 16]", "[1, 16]", "[1, 12]"]
+    verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, shape=shapes[rank]), range(3))[0]
+    assert [(d.layer, [g.ranks for g in d.groups]) for d in verdict.divergences] == [(Layer.INPUTS, [(0, 1), (2,)])]
+    assert "[1, 12]" in verdict.divergences[0].title
+    answered = [[key for key in client.written if key.startswith("answer/")] for client in clients]
+    assert answered == [[], [], ["answer/2/1"]]
+
+
+def test_rank_that_does_not_report_is_named_with_what_it_was_doing(tmp_path: Path) -> None:
+    clients = stores(3)
+    StatusBoard(RunDir.create(tmp_path), clients[1]).enter("C/steady")
+    verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [0, 2])[0]
+    missing = next(c for c in verdict.checks if c.id == CheckId.REPORTED)
+    assert (missing.status, missing.ranks) == (Status.FAIL, (1,))
+    assert "running in phase C/steady" in missing.observed
+
+
+def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path) -> None:
+    clients = stores(3)
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [1, 2])
+    assert verdicts[0] == verdicts[1]
+    assert [c.rank for c in clients if "verdict" in c.written] == [1]
+    assert [c.ranks for c in verdicts[0].checks if c.id == CheckId.REPORTED] == [(0,)]
+    assert "never, it did not reach the store" in verdicts[0].summary
+
+
+def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = stores(2)
+    late = clients[1].gather
+    seen: list[str] = []
+
+    def gather(keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        found, missing = late(keys, **limits)
+        if not seen:  # the digest of rank 0 came between the look for it and the look at `stop_at`
+            seen.append("digest/0")
+            return {1: found[1]}, (0,)
+        return found, missing
+
+    monkeypatch.setattr(clients[1], "gather", gather)
+    shapes = ["[1, 16]", "[1, 12]"]
+    verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path, shape=shapes[rank]), range(2))
+    assert verdicts[0] == verdicts[1]
+    assert [d.layer for d in verdicts[0].divergences] == [Layer.INPUTS]
+    assert sum("verdict" in client.written for client in clients) == 1
+
+
+def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, other = stores(2)
+    judge.put("digest/0", {})
+    assert exchange(other, tmp_path, timeout_s=0.1) is None
+
+
+def test_rank_that_does_not_answer_a_question_is_still_judged_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, silent = stores(2)
+    silent.put("digest/1", record_side(record(1, 2, "[1, 12]"), RULES).digest)
+    verdict = exchange(judge, tmp_path)
+    assert verdict is not None
+    assert [d.layer for d in verdict.divergences] == [Layer.INPUTS]
+
+
+def test_a_rank_that_left_one_question_unanswered_is_not_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, *silent = stores(3)
+    for store in silent:
+        store.put(f"digest/{store.rank}", {})
+    answers: list[object] = []
+
+    def asks(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
+        answers.extend(fetch(rank, {}) for rank in (1, 1, 2, 0, 1))
+        return Verdict(status=Status.PASS, exit_code=0, world_size=3, summary="")
+
+    side = Side(digest={}, answer=lambda question: "own", judge=asks)
+    board = StatusBoard(RunDir.create(tmp_path), judge)
+    assert Exchange(judge, range(3), others=board, timeout_s=1).verdict(side) is not None
+    assert answers == [None, None, None, "own", None]
+    assert [key for key in judge.written if key.startswith("ask/")] == ["ask/1/1", "ask/2/1"]

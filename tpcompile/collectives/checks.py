@@ -1,0 +1,119 @@
+"""Arguments of a collective -> ConfigError with the numbers, before any rank communicates.
+
+Each rank checks what it holds. That all ranks pass equal shapes, dtypes and statements is the caller's part: to check
+it would need a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.ranks.groups import GroupLike, check_device, resolve_group
+from tpcompile.errors import ConfigError
+
+FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+COMPLEX = frozenset({torch.complex64, torch.complex128})
+INTS = frozenset({torch.int64, torch.int32, torch.int8, torch.uint8})
+# What gloo and NCCL both carry.
+MOVABLE = FLOATS | COMPLEX | INTS | {torch.bool}
+_REDUCIBLE = {
+    "sum": FLOATS | COMPLEX | INTS,
+    "avg": FLOATS,
+    "max": FLOATS | INTS,
+    "min": FLOATS | INTS,
+    "product": FLOATS | INTS,
+}
+
+
+def checked(name: str, x: Any, group: GroupLike, dtypes: frozenset[torch.dtype] = MOVABLE) -> dist.ProcessGroup | None:
+    """The resolved group, None where there is nothing to do: no group, or one of size 1."""
+    if type(x) is not Tensor:
+        _check_tensor(name, x)
+    if x.layout is not torch.strided:
+        raise ConfigError(f"{name}: the input has layout {x.layout}; pass a dense tensor")
+    if x.dtype not in dtypes:
+        raise ConfigError(f"{name}: {x.dtype} is not supported; cast to one of {_listed(dtypes)}")
+    found = resolve_group(group)
+    if found is None or found.size() == 1:
+        return None
+    check_device(name, x, found)
+    return found
+
+
+def reducible(op: str) -> frozenset[torch.dtype]:
+    """Dtypes that `op` reduces; raises ConfigError for an unknown op."""
+    if not isinstance(op, str) or op not in _REDUCIBLE:
+        raise ConfigError(f"all_reduce: op={op!r} is unknown; choose from {', '.join(_REDUCIBLE)}")
+    return _REDUCIBLE[op]
+
+
+def check_type(name: str, what: str, value: str) -> None:
+    """Raise ConfigError unless a `dst` or `src` is I or R."""
+    if value not in ("I", "R"):
+        raise ConfigError(
+            f"{name}: {what}={value!r} is unknown; choose 'I' (replicated gradient) or 'R' (partial gradient)"
+        )
+
+
+def checked_dim(name: str, x: Tensor, dim: int) -> int:
+    """`dim` counted from the front; raises ConfigError when `x` lacks it."""
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        raise ConfigError(f"{name}: dim={dim} is out of range for a tensor with {x.dim()} dims")
+    return dim % x.dim()
+
+
+def check_divides(name: str, x: Tensor, dim: int, world: int) -> None:
+    """Raise ConfigError when the group size does not divide the size of `dim`."""
+    size = x.shape[dim]
+    if size % world:
+        raise ConfigError(
+            f"{name}: size {size} of dim {dim} is not divisible by the group size {world}; "
+            f"pad it to {-(-size // world) * world}"
+        )
+
+
+def checked_sizes(
+    name: str, what: str, sizes: Sequence[int] | None, world: int, *, total: int | None = None
+) -> tuple[int, ...] | None:
+    """Stated sizes, one per rank of the group and adding up to `total`; None where none are stated."""
+    if sizes is None:
+        return None
+    if not isinstance(sizes, (list, tuple)) or any(not isinstance(size, int) or size < 0 for size in sizes):
+        raise ConfigError(f"{name}: {what}={sizes!r} must be a list of sizes, one per rank, none negative")
+    if len(sizes) != world:
+        raise ConfigError(f"{name}: {what} has {len(sizes)} entries for a group of {world} ranks")
+    if total is not None and sum(sizes) != total:
+        raise ConfigError(f"{name}: {what}={list(sizes)} add up to {sum(sizes)}, but the dim has size {total}")
+    return tuple(sizes)
+
+
+def check_own_size(name: str, x: Tensor, dim: int, sizes: tuple[int, ...] | None, rank: int) -> None:
+    """Raise ConfigError when this rank's size of `dim` is not the one stated for it."""
+    if sizes is not None and x.shape[dim] != sizes[rank]:  # rank-dependent: uneven shards are
+        raise ConfigError(
+            f"{name}: size {x.shape[dim]} of dim {dim}, but sizes={list(sizes)} says {sizes[rank]} for place {rank} "
+            "of the group"
+        )
+
+
+def checked_src(name: str, src: int, world: int) -> int:
+    """A place in the group; raises ConfigError when the group has no such place."""
+    if not isinstance(src, int) or not 0 <= src < world:
+        raise ConfigError(f"{name}: src={src!r} is no place in a group of {world} ranks; choose 0 to {world - 1}")
+    return src
+
+
+def _check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"{name}: the input is a {type(x).__name__}; pass one tensor")
+    if hasattr(x, "placements"):
+        raise ConfigError(f"{name}: the input is a DTensor; pass its local part, x.to_local()")
+
+
+def _listed(dtypes: frozenset[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

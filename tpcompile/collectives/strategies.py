@@ -1,0 +1,182 @@
+"""Mode of the repro -> how a model issues its collectives; the model's own code is the same in all three.
+
+mode   class                  collectives                                gradient
+A      DisabledCollectives    in-place, hidden from Dynamo               none stated: a cliff of graph breaks
+B      InPlaceCollectives     in-place, rewritten by Dynamo              none stated: x group size under compile
+C      Collectives            tpcompile.collectives.api                 stated by dst, equal in eager and compiled
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.collectives import api as collectives
+from tpcompile.torch_api.c10d import REDUCE_OPS
+from tpcompile.collectives.api import Dst
+from tpcompile.collectives.issue import joined, stacked
+from tpcompile.ranks.mesh import neighbours
+
+
+class TpComm(Protocol):
+    """What a parallel module needs: sizes to build itself, and the operations its forward issues."""
+
+    group: dist.ProcessGroup | None
+    size: int
+    rank: int
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """Sum over the group; the caller owns `x` and does not use it again."""
+        ...
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Maximum over the group, without gradient; the caller owns `x` and does not use it again."""
+        ...
+
+    def copy_to_tp(self, x: Tensor) -> Tensor:
+        """Enter a tensor-parallel region."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Concatenate the ranks' shards along `dim`."""
+        ...
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Sum over the group, keep this rank's part of `dim`."""
+        ...
+
+    def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
+        """This rank's part of `dim` of a replicated tensor."""
+        ...
+
+    def rank_index(self, device: torch.device) -> Tensor:
+        """`rank` as tensor data, [1] int64: the only form of it that compiled code may read."""
+        ...
+
+    def replicas(self, count: int) -> TpComm:
+        """The same operations among the `count` neighbouring ranks that hold the same replicated shard."""
+        ...
+
+
+class Collectives:
+    """Mode C: the functional wrappers bound to one group; `group=None` is the unsharded twin, size 1.
+
+    `size` and `rank` are of this process in the group, read once here: forward code may use `size`, and must not use
+    `rank`, which would differ between the graphs of the ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.size: int = 1 if group is None else group.size()
+        self.rank: int = 0 if group is None else group.rank()
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """Sum over the group, same shape; backward is the identity for "I" and an all-reduce for "R"."""
+        return collectives.all_reduce(x, group=self.group, dst=dst)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Maximum over the group, same shape, no gradient; a method, so that faults may replace `all_reduce` alone."""
+        return collectives.all_reduce(x.detach(), group=self.group, op="max")
+
+    def copy_to_tp(self, x: Tensor) -> Tensor:
+        """Identity forward, all-reduce backward."""
+        return collectives.copy_to_tp(x, group=self.group)
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Size n of `dim` becomes n * size; backward is a reduce-scatter for "R" and the own shard for "I"."""
+        return collectives.all_gather_single(x, dim=dim, group=self.group, dst=dst)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Size n of `dim` becomes n / size; backward is an all-gather."""
+        return collectives.reduce_scatter_single(x, dim=dim, group=self.group)
+
+    def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
+        """Size n of `dim` becomes n / size, no communication; backward all-gather for "I", zeros around for "R"."""
+        return collectives.scatter_single(x, dim=dim, group=self.group, src=src)
+
+    def rank_index(self, device: torch.device) -> Tensor:
+        """`rank` as tensor data, [1] int64 on `device`, equal graphs on all ranks."""
+        return collectives.rank_index(self.group, device)
+
+    def replicas(self, count: int) -> Collectives:
+        """Ranks k * count to (k + 1) * count - 1 of this group as a group of their own; all its ranks must call it."""
+        return Collectives(neighbours(self.group, count))
+
+
+class InPlaceCollectives(Collectives):
+    """Mode B: in-place `torch.distributed` calls, no gradient contract, `copy_to_tp` is the identity.
+
+    `scatter` and `rank_index` communicate nothing and are those of mode C.
+    """
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """Overwrite `x` with the sum over the group and return it; `dst` is ignored."""
+        return x if self.size == 1 else _reduced(x, "sum", self.group)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Overwrite `x` with the maximum over the group and return it, without gradient."""
+        return x.detach() if self.size == 1 else _reduced(x.detach(), "max", self.group)
+
+    def copy_to_tp(self, x: Tensor) -> Tensor:
+        """Return `x` itself."""
+        return x
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Size n of `dim` becomes n * size, into a new buffer; `dst` is ignored."""
+        return x if self.size == 1 else _gathered(x, dim % x.dim(), self.group)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Size n of `dim` becomes n / size, into a new buffer."""
+        return x if self.size == 1 else _reduce_scattered(x, dim % x.dim(), self.group)
+
+
+class DisabledCollectives(InPlaceCollectives):
+    """Mode A: mode B's collectives under `torch.compiler.disable`, as serving code did to get past old Dynamo."""
+
+    def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_reduced(x, "sum", self.group)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x.detach() if self.size == 1 else _disabled_reduced(x.detach(), "max", self.group)
+
+    def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_gathered(x, dim % x.dim(), self.group)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Mode B's; breaks the graph here."""
+        return x if self.size == 1 else _disabled_reduce_scattered(x, dim % x.dim(), self.group)
+
+
+def _reduced(x: Tensor, op: str, group: dist.ProcessGroup | None) -> Tensor:
+    x = x.contiguous()
+    dist.all_reduce(x, op=REDUCE_OPS[op], group=group)
+    return x
+
+
+def _gathered(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    world = dist.get_world_size(group)
+    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
+    _all_gather_into(out, x.contiguous(), group=group)
+    return joined(out, dim, world)
+
+
+def _reduce_scattered(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    world = dist.get_world_size(group)
+    parts = stacked(x, dim, world).contiguous()
+    out = parts.new_empty((parts.shape[0] // world, *parts.shape[1:]))
+    _reduce_scatter_into(out, parts, group=group)
+    return out
+
+
+# torch 2.13 renamed the two and warns at every call of the old names.
+_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_disabled_reduced = torch.compiler.disable(_reduced)
+_disabled_gathered = torch.compiler.disable(_gathered)
+_disabled_reduce_scattered = torch.compiler.disable(_reduce_scattered)

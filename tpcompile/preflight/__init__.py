@@ -1,0 +1,22 @@
+"""Are the ranks set up alike? Asked before the first compile, with names for what is not; no collective, no hang.
+
+handshake.py    `check_parity`, `Handshake`: facts of all ranks -> one verdict on every rank
+inputs.py       `InputParity`: the inputs of a call, bit for bit, on demand
+arguments.py    arguments of a call -> named leaves and what counts of them
+facts.py        what one rank says about itself, by group
+backends.py     which backend torch would really take
+weights.py      which parameters are replicated, which sharded, and their fingerprints
+fingerprint.py  tensor -> text equal exactly when the bits are
+shards.py       shapes of all shards of a tensor -> do they fit together
+judge.py        facts of all ranks -> checks and divergences
+conclusion.py   checks -> verdict
+differences.py  values of one key by rank -> a named difference
+locate.py       first element in which two ranks' tensors differ
+exchange.py     digests through the store, details on difference, one judge
+"""
+
+from tpcompile.preflight.backends import sdpa_backend
+from tpcompile.preflight.handshake import Handshake, check_parity
+from tpcompile.preflight.inputs import InputParity
+
+__all__ = ["Handshake", "InputParity", "check_parity", "sdpa_backend"]

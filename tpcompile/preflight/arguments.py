@@ -1,0 +1,67 @@
+"""Arguments of a call -> named leaves in call order, and what counts of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tpcompile.evidence.text import normalise
+from tpcompile.preflight.fingerprint import bits, describe, local_of
+from tpcompile.preflight.weights import Group, Layout, layout_by_dtensor
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
+
+
+def named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> leaf of positional and keyword arguments; looks into lists, tuples, dicts and dataclasses."""
+    leaves: dict[str, Any] = {}
+    for index, value in enumerate(args):
+        leaves |= _walk(f"args[{index}]", value)
+    for name, value in kwargs.items():
+        leaves |= _walk(name, value)
+    return leaves
+
+
+def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (torch.Size, Tensor)):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from _walk(f"{name}[{key!r}]", child)
+    elif isinstance(value, (list, tuple)):
+        yield f"len({name})", len(value)
+        for index, child in enumerate(value):
+            yield from _walk(f"{name}[{index}]", child)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _walk(f"{name}.{field.name}", getattr(value, field.name))
+    else:
+        yield name, value
+
+
+def aspects_of(name: str, leaf: Any, group: Group, sharded: Iterable[str]) -> dict[str, str]:
+    """What must be equal of a leaf: of a tensor its form and bits, of a shard its form, of other objects the class."""
+    if not isinstance(leaf, Tensor):
+        text = repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
+        return {"value": normalise.device(normalise.objects(text))}
+    said = layout_by_dtensor(leaf, group)
+    is_shard = any(fnmatchcase(name, p) for p in sharded) or (said is not None and said.layout == Layout.SHARDED)
+    local = local_of(leaf)
+    kind = type(leaf).__qualname__ + (f" {leaf.placements}" if isinstance(leaf, DTensor) else "")
+    aspects = {"class": kind, "dtype": str(leaf.dtype), "dims": str(leaf.dim())}
+    aspects["requires_grad"] = str(leaf.requires_grad)
+    if is_shard:
+        return aspects
+    layout = str(list(local.stride())) if local.layout == torch.strided else str(local.layout)
+    device = f"on {local.device.type}"
+    return aspects | {
+        "shape": str(list(local.shape)),
+        "stride": f"{layout} {device}",
+        "bits": f"{describe(local)} {bits(local)}",
+    }

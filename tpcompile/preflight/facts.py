@@ -1,0 +1,170 @@
+"""This process -> `RankFacts`: what one rank says about itself, by group; only hashes of it travel unasked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.torch_api import compiler as compat
+from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.several import phrase
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
+from tpcompile.preflight.weights import Group, Layout, Weight
+
+VERSIONS, ENV, CONFIG, BACKENDS, DEVICE = "versions", "environment variables", "compiler settings", "backends", "device"
+TOPOLOGY, DTYPES, WEIGHTS, SHARDS = "topology", "dtype policy", "replicated weights", "shards"
+UNDECLARED, CHANGES = "undeclared weights", "changes"
+KNOWN_GROUPS = (TOPOLOGY, VERSIONS, DEVICE, ENV, CONFIG, BACKENDS, DTYPES, WEIGHTS, SHARDS, UNDECLARED)
+"""What a handshake compares, cause before effect."""
+
+_PLACES = {
+    **dict.fromkeys(("torch", "cuda", "triton", "driver", "nccl"), (VERSIONS, "version ")),
+    **dict.fromkeys(("gpu", "capability"), (DEVICE, "device ")),
+    "env": (ENV, ""),
+    "config": (CONFIG, ""),
+}
+"""First word of a fact of the environment layer -> its group here and what its key begins with; others are backends."""
+_PACKAGES = (
+    "tpcompile", "flash-attn", "flash_attn_3", "flashinfer-python", "xformers", "sageattention", "transformer-engine",
+    "torchao", "deep-ep", "nvidia-cutlass-dsl", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "kernels", "transformers",
+    "diffusers",
+)  # fmt: skip
+"""Packages whose presence or version changes which backend `auto` becomes."""
+
+
+class RankFacts(Frozen):
+    """Everything one rank brings to a parity check."""
+
+    schema_version: int = SCHEMA_VERSION
+    groups: dict[str, dict[str, str]] = {}
+    """Group -> key -> value; equal on all ranks of the scope, or a difference named by key."""
+    shards: dict[str, Weight] = {}
+    """Sharded parameters and buffers, without their bits: shapes must fit together."""
+
+    def of(self, group: str) -> dict[str, str]:
+        """The facts of one group, nothing for one that was not taken."""
+        return self.groups.get(group, {})
+
+    def part(self, group: str) -> RankFacts:
+        """The facts of one group alone: what travels when it is asked for."""
+        if group == SHARDS:
+            return RankFacts(shards=self.shards)
+        return RankFacts(groups={group: self.of(group)})
+
+    def sha(self, group: str) -> str:
+        """Hash of one group."""
+        return hashlib.sha256(self.part(group).to_json().encode()).hexdigest()
+
+
+class ParityDigest(Frozen):
+    """What every rank publishes: hashes by group, and what differs by nature, for the list of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    rank: int
+    domain: str
+    """Ranks with the same text must agree."""
+    shas: dict[str, str]
+    unresolved: dict[str, str] = {}
+    """Resolvers of the caller that raised, with the error."""
+    own: dict[str, str] = {}
+    """Normalised: host, process, device index, cache places; listed, never compared."""
+
+
+def rank_facts(
+    *, mesh: DeviceMesh | None, group: Group, device: torch.device, resolved: Resolvers, weights: Mapping[str, Weight]
+) -> tuple[RankFacts, dict[str, str]]:
+    """Facts of this rank, and the caller's resolvers that raised."""
+    named, unresolved = answers(resolved)
+    found = _environment()
+    found[BACKENDS] |= resolved_backends(device) | named
+    found[DEVICE] |= {"device type": device.type}
+    found[TOPOLOGY] = topology(mesh, group)
+    found |= weight_facts(weights)
+    found[DTYPES] |= _autocast(device)
+    shards = {n: w.model_copy(update={"print": ""}) for n, w in weights.items() if w.layout == Layout.SHARDED}
+    return RankFacts(groups=found, shards=shards), unresolved
+
+
+def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
+    """dtypes of all tensors, and the prints of those that are not shards."""
+
+    def prints(layout: Layout) -> dict[str, str]:
+        return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
+
+    dtypes = {f"dtype of {name}": _dtype_text(weight) for name, weight in weights.items()}
+    return {DTYPES: dtypes, WEIGHTS: prints(Layout.REPLICATED), UNDECLARED: prints(Layout.UNDECLARED)}
+
+
+def _dtype_text(weight: Weight) -> str:
+    """`float32 with gradient, DTensor`."""
+    return phrase(f"{weight.dtype} with gradient" if weight.requires_grad else weight.dtype, weight.kind)
+
+
+def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
+    """World, mesh and groups as this rank sees them; the same on all ranks, whichever group they are in."""
+    facts = {"topology world size": str(dist.get_world_size()), "topology default backend": dist.get_backend()}
+    if mesh is None:
+        return facts | {"topology ranks": ranks_text(group.ranks)}
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    facts |= {"topology mesh axes": ", ".join(names), "topology mesh ranks": str(mesh.mesh.tolist())}
+    for dim, name in enumerate(names):
+        process_group = mesh.get_group(dim)
+        facts[f"topology backend of {name}"] = dist.get_backend(process_group)
+        ranks, row = dist.get_process_group_ranks(process_group), _mesh_row(mesh, dim)
+        facts[f"topology group of {name}"] = (
+            "as the mesh says" if sorted(ranks) == sorted(row) else f"{ranks}, the mesh says {row}"
+        )
+    return facts
+
+
+def own_facts(device: torch.device) -> dict[str, str]:
+    """What differs between healthy ranks."""
+    variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
+    facts = {"host": socket.gethostname(), "process id": str(os.getpid()), "device": str(device)}
+    facts |= {f"env {name}": os.environ[name] for name in variables if name in os.environ}
+    return facts | {f"env {name}": value for name, value in compat.machine_environment().items()}
+
+
+def _environment() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {group: {} for group in (VERSIONS, ENV, CONFIG, BACKENDS, DEVICE)}
+    for key, value in compat.environment().items():
+        group, prefix = _PLACES.get(key.partition(" ")[0], (BACKENDS, "backend "))
+        found[group][f"{prefix}{key}"] = value
+    found[VERSIONS] |= {"version python": platform.python_version()} | _packages(_PACKAGES)
+    found[VERSIONS]["version cudnn"] = str(torch.backends.cudnn.version())
+    return found
+
+
+def _packages(names: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[f"version {name}"] = version(name)
+        except PackageNotFoundError:
+            found[f"version {name}"] = "none"
+    return found
+
+
+def _autocast(device: torch.device) -> dict[str, str]:
+    facts = {"autocast cache": str(torch.is_autocast_cache_enabled())}
+    for kind in sorted({"cpu", device.type}):
+        is_on = torch.is_autocast_enabled(kind)
+        facts[f"autocast {kind}"] = f"{torch.get_autocast_dtype(kind)}" if is_on else "off"
+    return facts
+
+
+def _mesh_row(mesh: DeviceMesh, dim: int) -> list[int]:
+    """Ranks along one axis through this rank, by the mesh."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "this rank is among the ranks of the mesh"
+    at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))
+    return mesh.mesh[at].tolist()

@@ -1,0 +1,125 @@
+"""Tensor -> a short text that is equal exactly when dtype, shape and every bit are; parts of it to find where not.
+
+On the CPU it is SHA-256 of the raw bytes. Elsewhere copying gigabytes to the host would be the cost, so the bytes are
+mixed on the device as 64-bit words: every word is bound to its position, passed through a bijection (splitmix64) and
+summed modulo 2**64, in two lanes with other constants. A change of one word always changes the sum. Two different
+tensors meet in both lanes with odds of about 2**-128, as long as nobody builds the pair on purpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tpcompile.torch_api import compiler as compat
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.text import normalise
+
+_WORD_BYTES = 8
+_CHUNK_WORDS = 1 << 22
+"""Words mixed at a time: bounds the temporaries to about 100 MB beside the tensor."""
+_LANES = ((-7046029254386353131, -4658895280553007687), (-3335678366873096957, -7723592293110705685))
+"""Odd constants per lane: one binds the position, one the lane."""
+_MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers as signed numbers
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """dtype, shape and bits of a tensor as one line; the local shard of a DTensor.
+
+    A tensor without data (meta) says so. Raises ConfigError for layouts without raw bytes (sparse, quantised).
+    """
+    return f"{describe(tensor)} {bits(tensor)}"
+
+
+def describe(tensor: Tensor) -> str:
+    """`bfloat16[10, 4]`, of the local shard of a DTensor."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(local_of(tensor).shape)}"
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What this rank holds: the local shard of a DTensor, the awaited result of a collective, else the tensor."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return compat.settled(tensor.detach())
+
+
+def bits(tensor: Tensor) -> str:
+    """Hash of the bytes alone, with the name of the method."""
+    local = local_of(tensor)
+    if hasattr(local, "__tensor_flatten__"):  # a wrapper of several tensors, e.g. a quantised weight
+        names, context = local.__tensor_flatten__()
+        inner = [f"{name}={fingerprint(getattr(local, name))}" for name in names]
+        says = normalise.device(normalise.objects(str((inner, context))))  # a context may hold functions and devices
+        return f"wrapped:{hashlib.sha256(says.encode()).hexdigest()}"
+    if local.is_meta:
+        return "meta: no data"
+    method, value = _hash(raw_bytes(local))
+    return f"{method}:{value}"
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """Bytes of a tensor in row-major order, [bytes] uint8; no copy when it is contiguous.
+
+    Raises ConfigError for layouts without raw bytes.
+    """
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ConfigError(f"no fingerprint of a {tensor.layout} tensor of dtype {tensor.dtype}; pass its dense parts")
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def piece_hashes(raw: Tensor, *, start: int, stop: int, size_bytes: int) -> list[str]:
+    """Hashes of consecutive pieces of `size_bytes` of raw[start:stop], to find the first that differs."""
+    hashes = [_hash(piece) for piece in raw[start:stop].split(size_bytes)]
+    return [value for _, value in hashes]
+
+
+def _hash(raw: Tensor) -> tuple[str, str]:
+    """(method, hash) of bytes [n] uint8 where they are."""
+    return ("sha256", _sha256(raw)) if raw.device.type == "cpu" else ("mix128", mix128(raw))
+
+
+def mix128(raw: Tensor) -> str:
+    """The two 64-bit lanes over bytes [n] uint8 and their number, as hex; equal on every device."""
+    totals = torch.zeros(len(_LANES), dtype=torch.int64, device=raw.device)
+    for first, words in _words(raw):
+        position = torch.arange(first + 1, first + 1 + len(words), dtype=torch.int64, device=raw.device)
+        for lane, (at, key) in enumerate(_LANES):
+            totals[lane] += _splitmix(words ^ (position * at + key)).sum()
+    lanes = "".join(f"{total & (1 << 64) - 1:016x}" for total in totals.tolist())  # the one wait for the device
+    return f"{lanes}-{raw.numel():x}"
+
+
+def _words(raw: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(index of the first word, words [n] int64) of the bytes, chunk by chunk; zeros fill the last word."""
+    chunk_bytes = _CHUNK_WORDS * _WORD_BYTES
+    for start in range(0, raw.numel(), chunk_bytes):
+        piece = raw[start : start + chunk_bytes]
+        missing = -piece.numel() % _WORD_BYTES
+        if missing or piece.storage_offset() % _WORD_BYTES:  # a view as words needs whole, aligned words
+            piece = torch.cat((piece, piece.new_zeros(missing)))
+        yield start // _WORD_BYTES, piece.view(torch.int64)
+
+
+def _splitmix(words: Tensor) -> Tensor:
+    """The finaliser of splitmix64: a bijection on 64-bit words, every input bit in every output bit."""
+    words = (words ^ _shifted(words, 30)) * _MIX_1
+    words = (words ^ _shifted(words, 27)) * _MIX_2
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, by: int) -> Tensor:
+    """Logical shift to the right: int64 shifts copy the sign."""
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def _sha256(raw: Tensor) -> str:
+    if not raw.numel():
+        return hashlib.sha256().hexdigest()
+    # Not through numpy, which need not be there; the tensor keeps the memory alive.
+    return hashlib.sha256((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).hexdigest()

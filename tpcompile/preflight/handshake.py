@@ -1,0 +1,205 @@
+"""All ranks before the first compile -> one verdict: set up alike, or what differs, by key and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.ranks.exchange import Fetch, Question, Side
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.records import Layer, Verdict
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.preflight.backends import Resolvers
+from tpcompile.preflight.exchange import Meeting
+from tpcompile.preflight.facts import (
+    CHANGES,
+    KNOWN_GROUPS,
+    WEIGHTS,
+    ParityDigest,
+    RankFacts,
+    own_facts,
+    rank_facts,
+    weight_facts,
+)
+from tpcompile.preflight.judge import Judge
+from tpcompile.preflight.locate import answer_elements
+from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
+
+
+def check_parity(
+    module: nn.Module | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    axis: str = "tp",
+    store: dist.Store | None = None,
+    timeout_s: float = 60.0,
+    resolved: Resolvers | None = None,
+    sharded: ShardedBy = None,
+    allowed: Allowed = (),
+) -> Verdict:
+    """Compare how all ranks are set up; every rank calls it before the first compile, every rank gets the verdict.
+
+    Ranks of one group of `axis` must agree in versions, variables, settings, resolved backends, device, dtypes and
+    replicated weights, and their shards must fit together; the topology must agree on all ranks of the mesh (without
+    one: the world). `resolved` names backends of your own (name -> callable or text), `sharded` says which plain
+    tensors of `module` are shards, `allowed` lists intended differences as (layer, text, reason). Talks through
+    `store`, by default a client of its own at MASTER_ADDR:MASTER_PORT; no collective.
+
+    Raises ConfigError for arguments that make no sense, DivergenceError when the judging rank falls silent; a rank
+    that does not call within `timeout_s` is a failed check with its number.
+    """
+    handshake = Handshake(
+        module,
+        mesh=mesh,
+        axis=axis,
+        store=store,
+        timeout_s=timeout_s,
+        resolved=resolved,
+        sharded=sharded,
+        allowed=allowed,
+    )
+    return handshake.check()
+
+
+class Handshake:
+    """`check_parity` that remembers the weights: `recheck` names those that one part of the ranks changed since.
+
+    `frozen` says that nothing may write to the weights after `check`, as in inference; all weights are hashed then.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        axis: str = "tp",
+        store: dist.Store | None = None,
+        timeout_s: float = 60.0,
+        resolved: Resolvers | None = None,
+        sharded: ShardedBy = None,
+        allowed: Allowed = (),
+        frozen: bool = False,
+    ) -> None:
+        _check_arguments(allowed=allowed, timeout_s=timeout_s)
+        self._module, self._mesh, self._sharded, self._allowed = module, mesh, sharded, allowed
+        self._resolved, self._frozen, self._timeout_s = resolved or {}, frozen, timeout_s
+        self._group = group_of(mesh, axis)
+        self._device = _device_of(mesh)
+        ranks = range(dist.get_world_size()) if mesh is None else mesh.mesh.flatten().tolist()
+        self._meeting = Meeting("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
+        self._before: dict[str, Weight] = {}
+
+    def check(self) -> Verdict:
+        """Compare everything, and remember the weights. Raises DivergenceError when the judging rank falls silent."""
+        self._meeting.say("taking fingerprints of the weights")
+        weights = self._weights()
+        self._meeting.say("collecting facts")
+        facts, unresolved = rank_facts(
+            mesh=self._mesh, group=self._group, device=self._device, resolved=self._resolved, weights=weights
+        )
+        self._before = weights
+        return self._exchange(facts, title="parity handshake", groups=KNOWN_GROUPS, unresolved=unresolved)
+
+    def recheck(self, *, step: int | None = None) -> Verdict:
+        """Compare the weights with those at `check`: what changed on a part of the ranks is red, on all it is listed.
+
+        Replicated weights must be bit-equal again as well. Raises ConfigError unless `frozen` and checked before.
+        """
+        if not self._frozen or self._module is None:
+            raise ConfigError("recheck compares frozen weights: make it Handshake(module, frozen=True)")
+        if not self._before:
+            raise ConfigError("recheck has nothing to compare with: call check() first")
+        self._meeting.say("taking fingerprints of the weights again")
+        weights = self._weights()
+        changes = _changes(self._before, weights)
+        facts = RankFacts(groups={CHANGES: changes, WEIGHTS: weight_facts(weights)[WEIGHTS]})
+        return self._exchange(facts, title="parity recheck", groups=(CHANGES, WEIGHTS), step=step)
+
+    def _weights(self) -> dict[str, Weight]:
+        if self._module is None:
+            return {}
+        return weights_of(self._module, group=self._group, sharded=self._sharded, with_shards=self._frozen)
+
+    def _exchange(
+        self,
+        facts: RankFacts,
+        *,
+        title: str,
+        groups: Sequence[str],
+        unresolved: dict[str, str] | None = None,
+        step: int | None = None,
+    ) -> Verdict:
+        digest = ParityDigest(
+            rank=dist.get_rank(),
+            domain=f"{self._group.axis} {ranks_text(self._group.ranks)}",
+            shas={group: facts.sha(group) for group in groups},
+            unresolved=unresolved or {},
+            own=own_facts(self._device),
+        )
+
+        def judge(found: dict[int, object], absent: dict[int, str], fetch: Fetch) -> Verdict:
+            digests = [ParityDigest.model_validate(value) for _, value in sorted(found.items())]
+            return Judge(digests, absent, fetch, self._timeout_s, title, allowed=self._allowed, step=step).verdict()
+
+        def answer(question: Question) -> object:
+            if "elements" in question:
+                return answer_elements(self._tensor(question["elements"]), question)
+            return facts.part(question["group"]).model_dump(mode="json")
+
+        return self._meeting.verdict(Side(digest.model_dump(mode="json"), answer, judge))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        assert self._module is not None, "only weights of a module are asked for"
+        return (dict(self._module.named_parameters()) | dict(self._module.named_buffers()))[name]
+
+
+def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
+    """The group of `axis` this rank is in, the world without a mesh. Raises ConfigError for an unknown axis."""
+    if not dist.is_initialized():
+        raise ConfigError("no process group: call torch.distributed.init_process_group before the parity check")
+    if mesh is None:
+        return Group(axis, tuple(range(dist.get_world_size())))
+    names = mesh.mesh_dim_names or ()
+    if mesh.ndim == 1 and not names:
+        names = (axis,)
+    if axis not in names:
+        raise ConfigError(f"the mesh has no axis {axis!r}; its axes are {list(names)}")
+    if mesh.get_coordinate() is None:
+        raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
+    return Group(axis, tuple(dist.get_process_group_ranks(mesh.get_group(names.index(axis)))))
+
+
+def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
+    if timeout_s <= 0:
+        raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
+    layers = [layer.value for layer in Layer]
+    for layer, text, reason in allowed:
+        if layer not in layers or not text or not reason:
+            raise ConfigError(
+                f"allowed entry {(layer, text, reason)} must be (layer, text it contains, reason); layers are {layers}"
+            )
+
+
+def _device_of(mesh: DeviceMesh | None) -> torch.device:
+    # init_process_group() without a backend means gloo for CPU and NCCL for GPU tensors.
+    has_nccl = "cuda:nccl" in dist.get_backend_config() and torch.cuda.is_available()
+    default = "cuda" if has_nccl else "cpu"
+    kind = default if mesh is None else mesh.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
+    """Parameters and replicated buffers whose bits are not what they were; a buffer of one rank's own may change."""
+    weights = before | now
+    watched = [name for name, weight in weights.items() if weight.is_parameter or weight.layout == Layout.REPLICATED]
+    changed = [name for name in watched if _print(before.get(name)) != _print(now.get(name))]
+    return {f"weight {name}": f"changed since the handshake ({weights[name].layout.value})" for name in changed}
+
+
+def _print(weight: Weight | None) -> str:
+    return weight.print if weight else ""

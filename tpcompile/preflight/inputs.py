@@ -1,0 +1,169 @@
+"""Inputs of one call on the ranks of a group -> verdict: bit-equal, or the first argument and element that differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.ranks.exchange import Fetch, Question, Side
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
+from tpcompile.evidence.several import find
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.preflight.arguments import aspects_of, named_leaves
+from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported
+from tpcompile.preflight.differences import Groups, Kind, difference
+from tpcompile.preflight.exchange import Details, Meeting
+from tpcompile.preflight.handshake import group_of
+from tpcompile.preflight.locate import answer_elements, located
+
+_PASSED = ""
+"""The aspect of an argument that says that it was passed at all."""
+_KINDS = {
+    _PASSED: Kind(
+        Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
+    ),
+    "class": Kind(Layer.INPUTS, Cause.TENSOR_SUBCLASS, ""),
+    "dtype": Kind(Layer.INPUTS, Cause.DTYPE, ""),
+    "shape": Kind(Layer.INPUTS, Cause.SHAPE, ""),
+    "dims": Kind(Layer.INPUTS, Cause.SHAPE, ""),
+    "stride": Kind(Layer.INPUTS, Cause.STRIDE, ""),
+    "requires_grad": Kind(Layer.INPUTS, Cause.REQUIRES_GRAD, ""),
+    "bits": Kind(Layer.INPUTS, Cause.INPUT_VALUES, ""),
+    "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE, ""),
+}
+"""Aspects of an argument from form to content; JSON does not keep their order."""
+_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
+
+
+class InputFacts(Frozen):
+    """Arguments of one call."""
+
+    step: int | None
+    names: tuple[str, ...]
+    """In the order of the call."""
+    aspects: dict[str, dict[str, str]]
+    """Name -> aspect (`shape`, `dtype`, `bits`, ...) -> text."""
+
+    def aspect(self, name: str, aspect: str) -> str | None:
+        """One aspect of an argument; None when the call has no such argument, or it has no such aspect."""
+        return self.aspects.get(name, {}).get(aspect)
+
+
+class InputParity:
+    """Compares the inputs of calls among the ranks of a group, only when asked.
+
+    All arguments must be bit-equal, but those whose name matches a pattern of `sharded`, and sharded DTensors: of
+    them dtype, number of dims and requires_grad are compared. Names are `args[0]` or the keyword, inside containers
+    `batch['tokens']`. Costs a hash of every tensor and a few store operations a call; no collective.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: DeviceMesh | None = None,
+        axis: str = "tp",
+        store: dist.Store | None = None,
+        timeout_s: float = 60.0,
+        sharded: Iterable[str] = (),
+    ) -> None:
+        self._group, self._sharded, self._timeout_s = group_of(mesh, axis), tuple(sharded), timeout_s
+        self._meeting = Meeting("inputs", ranks=self._group.ranks, store=store, timeout_s=timeout_s)
+
+    def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> Verdict:
+        """Compare the arguments of one call; every rank of the group calls it and gets the verdict.
+
+        Raises DivergenceError when the judging rank falls silent; a rank that does not come is a failed check.
+        """
+        self._meeting.say(f"hashing the inputs{'' if step is None else f' of step {step}'}")
+        leaves = named_leaves(args, kwargs)
+        aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
+        passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
+        facts = InputFacts(step=step, names=tuple(leaves), aspects=passed)
+
+        def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
+            return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
+
+        return self._meeting.verdict(Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge))
+
+
+def _answer(question: Question, facts: InputFacts, leaves: Mapping[str, Any]) -> Any:
+    if "elements" not in question:
+        return facts.model_dump(mode="json")
+    tensor = leaves.get(question["elements"])
+    assert isinstance(tensor, Tensor), "only elements of tensors are asked for"
+    return answer_elements(tensor, question)
+
+
+def _judge(
+    shas: Mapping[int, str], absent: Mapping[int, str], fetch: Fetch, *, own: InputFacts, timeout_s: float, axis: str
+) -> Verdict:
+    ranks = sorted({*shas, *absent})
+    domain = f"{axis} {ranks_text(ranks)}"
+    facts = Details(fetch, {}, shas, InputFacts.model_validate).of(shas)
+    silent = sorted(set(shas).difference(facts))
+    found: list[Divergence] = []
+    names: list[str] = []
+    steps = facts.map(lambda own: own.step)
+    if steps.differ():
+        found.append(difference("step", steps.map(str).sides(), kind=_STEP, domain=domain))
+    else:
+        rows = _rows(facts)
+        names = [row.name for row in rows]
+        for row in rows[:MAX_NAMED]:
+            at = "" if found else _located(row, fetch)
+            found.append(_named(row, at, domain=domain, own=own))
+    checks = [
+        reported(len(shas), absent, timeout_s=timeout_s, silent=silent),
+        group_check("inputs", found, names, len(own.names)),
+    ]
+    domains = {domain: ByRank(shas).groups()}
+    return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains=domains)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An argument in which ranks differ."""
+
+    name: str
+    aspect: str
+    """The first that differs."""
+    groups: Groups
+
+
+def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
+    """The arguments that differ, in the order of the call."""
+    names = dict.fromkeys(name for own in facts.values() for name in own.names)
+    rows = [_first_row(name, facts) for name in names]
+    return [row for row in rows if row is not None]
+
+
+def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
+    """The first aspect in which ranks differ, if there is one."""
+    rows = [_row(name, aspect, facts) for aspect in _KINDS]
+    return find(rows, lambda row: len(row.groups) > 1)
+
+
+def _row(name: str, aspect: str, facts: ByRank[InputFacts]) -> _Row:
+    return _Row(name, aspect, facts.map(lambda own: own.aspect(name, aspect)).sides())
+
+
+def _located(row: _Row, fetch: Fetch) -> str:
+    """The first element that differs, of a tensor that differs in its bits only."""
+    return located(fetch, row.groups, row.name) if row.aspect == "bits" else ""
+
+
+def _named(row: _Row, at: str, *, domain: str, own: InputFacts) -> Divergence:
+    title = f"input {row.name} {row.aspect}".strip()
+    return difference(title, row.groups, kind=_KINDS[row.aspect], domain=domain, found=at, step=own.step)
+
+
+def _sha(facts: InputFacts) -> str:
+    return hashlib.sha256(facts.to_json().encode()).hexdigest()

@@ -1,0 +1,288 @@
+"""Digests of all ranks, and their facts where hashes differ -> `Verdict`: checks by group, differences by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpcompile.ranks.exchange import Fetch
+from tpcompile.evidence.byrank import ByRank, entry
+from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
+from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text
+from tpcompile.preflight.exchange import Details
+from tpcompile.preflight.facts import (
+    BACKENDS,
+    CHANGES,
+    CONFIG,
+    DEVICE,
+    DTYPES,
+    ENV,
+    SHARDS,
+    TOPOLOGY,
+    UNDECLARED,
+    VERSIONS,
+    WEIGHTS,
+    ParityDigest,
+    RankFacts,
+)
+from tpcompile.preflight.locate import located
+from tpcompile.preflight.shards import misfit, shard_text
+from tpcompile.preflight.weights import Weight
+
+_BACKEND = (
+    "`auto` was resolved per rank, by what is installed and set there: name the backend instead of `auto`, or install "
+    "the same packages."
+)
+_MESH = (
+    "The ranks see different meshes and will build different groups: make the mesh from the same numbers everywhere."
+)
+_CHANGED = "With frozen weights nothing may write to them after loading: look for an in-place op or a late load there."
+_SHAPES = "Every rank must take its own share of the same tensor: look at the split and at the checkpoint it came from."
+_ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, "")
+KINDS: dict[str, Kind] = {
+    TOPOLOGY: Kind(Layer.ENVIRONMENT, Cause.GROUP, _MESH, DivergenceClass.COLLECTIVES),
+    VERSIONS: _ENVIRONMENT,
+    DEVICE: _ENVIRONMENT,
+    ENV: _ENVIRONMENT,
+    CONFIG: _ENVIRONMENT,
+    BACKENDS: Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, _BACKEND),
+    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, "", missing="not there"),
+    CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, _CHANGED, missing="unchanged"),
+    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="not there"),
+    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="not there"),
+}
+"""Groups in the order they are asked for, cause before effect."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One key in which ranks of a scope differ."""
+
+    key: str
+    groups: Groups
+    note: str = ""
+    """What is wrong with it besides, at the end of the title."""
+
+
+@dataclass
+class Judge:
+    """One judgement. `fetch` asks ranks for facts, `title` heads the verdict."""
+
+    digests: Sequence[ParityDigest]
+    absent: Mapping[int, str]
+    fetch: Fetch
+    timeout_s: float
+    title: str
+    allowed: Allowed = ()
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        self._by_rank = ByRank({digest.rank: digest for digest in self.digests})
+        self._shas = self._by_rank.map(lambda digest: digest.shas)
+        self._domains = grouped(self._by_rank, lambda rank: self._by_rank[rank].domain)
+        asked = set[str]().union(*self._shas.values())
+        self._details = {group: self._details_of(group) for group in asked}
+
+    def _details_of(self, group: str) -> Details[RankFacts]:
+        shas = self._shas.map(lambda shas: shas.get(group, ""))
+        return Details(self.fetch, {"group": group}, shas, RankFacts.model_validate)
+
+    def verdict(self) -> Verdict:
+        """All checks of all groups."""
+        checks = [reported(len(self.digests), self.absent, timeout_s=self.timeout_s), *self._answered()]
+        divergences: list[Divergence] = []
+        for group in KINDS:
+            if group in self._details:
+                check, found = self._group(group)
+                checks.append(check)
+                divergences += found
+        checks += [*self._undeclared(), *self._changed_everywhere(), *self._own()]
+        return conclude(
+            checks,
+            divergences,
+            world_size=len(self.digests) + len(self.absent),
+            title=self.title,
+            domains=self._equal(),
+        )
+
+    def _scopes(self, group: str) -> dict[str, list[int]]:
+        """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
+        if group not in self._details:
+            return {}
+        return {"": list(self._by_rank)} if group == TOPOLOGY else dict(sorted(self._domains.items()))
+
+    def _known(self, group: str, *, num_ranks: int = 1) -> list[ByRank[RankFacts]]:
+        """What the ranks of each scope say of a group, of scopes with so many ranks or more."""
+        scopes = self._scopes(group).values()
+        return [self._details[group].of(ranks) for ranks in scopes if len(ranks) >= num_ranks]
+
+    # Groups of facts that are judged.
+
+    def _group(self, group: str) -> tuple[Check, list[Divergence]]:
+        found: list[Divergence] = []
+        names: list[str] = []
+        num_keys = 0
+        for domain, ranks in self._scopes(group).items():
+            known = self._details[group].of(ranks)
+            if len(known) < len(ranks):
+                found.append(self._silent(group, domain, ranks, known))
+                continue
+            num_keys = max(num_keys, *(_size(facts, group) for facts in known.values()))
+            rows = _misfits(known) if group == SHARDS else _rows(known, group)
+            names += [row.key for row in rows]
+            found += self._named(group, domain, rows)
+        return group_check(group, found, names, num_keys), found
+
+    def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
+        """Ranks that did not send what their hashes stand for."""
+        silent = sorted(set(ranks).difference(known))
+        shas = self._details[group].shas
+        texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
+        note = f"rank {ranks_text(silent)} did not send the details"
+        return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
+
+    def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
+        """The first rows as divergences, what nobody declared before a long list of what was."""
+        named = sorted(rows, key=lambda row: not self._divergence(group, domain, row).is_red)[:MAX_NAMED]
+        return [self._divergence(group, domain, row, at=self._located(group, row)) for row in named]
+
+    def _divergence(self, group: str, domain: str, row: _Found, *, at: str = "") -> Divergence:
+        return difference(
+            row.key,
+            row.groups,
+            kind=KINDS[group],
+            domain=domain,
+            allowed=self.allowed,
+            note=row.note,
+            found=at,
+            step=self.step,
+        )
+
+    def _located(self, group: str, row: _Found) -> str:
+        if group != WEIGHTS:
+            return ""
+        return located(self.fetch, row.groups, row.key.removeprefix("weight "))
+
+    # Checks beside them.
+
+    def _answered(self) -> list[Check]:
+        failed = self._by_rank.map(lambda digest: digest.unresolved).where(bool)
+        details = [f"rank {rank}: {name} {error}" for rank, them in failed.items() for name, error in them.items()]
+        if not failed:
+            return []
+        return [
+            Check(
+                name="every resolver answered",
+                mode="",
+                status=Status.FAIL,
+                expected="the resolved backend",
+                observed="; ".join(details),
+                details=tuple(details),
+                ranks=tuple(failed),
+            )
+        ]
+
+    def _undeclared(self) -> list[Check]:
+        rows: list[_Found] = []
+        sizes = [0]
+        for known in self._known(UNDECLARED, num_ranks=2):
+            sizes += map(_num_undeclared, known.values())
+            rows += _rows(known, UNDECLARED)
+        num = max(sizes)
+        if not num:
+            return []
+        expected = "not judged: replicated or sharded is not known"
+        if not rows:
+            return [_information("weights nobody declared", expected, f"all {num} are bit-equal", ())]
+        observed = f"{len(rows)} of {num} differ between ranks"
+        details = [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
+        hint = "say which tensors are shards with sharded=[...]; then the others are checked as replicated"
+        return [_information("weights nobody declared", expected, observed, [*details, hint])]
+
+    def _changed_everywhere(self) -> list[Check]:
+        """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
+        common: set[str] = set()
+        for known in self._known(CHANGES):
+            changed = known.map(lambda own: set(own.of(CHANGES)))
+            common |= set[str]().union(*changed.values()).intersection(*changed.values())
+        if not common:
+            return []
+        observed = f"{len(common)} changed on all ranks of a group"
+        shown = sorted(common)[:MAX_LISTED]
+        return [_information("weights changed on all ranks", "none, with frozen weights", observed, shown)]
+
+    def _own(self) -> list[Check]:
+        rows = _differing(self._by_rank.map(lambda digest: digest.own))
+        details = [f"{row.key}: {sides_text(row.groups)}" for row in rows]
+        names = ", ".join(row.key for row in rows)
+        return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
+
+    def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Domain -> groups of ranks that hold the same, shards apart."""
+        texts = self._shas.map(_compared)
+        return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
+
+
+def _information(name: str, expected: str, observed: str, details: Sequence[str]) -> Check:
+    return Check(name=name, mode="", status=Status.INFO, expected=expected, observed=observed, details=tuple(details))
+
+
+def _compared(shas: Mapping[str, str]) -> str:
+    """The hashes that must be equal; shards and what nobody declared need not."""
+    return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
+
+
+def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
+    """Keys that do not have one value on all ranks."""
+    rows = _differing(facts.map(lambda own: own.of(group)))
+    return [row for row in rows if group != WEIGHTS or _is_news(row)]
+
+
+def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
+    """Shards that do not add up to one tensor."""
+    shards = facts.map(lambda own: own.shards)
+    rows = [_misfit(name, shards) for name in sorted(set[str]().union(*shards.values()))]
+    return [row for row in rows if row.note]
+
+
+def _differing(values: ByRank[Mapping[str, str]]) -> list[_Found]:
+    """Keys that do not have one value on all ranks."""
+    keys = sorted(set[str]().union(*values.values()))
+    rows = [_of_key(key, values) for key in keys]
+    return [row for row in rows if len(row.groups) > 1]
+
+
+def _of_key(key: str, values: ByRank[Mapping[str, str]]) -> _Found:
+    return _Found(key, values.map(lambda own: own.get(key)).sides())
+
+
+def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
+    """A sharded tensor, with a note when the shards do not add up to one."""
+    have = entry(shards, name)
+    groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
+    if len(have) < len(shards):
+        return _Found(f"shard {name}", groups, "sharded on some ranks only")
+    return _Found(f"shard {name}", groups, misfit(have) if len(have) > 1 else "")
+
+
+def _who(groups: Groups) -> str:
+    return " | ".join(ranks_text(ranks) for ranks, _ in groups)
+
+
+def _is_news(row: _Found) -> bool:
+    """False when the dtype policy names it already: not there on all ranks, or of another dtype."""
+    values = [value for _, value in row.groups]
+    return None not in values and not differ(str(value).partition("[")[0] for value in values)
+
+
+def _size(facts: RankFacts, group: str) -> int:
+    return len(facts.shards) if group == SHARDS else len(facts.of(group))
+
+
+def _num_undeclared(facts: RankFacts) -> int:
+    return _size(facts, UNDECLARED)

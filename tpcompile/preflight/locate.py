@@ -1,0 +1,125 @@
+"""Two ranks' tensors of equal dtype and shape -> the first element that differs, without sending the tensors.
+
+A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billion elements take six questions a rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tpcompile.ranks.exchange import Fetch
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.several import differ
+from tpcompile.preflight.differences import Groups, sides_text
+from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
+
+_PIECES = 64
+
+Ask = Callable[[int, dict[str, Any]], Any]
+"""(rank, {start, stop} in elements) -> what `answer_elements` says there; None for no answer."""
+
+
+class Element(Frozen):
+    """First element that differs, and what each asked rank has there."""
+
+    index: tuple[int, ...]
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"first difference at {list(self.index)}"
+
+
+def answer_elements(tensor: Tensor, question: dict[str, Any]) -> dict[str, Any]:
+    """Hashes of the pieces of elements start..stop, or the elements themselves once they are few."""
+    local, start, stop = local_of(tensor), question["start"], question["stop"]
+    raw, size_bytes = raw_bytes(local), local.element_size()
+    if stop - start > _PIECES:
+        piece_bytes = _piece(start, stop) * size_bytes
+        return {"hashes": piece_hashes(raw, start=start * size_bytes, stop=stop * size_bytes, size_bytes=piece_bytes)}
+    flat = raw.view(-1, size_bytes)[start:stop].cpu()
+    return {"elements": [[_value(local, index), _hex(flat[index - start])] for index in range(start, stop)]}
+
+
+def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | None:
+    """First element in which ranks[0] and ranks[1] differ, with the values of all `ranks`; None without an answer."""
+    start, stop = 0, math.prod(shape)
+    while stop - start > _PIECES:
+        hashes = _answers(ask, ranks[:2], start, stop, "hashes")
+        number = _first_difference(hashes)
+        if number is None:
+            return None  # no answer, or changed while we looked
+        piece = _piece(start, stop)
+        start, stop = start + number * piece, min(start + (number + 1) * piece, stop)
+    elements = _answers(ask, ranks, start, stop, "elements")
+    place = _first_difference([[bits for _, bits in of_rank] for of_rank in elements[:2]])
+    if place is None:
+        return None
+    return Element(index=_unravel(start + place, shape), values=_texts([of_rank[place] for of_rank in elements]))
+
+
+def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -> list[list[Any]]:
+    """What every rank says of a span; nothing when one of them does not answer."""
+    said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
+    return [] if None in said else [answer[name] for answer in said]
+
+
+def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
+    """The first place at which two rows differ; None where they do not, or there are none."""
+    for place, column in enumerate(zip(*rows, strict=True)):
+        if differ(column):
+            return place
+    return None
+
+
+def located(fetch: Fetch, row: Groups, name: str) -> str:
+    """`first difference at [3, 0]: 0.5 on rank 0, 0.25 on rank 1`, of a tensor in which the two largest groups differ.
+
+    Empty where shapes or dtypes differ or nobody answers.
+    """
+    ranks, values = zip(*row, strict=True)
+    prints = list(map(str, values))
+    is_described = not differ(text.rpartition(" ")[0] for text in prints)
+    if not is_described or not all(map(_has_elements, prints)):
+        return ""
+    shape = prints[0].partition("[")[2].partition("]")[0]
+    sizes = [int(size) for size in shape.split(",") if size.strip()]
+    element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [group[0] for group in ranks], sizes)
+    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}" if element else ""
+
+
+def _has_elements(text: str) -> bool:
+    """True for the print of a tensor whose bits were hashed as they are."""
+    return ":" in text and "wrapped:" not in text
+
+
+def _piece(start: int, stop: int) -> int:
+    return -(-(stop - start) // _PIECES)
+
+
+def _texts(column: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Values, with their bits where the values alone look equal (signed zeros, NaN payloads)."""
+    is_clear = column[0][0] != column[1][0]
+    return tuple(value if is_clear else f"{value} (bits {bits})" for value, bits in column)
+
+
+def _value(local: Tensor, index: int) -> str:
+    try:
+        return repr(local[_unravel(index, local.shape)].item())
+    except (NotImplementedError, RuntimeError):  # packed dtypes below a byte have no scalar
+        return "?"
+
+
+def _hex(element: Tensor) -> str:
+    return f"0x{bytes(reversed(element.tolist())).hex()}"
+
+
+def _unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))

@@ -1,0 +1,48 @@
+"""Shards of one tensor on all ranks of a group -> what is wrong with their shapes, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpcompile.evidence.byrank import ByRank
+from tpcompile.preflight.weights import Weight
+
+
+def misfit(shards: ByRank[Weight]) -> str:
+    """One line when shapes neither are equal nor tile the declared full shape; "" when they fit.
+
+    Dims whose full size nobody knows (another mesh axis shards them too) are not checked.
+    """
+    shapes = shards.map(lambda weight: weight.shape)
+    full, dim = shards.first.full_shape, shards.first.dim
+    if shards.differ(lambda weight: weight.full_shape):
+        return "the ranks declare different full shapes"
+    if shapes.differ(len):
+        return "the shards have different numbers of dims"
+    if full is None:
+        return "shard shapes differ, and nobody declared the full shape they tile" if shapes.differ() else ""
+    if len(full) != len(shapes.first):
+        return f"the shards do not have the dims of the declared full shape {_text(full)}"
+    dims = range(len(full)) if dim is None else [dim]
+    does_tile = any(_tiles(list(shapes.values()), full, dim) for dim in dims)
+    return "" if does_tile else f"the shards do not tile the full shape {_text(full)}"
+
+
+def shard_text(weight: Weight) -> str:
+    """`float32[5, 4] of [10, 4] on dim 0 (DTensor)`."""
+    of = "" if weight.full_shape is None else f" of {_text(weight.full_shape)}"
+    dim = "" if weight.dim is None else f" on dim {weight.dim}"
+    return f"{weight.dtype}{list(weight.shape)}{of}{dim} ({weight.said_by})"
+
+
+def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int) -> bool:
+    """True when the shards add up to the full size along `dim` and are equal, and whole, in the others."""
+    sizes, wanted = list(zip(*shapes, strict=True)), list(full)
+    along, total = sizes.pop(dim), wanted.pop(dim)
+    if total not in (None, sum(along)):
+        return False
+    return all(set(column) == {size or column[0]} for column, size in zip(sizes, wanted, strict=True))
+
+
+def _text(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

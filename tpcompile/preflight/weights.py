@@ -1,0 +1,184 @@
+"""Module -> for every parameter and buffer: replicated, sharded or not declared, its shape and fingerprint.
+
+Nobody guesses: DTensor placements say it, then `shard_specs()` of a module of ours, then the caller's `sharded`, which
+makes everything it does not name replicated. What is left is not declared, and its bits are listed, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.several import find
+from tpcompile.nn.sharding import Sharded, ShardSpec
+from tpcompile.preflight.fingerprint import bits, describe, local_of
+
+_Shapes: TypeAlias = Mapping[str, Sequence[int] | None]
+ShardedBy: TypeAlias = Callable[[str, Tensor], bool] | _Shapes | Iterable[str] | None
+"""Which plain tensors are shards: (name, tensor) -> bool; fnmatch patterns; or pattern -> full shape, None for equal
+shards. None says nothing at all, an empty list that everything is replicated."""
+
+
+class Layout(StrEnum):
+    """How the ranks of a group hold one tensor."""
+
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+    UNDECLARED = "not declared"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The group whose ranks are compared: name of its mesh axis, and its ranks in order."""
+
+    axis: str
+    ranks: tuple[int, ...]
+
+
+class Weight(Frozen):
+    """One parameter or buffer of one rank."""
+
+    is_parameter: bool
+    layout: Layout
+    said_by: str
+    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    dtype: str
+    requires_grad: bool
+    shape: tuple[int, ...]
+    """Of this rank's own part."""
+    kind: str = ""
+    """What Dynamo sees beside dtype and shape: a DTensor, another subclass, a device other than the CPU."""
+    dim: int | None = None
+    """Sharded dim, None for unknown."""
+    full_shape: tuple[int | None, ...] | None = None
+    """Sizes the shards must add up to or share; None where another axis or nobody says."""
+    print: str = ""
+    """dtype, shape and bits; empty when nobody needs them."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What somebody says of how a tensor is held."""
+
+    layout: Layout
+    by: str
+    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    dim: int | None = None
+    full_shape: tuple[int | None, ...] | None = None
+
+
+def weights_of(
+    module: nn.Module, *, group: Group, sharded: ShardedBy = None, with_shards: bool = False
+) -> dict[str, Weight]:
+    """Every parameter and buffer by name; the bits of shards are hashed only `with_shards`."""
+    specs = _declared_specs(module, group)
+    parameters = dict(module.named_parameters())
+    found = {}
+    for name, tensor in (*parameters.items(), *module.named_buffers()):
+        said = layout_by_dtensor(tensor, group) or specs.get(name) or _said_by_caller(name, tensor, sharded)
+        found[name] = _weight(tensor, said, is_parameter=name in parameters, with_shards=with_shards)
+    return found
+
+
+def _weight(tensor: Tensor, said: Said, *, is_parameter: bool, with_shards: bool) -> Weight:
+    is_hashed = with_shards or said.layout != Layout.SHARDED
+    local = local_of(tensor)
+    return Weight(
+        is_parameter=is_parameter,
+        layout=said.layout,
+        said_by=said.by,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        requires_grad=tensor.requires_grad,
+        shape=tuple(local.shape),
+        kind=_kind(tensor, local),
+        dim=said.dim,
+        full_shape=said.full_shape,
+        print=f"{describe(local)} {bits(local)}" if is_hashed else "",
+    )
+
+
+def _kind(tensor: Tensor, local: Tensor) -> str:
+    said = []
+    if isinstance(tensor, DTensor):
+        said.append("DTensor")
+    if hasattr(local, "__tensor_flatten__"):
+        said.append(type(local).__name__)
+    if tensor.device.type != "cpu":
+        said.append(f"on {tensor.device.type}")
+    return ", ".join(said)
+
+
+def layout_by_dtensor(tensor: Tensor, group: Group) -> Said | None:
+    """What the placements of a DTensor say about `group`; None for a plain tensor or a mesh without that axis."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh, placements = tensor.device_mesh, tensor.placements
+    names = mesh.mesh_dim_names or ()
+    if group.axis in names:
+        here = names.index(group.axis)
+    elif mesh.ndim == 1 and tuple(mesh.mesh.flatten().tolist()) == group.ranks:
+        here = 0
+    else:
+        return None
+    layout = Layout.REPLICATED if placements[here].is_replicate() else Layout.SHARDED
+    dims = [getattr(placement, "dim", None) for placement in placements]
+    dim = dims.pop(here)
+    if dim is None:
+        return Said(layout, "DTensor")
+    # Sizes that another axis shards are not known.
+    full = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
+    return Said(layout, "DTensor", dim, full)
+
+
+def _said_by_spec(spec: ShardSpec) -> Said:
+    # Shares are padded to equal shapes, see `ShardSpec.take`.
+    return Said(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
+
+
+def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
+    if sharded is None:
+        return Said(Layout.UNDECLARED, "nobody")
+    if callable(sharded):
+        return Said(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED, "caller")
+    shapes = _shapes_by_pattern(sharded)
+    matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
+    if matching is None:
+        return Said(Layout.REPLICATED, "caller")
+    full_shape = shapes[matching]
+    return Said(Layout.SHARDED, "caller", full_shape=None if full_shape is None else tuple(full_shape))
+
+
+def _shapes_by_pattern(
+    sharded: Mapping[str, Sequence[int] | None] | Iterable[str],
+) -> Mapping[str, Sequence[int] | None]:
+    """Pattern -> full shape, None for equal shards."""
+    if isinstance(sharded, Mapping):
+        return sharded
+    return dict.fromkeys([sharded] if isinstance(sharded, str) else sharded)
+
+
+def _declared_specs(module: nn.Module, group: Group) -> dict[str, Said]:
+    """Layouts our own modules declare for this group; a module bound to another group says nothing about this one."""
+    said: dict[str, Said] = {}
+    for prefix, child in module.named_modules():
+        if isinstance(child, Sharded) and _is_bound_to(child, group):
+            start = f"{prefix}." if prefix else ""
+            said |= {f"{start}{name}": _said_by_spec(spec) for name, spec in child.shard_specs().items()}
+    return said
+
+
+def _is_bound_to(module: object, group: Group) -> bool:
+    comm = getattr(module, "comm", None)
+    if comm is None:
+        return True
+    bound = getattr(comm, "group", None)
+    ranks = (dist.get_rank(),) if bound is None else tuple(dist.get_process_group_ranks(bound))
+    return ranks == group.ranks

@@ -1,0 +1,102 @@
+"""What torchrun told this process -> rank, device and process group, or one clear line why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tpcompile.ranks.store import RankStore
+from tpcompile.errors import ConfigError, PreflightError
+from tpcompile.evidence.text.ranks import ranks_text
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """Place of this process in the job; `rank` is global and the only identity, `local_rank` only picks a GPU."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+
+def rank_env() -> RankEnv:
+    """Read torchrun's variables. Raises ConfigError when they are not there."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} not set; start with `torchrun --standalone --nproc-per-node N ...` or `tpcompile gate`"
+        )
+    return RankEnv(*(int(os.environ[name]) for name in names))
+
+
+def choose_device(requested: str, env: RankEnv) -> torch.device:
+    """`auto`, `cpu` or `cuda` -> this rank's device.
+
+    `auto` takes CUDA when there is a GPU for every local rank. Raises PreflightError when CUDA is asked for and
+    absent, or when there are more local ranks than GPUs.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if requested == "cpu" or (requested == "auto" and gpus < env.local_world_size):
+        return torch.device("cpu")
+    if gpus == 0:
+        raise PreflightError(
+            "device=cuda, but torch sees no GPU; use --device cpu, or check the driver with nvidia-smi"
+        )
+    if env.local_world_size > gpus:
+        raise PreflightError(f"{env.local_world_size} ranks on this node but {gpus} GPU(s); start at most {gpus} ranks")
+    return torch.device("cuda", env.local_rank)
+
+
+def check_cpp_compiler(backend: str, device: torch.device) -> None:
+    """Inductor on CPU needs a C++ compiler. Raises PreflightError when there is none."""
+    if backend != "inductor" or device.type != "cpu":
+        return
+    candidates = [c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c]
+    if not any(shutil.which(candidate) for candidate in candidates):
+        raise PreflightError(
+            f"no C++ compiler ({', '.join(candidates)}) on PATH, Inductor needs one on CPU; install g++ or set CXX, "
+            "or use --set compile.backend=aot_eager"
+        )
+
+
+@contextmanager
+def process_group(
+    env: RankEnv, device: torch.device, *, timeout_s: float, start_timeout_s: float = 300.0, prefix: str = "tpcompile"
+) -> Iterator[dist.ProcessGroup]:
+    """The default process group, NCCL or gloo, destroyed on the way out without a barrier.
+
+    A process that makes several, one after the other, gives each its own `prefix`: the store still holds the
+    addresses of the one before. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
+    store, _, _ = next(dist.rendezvous("env://", env.rank, env.world_size, timeout=timeout))
+    place = {"rank": env.rank, "world_size": env.world_size}
+    missing = RankStore(dist.PrefixStore(prefix, store), **place).wait_for_ranks("started", timeout_s=start_timeout_s)
+    if missing:
+        raise PreflightError(
+            f"rank {ranks_text(missing)} did not start within {start_timeout_s:g} s; see its own output"
+        )
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(prefix, store),
+        **place,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        world = dist.group.WORLD
+        assert world is not None, "init_process_group left no default group"
+        yield world
+    finally:
+        dist.destroy_process_group()

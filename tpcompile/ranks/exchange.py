@@ -1,0 +1,126 @@
+"""What every rank brings -> one verdict that all of them hold, through the store; one rank judges.
+
+The lowest rank that reported judges. Details travel only when it asks for them, and it asks only where hashes differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from loguru import logger
+
+from tpcompile.ranks.store import RankStore
+from tpcompile.evidence.records import Verdict
+
+_DETAIL_TIMEOUT_S = 60.0
+
+Question = dict[str, Any]
+
+
+class Others(Protocol):
+    """What is known of the other ranks."""
+
+    def last_seen(self, rank: int) -> str:
+        """What that rank last said."""
+        ...
+
+    def is_gone(self, rank: int) -> bool:
+        """True when that rank is known to be dead."""
+        ...
+
+
+class Fetch(Protocol):
+    """Asks one rank for details."""
+
+    def __call__(self, rank: int, question: Question) -> Any | None:
+        """Its answer; None when it did not come in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a rank brings to an exchange."""
+
+    digest: Any
+    """JSON that every rank publishes: hashes, small."""
+    answer: Callable[[Question], Any]
+    """Question of the judge -> details, JSON."""
+    judge: Callable[[dict[int, Any], dict[int, str], Fetch], Verdict]
+    """(digests by rank, last-seen text of every absent rank, fetch) -> verdict."""
+
+
+class Exchange:
+    """One exchange among `ranks`: this rank judges, or answers the one that does."""
+
+    def __init__(self, store: RankStore, ranks: Iterable[int], *, others: Others, timeout_s: float) -> None:
+        self._store, self._others, self._timeout_s = store, others, timeout_s
+        self._keys = {rank: f"digest/{rank}" for rank in sorted(ranks)}
+        self._asked: Counter[int] = Counter()
+        self._silent: set[int] = set()
+        """Ranks that left a question unanswered: they are not waited for again."""
+
+    def verdict(self, side: Side) -> Verdict | None:
+        """Publish this rank's digest and return the verdict; None when the judge fell silent.
+
+        A rank that does not report within `timeout_s` is absent from the judgement.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        self._store.put(self._keys[self._store.rank], side.digest)
+        if self._is_judge():
+            return self._judge(side, wait_s=max(deadline - time.monotonic(), 0.0))
+        return self._answer(side)
+
+    def _is_judge(self) -> bool:
+        """The first rank judges unless it is gone: without its digest, the lowest rank that reported takes over."""
+        rank, first = self._store.rank, min(self._keys)
+        keys, stop_at = self._keys, ""
+        if rank != first:
+            keys, stop_at = {r: key for r, key in keys.items() if r <= rank}, keys[first]
+        found, _ = self._gather(keys, timeout_s=self._timeout_s, stop_at=stop_at)
+        # Ranks can see different things at one instant, and two judges would wait for each other's answers.
+        return min(found) == rank and self._store.put_first("judge", rank) == rank
+
+    def _judge(self, side: Side, *, wait_s: float) -> Verdict:
+        found, late = self._gather(self._keys, timeout_s=wait_s)
+        absent = {rank: self._others.last_seen(rank) for rank in late}
+
+        def fetch(rank: int, question: Question) -> Any | None:
+            return side.answer(question) if rank == self._store.rank else self._ask(rank, question)
+
+        verdict = side.judge(dict(sorted(found.items())), absent, fetch)
+        self._store.put("verdict", verdict.model_dump(mode="json"))
+        return verdict
+
+    def _gather(self, keys: dict[int, str], **limits: Any) -> tuple[dict[int, Any], tuple[int, ...]]:
+        return self._store.gather(keys, gone=self._others.is_gone, **limits)
+
+    def _ask(self, rank: int, question: Question) -> Any | None:
+        if rank in self._silent:
+            return None
+        self._asked[rank] += 1
+        number = f"{rank}/{self._asked[rank]}"
+        self._store.put(f"ask/{number}", question)
+        answer = self._store.get(f"answer/{number}", timeout_s=_DETAIL_TIMEOUT_S)
+        if answer is None:
+            self._silent.add(rank)
+            logger.warning("rank {} did not send details that were asked for", rank)
+        return answer
+
+    def _answer(self, side: Side) -> Verdict | None:
+        """Answer the judge's questions until there is a verdict."""
+        wait_s = self._timeout_s + _DETAIL_TIMEOUT_S
+        for number in itertools.count(1):
+            key = f"{self._store.rank}/{number}"
+            found, _ = self._store.gather({0: "verdict"}, timeout_s=wait_s, stop_at=f"ask/{key}")
+            if found:
+                return Verdict.model_validate(found[0])
+            question = self._store.peek(f"ask/{key}")
+            if question is None:
+                break
+            self._store.put(f"answer/{key}", side.answer(question))
+        return None

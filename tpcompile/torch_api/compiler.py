@@ -1,0 +1,333 @@
+"""Private torch API that capture needs, all of it: seen on torch 2.11.0 and 2.13.0.
+
+`tests/torch_api/test_compiler.py` fails when any of it moves.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config as _functorch_config
+import torch._inductor.config as _inductor_config
+import torch._inductor.utils as _inductor_utils
+import torch.distributed as dist
+import torch.fx.graph as _fx_graph
+from torch._dynamo import config as _dynamo_config
+from torch._dynamo.utils import counters as _counters
+from torch._dynamo.utils import get_compilation_metrics
+from torch._dynamo.utils import get_traced_code as _get_traced_code
+from torch._logging import _internal as _logging_internal
+from torch._logging import structured as _structured
+from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
+from torch.nn.attention import SDPBackend
+
+from tpcompile.evidence.collectives import is_library_file
+from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.text import normalise
+
+_PER_RANK_ENVIRONMENT = frozenset({
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
+    "TRITON_HOME", "TRITON_DUMP_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
+})  # fmt: skip
+_COMPILE_ENVIRONMENT = (
+    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_DISTRIBUTED_COMPILE", "TORCH_SYMM_MEM", "AOT_",
+    "TRITON_", "NCCL_ALGO", "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_TUNABLEOP_ENABLED",
+    "PYTORCH_TUNABLEOP_TUNING",
+)  # fmt: skip
+_MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_cxx", ".cxx", "path")
+"""Parts of config names that describe the machine or where files go, not what is compiled."""
+
+
+class TraceHandler(logging.Handler):
+    """Receives every record of torch's structured trace in this process.
+
+    `trace_structured` does its work only while the `torch.__trace` logger has a handler; no TORCH_TRACE is needed.
+    """
+
+    def __init__(self, receive: Callable[[dict[str, Any], str | None], None]) -> None:
+        super().__init__(logging.DEBUG)
+        self._receive = receive
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand over metadata and payload, and never let a parser bug break the user's compile."""
+        try:
+            # torch sets both attributes on the records of this one logger
+            self._receive(record.metadata, record.payload)  # type: ignore[attr-defined]
+        except Exception:  # a logging handler must not raise into the compiler
+            self.handleError(record)
+
+
+@contextmanager
+def tracing(handler: TraceHandler) -> Iterator[None]:
+    """Attach the handler to the structured trace."""
+    _logging_internal.trace_log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _logging_internal.trace_log.removeHandler(handler)
+
+
+_innermost = _fx_graph._parse_stack_trace
+_asking: list[None] = []
+"""One entry for each `users_lines` that has not ended; sessions may end in any order."""
+
+
+@contextmanager
+def users_lines() -> Iterator[None]:
+    """Graphs that torch prints name the innermost line outside torch and our wrappers, where torch names its own.
+
+    Code that calls a collective of `torch.distributed` or of ours is then named itself. No cache key holds these lines.
+    """
+    _asking.append(None)
+    _fx_graph._parse_stack_trace = _users_line
+    try:
+        yield
+    finally:
+        _asking.pop()
+        if not _asking and _fx_graph._parse_stack_trace is _users_line:
+            _fx_graph._parse_stack_trace = _innermost
+
+
+def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
+    found = _innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
+    return found or _innermost(stack_trace, filter_fn)
+
+
+def interned_strings() -> dict[int, str]:
+    """Index -> file name of the structured trace's string table, whoever was listening when they were sent."""
+    return {index: text for text, index in _structured.INTERN_TABLE.items()}
+
+
+def traced_code() -> list[CodeType]:
+    """Code objects Dynamo has traced in the compile that runs now, inlined functions included; empty outside of one.
+
+    Complete when the event `dynamo_output_graph` arrives, and gone when the compile ends.
+    """
+    return list(_get_traced_code() or ())
+
+
+def _wrapper_code() -> CodeType:
+    """Code object that the wrappers of all compiled callables share; Dynamo makes one wrapper per callable from it."""
+    compiled: Any = torch.compile(lambda: None, backend="eager")
+    code: CodeType = compiled.__code__
+    return code
+
+
+COMPILE_WRAPPER = _wrapper_code()
+
+
+class CompiledCall(NamedTuple):
+    """A call of a compiled callable that has not returned."""
+
+    function: Any
+    """What the user compiled, as Dynamo calls it."""
+    token: object
+    """The same object for the whole of one call, a different one for each call while somebody holds it."""
+    around: FrameType | None
+    """Outermost frame of user code that runs in Python between the callable and the frame asked for."""
+
+
+def compiled_call(frame: FrameType | None) -> CompiledCall | None:
+    """The innermost call of a compiled callable below which `frame` runs; None outside of one."""
+    around = None
+    while frame is not None and frame.f_code is not COMPILE_WRAPPER:
+        file = frame.f_code.co_filename
+        if file.startswith(_DYNAMO):
+            around = None  # all below is Dynamo at work
+        elif not _is_library(file):
+            around = frame
+        frame = frame.f_back
+    if frame is None:
+        return None
+    values = frame.f_locals
+    return CompiledCall(values["fn"], values["cleanups"], around)
+
+
+_is_library = functools.cache(is_library_file)
+_DYNAMO = os.path.dirname(torch._dynamo.__file__) + os.sep
+
+
+def failed_frames() -> list[SkippedFrame]:
+    """Frames whose compile failed, of the last 64 compiles of this process: Dynamo leaves their code to Python."""
+    found = []
+    for metrics in get_compilation_metrics():
+        if metrics.fail_type is None or metrics.co_filename is None:
+            continue
+        frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=metrics.co_name or "")
+        broke_at = None
+        if metrics.fail_user_frame_filename and metrics.fail_user_frame_lineno:
+            file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
+            broke_at = UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
+        reason = (metrics.fail_reason or metrics.fail_type).strip().splitlines()[0]
+        found.append(SkippedFrame(line=frame, reason=reason, broke_at=broke_at))
+    return found
+
+
+def dynamo_counters() -> dict[str, int]:
+    """Dynamo's running totals: `frames` it started, `graphs` it made, `breaks` it counted."""
+    return {
+        "frames": int(_counters["frames"]["total"]),
+        "graphs": int(_counters["stats"]["unique_graphs"]),
+        "breaks": int(sum(_counters["graph_break"].values())),
+    }
+
+
+def group_roles() -> dict[str, str]:
+    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else its description and size.
+
+    Two groups of the same ranks are two groups: all of them make their groups in one order, so the later is a second.
+    """
+    roles: dict[str, str] = {}
+    if not dist.is_initialized():
+        return roles
+    made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        description = getattr(group, "group_desc", "") or "undefined"
+        role = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
+        alike = role, tuple(dist.get_process_group_ranks(group))
+        made[alike] += 1
+        roles[str(name)] = role if made[alike] == 1 else f"{role} #{made[alike]}"
+    return roles
+
+
+def triton_kernel_name(index: int) -> str:
+    """Name of a user's Triton kernel in a traced graph, by its index in torch's side table."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel = kernel_side_table.get_kernel(index)
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return f"{kernel.__module__}.{kernel.__name__}"
+
+
+def compile_config() -> dict[str, str]:
+    """Compile-relevant settings that are not at their default, of Dynamo, AOTAutograd and Inductor."""
+    settings: dict[str, str] = {}
+    for module in (_dynamo_config, _functorch_config, _inductor_config):
+        for line in module.codegen_config().splitlines():  # type: ignore[attr-defined]
+            name, _, value = line.partition(" = ")
+            known = module._config.get(name.removeprefix(f"{module.__name__}."))  # type: ignore[attr-defined]
+            # A setting that was patched and restored is listed too, by its default.
+            at_default = known is not None and repr(known.default) == value
+            if not at_default and not any(part in name for part in _MACHINE_CONFIG):
+                # Passes and loggers are functions, with addresses, and sets of them have no order.
+                settings[name.removeprefix("torch.")] = normalise.sets(normalise.objects(value))
+    return settings
+
+
+def environment() -> dict[str, str]:
+    """The environment layer: versions, device, compile-relevant variables and configs, resolved backends."""
+    facts = {
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "triton": _triton_version(),
+        "float32_matmul_precision": _matmul_precision(),
+        "fp32_precision": _fp32_precision(),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "num_threads": str(torch.get_num_threads()),
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+    if torch.cuda.is_available():
+        facts |= _cuda_facts()
+    facts |= {
+        f"env {key}": value
+        for key, value in os.environ.items()
+        if key.startswith(_COMPILE_ENVIRONMENT) and key not in _PER_RANK_ENVIRONMENT
+    }
+    return facts | {f"config {key}": value for key, value in compile_config().items()}
+
+
+def machine_environment() -> dict[str, str]:
+    """Variables that name places or the machine: healthy ranks differ in them, so `environment` leaves them out."""
+    return {key: os.environ[key] for key in sorted(_PER_RANK_ENVIRONMENT) if key in os.environ}
+
+
+def sdpa_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str:
+    """Name of the backend `scaled_dot_product_attention` takes for these tensors, mask and flags; computes nothing."""
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, **options)).name
+
+
+def autotune_settings() -> dict[str, str]:
+    """What Inductor may choose from by timing, as resolved from defaults, variables and patches."""
+    config, families = _inductor_config, ("ATEN", "TRITON", "CPP", "CUTLASS", "CK", "CKTILE", "NVGEMM")
+    asked = config.max_autotune_gemm_backends
+    taken = [name for name in families if _inductor_utils._use_autotune_backend(name)]
+    return {
+        "inductor max_autotune": str(config.max_autotune),
+        "inductor max_autotune_gemm": str(config.max_autotune or config.max_autotune_gemm),
+        "inductor gemm backends": f"{','.join(taken)} of {asked}",
+        "inductor conv backends": str(config.max_autotune_conv_backends),
+        "inductor cutlass": "found" if find_spec("cutlass") or find_spec("cutlass_api") else "none",
+    }
+
+
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; the result of an asynchronous collective is waited for and unwrapped."""
+    return tensor.trigger_wait() if isinstance(tensor, _AsyncCollectiveTensor) else tensor
+
+
+def _matmul_precision() -> str:
+    """The process-wide setting; torch refuses to answer once a backend has its own (`fp32_precision`)."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "set per backend"
+
+
+def _fp32_precision() -> str:
+    """What each backend makes of float32, by the setting that torch reads: "none" leaves it to the global one."""
+    backends = torch.backends
+    values = {
+        "cuda.matmul": backends.cuda.matmul.fp32_precision,
+        "cudnn.conv": backends.cudnn.conv.fp32_precision,
+        "cudnn.rnn": backends.cudnn.rnn.fp32_precision,
+        "mkldnn.matmul": backends.mkldnn.matmul.fp32_precision,
+        "mkldnn.conv": backends.mkldnn.conv.fp32_precision,
+    }
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _cuda_facts() -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    cuda = torch.backends.cuda
+    return {
+        "gpu": properties.name,
+        "driver": _driver_version(),
+        "capability": f"{properties.major}.{properties.minor}",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "sdpa": f"flash={cuda.flash_sdp_enabled()} efficient={cuda.mem_efficient_sdp_enabled()} "
+        f"cudnn={cuda.cudnn_sdp_enabled()} math={cuda.math_sdp_enabled()}",
+        "bf16_reduced_precision": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
+    }
+
+
+def _driver_version() -> str:
+    """Version of the NVIDIA kernel module, as the kernel reports it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return match[0] if match else "unknown"
+
+
+def _triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return str(triton.__version__)

@@ -1,0 +1,304 @@
+"""Every name of torch that is private or moves and that the sentinel needs; seen on torch 2.11.0 and 2.13.0.
+
+    name                                          why
+    eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
+    _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
+    distributed_c10d._world.pg_names              the groups of this rank
+    ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
+    torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
+    Module._call_impl (code objects)              the frames through which a module is called, with hooks and without
+    Module._compiled_call_impl                    where `module.compile()` keeps the compiled call
+    _dynamo.exc.TorchDynamoException              base of every error the compiler raises, Inductor's included
+
+`tests/torch_api/test_watching.py` fails when torch moves one of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import dropwhile, islice, takewhile
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo.config
+import torch.distributed as dist
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo import eval_frame as _eval_frame
+from torch._dynamo import exc as _exc
+from torch.nn.modules import module as _module
+
+from tpcompile.torch_api import compiler as compat
+from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.evidence.several import first
+from tpcompile.evidence.splits import skipped_frame
+
+COMPILE_WRAPPER = compat.COMPILE_WRAPPER
+_CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
+_HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, CodeType)), None)
+"""The function in `_call_impl` that calls a module with hooks, as FSDP's are."""
+_DYNAMO = _eval_frame.__file__.rpartition("/")[0]
+_TORCH = torch.__file__.rpartition("/")[0]
+_WRAPPERS = "/tpcompile/dist/"
+_PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
+"""Functions of torch that wait for a peer -> their argument for it."""
+_HERE = __file__.rpartition("/")[0]
+_BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
+            "/capture/torch_hooks.py", "/torch/_logging/_internal.py")  # fmt: skip
+"""Files of frames between a callback or log handler of ours and Dynamo."""
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def entered_function(frame: FrameType | None) -> Any | None:
+    """What `entered_callable` would find, as the function object that Dynamo wraps: cheap, for every lookup.
+
+    One object for all calls of a compiled callable; None where `entered_callable` finds none or has to look further.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code is COMPILE_WRAPPER:
+            return variable_of(frame, "fn")
+        if not _is_module_call(code):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _reader() -> Callable[[FrameType, str], Any]:
+    """How to read one variable of a frame, for every call of compiled code.
+
+    Python 3.12 builds a dictionary of all of them for `f_locals`, and has a function for one; 3.13 looks up that one.
+    """
+    if sys.version_info[:2] != (3, 12):
+        return lambda frame, name: frame.f_locals[name]
+    get_variable = ctypes.pythonapi.PyFrame_GetVar
+    get_variable.argtypes, get_variable.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
+    return get_variable
+
+
+variable_of = _reader()
+
+
+def num_variants(code: CodeType) -> int:
+    """Compiled variants of a function."""
+    return len(_debug_get_cache_entry_list(code))
+
+
+def variant_hit(code: CodeType) -> str:
+    """Compile id of the variant whose guards held last: torch moves it to the front of its list."""
+    entries = _debug_get_cache_entry_list(code)
+    return str(entries[0].compile_id) if entries else ""
+
+
+def skipped_code(frame: FrameType) -> SkippedFrame | None:
+    """The code of a frame that runs in Python, where Dynamo skips it; None where it is compiled up to a graph break."""
+    code = frame.f_code
+    at = UserLine(file=code.co_filename, line=frame.f_lineno, function=code.co_name)
+    failed = skipped_frame(at, compat.failed_frames())
+    if failed is not None or num_variants(code):
+        return failed
+    return SkippedFrame(line=at, reason="")
+
+
+def entered_callable(frame: FrameType | None) -> Any | None:
+    """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
+
+    A module's call goes through `_call_impl`; then the module is returned. Frames of Dynamo itself are skipped.
+    """
+    module = None
+    for entered in dropwhile(_is_machinery, frames_from(frame)):
+        if _is_module_call(entered.f_code):
+            module = entered.f_locals.get("self")
+        elif entered.f_code is COMPILE_WRAPPER:
+            return entered.f_locals.get("fn") if module is None else module
+        else:
+            return None
+    return None
+
+
+def is_compiled_call(function: str, filename: str) -> bool:
+    """True for the frame through which a call of a compiled callable goes, as a recorded stack writes it."""
+    return function == COMPILE_WRAPPER.co_name and filename == COMPILE_WRAPPER.co_filename
+
+
+def is_in_dynamo(frame: FrameType | None) -> bool:
+    """True when Dynamo is compiling on the thread whose innermost frame this is."""
+    return any(map(_is_compile, frames_from(frame)))
+
+
+def _is_compile(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name == "_compile" and code.co_filename.startswith(_DYNAMO)
+
+
+def finish_device_work() -> None:
+    """Wait for what this process has queued on its GPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """True for an exception that a compile raised."""
+    return isinstance(error, _exc.TorchDynamoException)
+
+
+def swallows_errors() -> bool:
+    """True when the compiler runs a frame eagerly where it failed, and raises nothing."""
+    return bool(torch._dynamo.config.suppress_errors)
+
+
+def is_torch(filename: str) -> bool:
+    """True for a file of torch itself."""
+    return filename.startswith(_TORCH)
+
+
+def _is_module_call(code: CodeType) -> bool:
+    # By identity: the hash of a code object costs a microsecond.
+    return code is _CALL or code is _WRAPPED_CALL or code is _HOOKED_CALL
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code is COMPILE_WRAPPER or _is_module_call(code):
+        return False
+    return code.co_filename.startswith((_DYNAMO, _HERE)) or code.co_filename.endswith(_BETWEEN)
+
+
+def recorded_collectives() -> dict[str, Any]:
+    """The flight recorder's dump: `entries`, oldest first, and `pg_status`; `{}` when nothing records."""
+    return dict(pickle.loads(_dump_recorder()))  # from our own process, not from the network
+
+
+def _dump_recorder() -> bytes:
+    """What the recorder of this torch kept; NCCL's where there are GPUs."""
+    recorders = torch._C._distributed_c10d
+    if torch.cuda.is_available() and hasattr(recorders, "_dump_nccl_trace"):
+        return bytes(recorders._dump_nccl_trace())
+    return bytes(recorders._dump_fr_trace())
+
+
+class _Group(NamedTuple):
+    """A process group of this rank."""
+
+    handle: dist.ProcessGroup
+    name: str
+
+    @property
+    def label(self) -> str:
+        """`name description`, as the flight recorder writes it."""
+        return f"{self.name} {self.handle.group_desc}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks."""
+        return tuple(dist.get_process_group_ranks(self.handle))
+
+
+def _groups() -> list[_Group]:
+    known = list(dist.distributed_c10d._world.pg_names.items())  # another thread may make a group meanwhile
+    return [_Group(handle, name) for handle, name in known]
+
+
+def group_members() -> dict[str, tuple[int, ...]]:
+    """`name description` of every process group of this rank, as the flight recorder writes it -> its global ranks."""
+    return {group.label: group.ranks for group in _groups()}
+
+
+def collective_numbers(members: Sequence[int]) -> dict[str, int]:
+    """`name description` of every group that all of `members` are in -> number of its last collective on this rank."""
+    shared = [group for group in _groups() if set(members).issubset(group.ranks)]
+    found = {}
+    for group in shared:
+        with suppress(RuntimeError):  # a backend of somebody else's need not count
+            found[group.label] = int(group.handle._get_sequence_number_for_group())
+    return found
+
+
+def group_waited_in(frame: FrameType | None) -> str:
+    """`name description` of the group whose collective the thread is calling, empty for none.
+
+    The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
+    before that, and waits for the others there.
+    """
+    calls = takewhile(_is_of_communication, islice(frames_from(frame), 8))
+    named = (_group_given(call.f_locals) for call in calls)
+    return first(label for label in named if label is not None) or ""
+
+
+def _is_of_communication(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return is_torch(file) or _WRAPPERS in file
+
+
+def _group_given(values: Mapping[str, Any]) -> str | None:
+    """The group that a call is given, by its name or itself; None where it is given none, empty for an unknown one."""
+    by_name = {group.name: group.label for group in _groups()}
+    named = first(text for text in _texts_given(values) if text in by_name)
+    return _label_of_handle(values) if named is None else by_name[named]
+
+
+def _label_of_handle(values: Mapping[str, Any]) -> str | None:
+    """The same of a group that is given as an object; None for it stands for all ranks."""
+    handle = values.get("group", "none is given")
+    if handle is None:
+        handle = dist.group.WORLD
+    labels = {group.handle: group.label for group in _groups()}
+    return labels.get(handle, "") if isinstance(handle, dist.ProcessGroup) else None
+
+
+def _texts_given(values: Mapping[str, Any]) -> list[str]:
+    given = values.get("args")
+    known = [values.get("group_name"), *(given if isinstance(given, tuple) else ())]
+    return [one for one in known if isinstance(one, str)]
+
+
+def point_to_point(frame: FrameType | None) -> tuple[str, int] | None:
+    """(`send` or `recv`, global rank of the peer) when the thread is in that call; gloo's recorder leaves them out."""
+    calls = takewhile(lambda call: is_torch(call.f_code.co_filename), islice(frames_from(frame), 6))
+    call = first(filter(_is_point_to_point, calls))
+    if call is None:
+        return None
+    code = call.f_code
+    peer = _peer(call.f_locals, _PEERS[code])
+    return (code.co_name, peer) if peer is not None else None
+
+
+def _is_point_to_point(frame: FrameType) -> bool:
+    return frame.f_code in _PEERS
+
+
+def _peer(values: Mapping[str, Any], name: str) -> int | None:
+    """Global rank of the peer: the caller gives that, or its rank in the group."""
+    peer: int | None = values.get(name)
+    group_peer = values.get(f"group_{name}")
+    if peer is not None or group_peer is None:
+        return peer
+    group = values.get("group") or dist.group.WORLD
+    return int(dist.get_global_rank(group, group_peer))
+
+
+def wrap_calls(target: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """`target` with its calls going through `wrap`: the same object for a module, a new callable otherwise."""
+    if not isinstance(target, torch.nn.Module):
+        return wrap(target)
+    if target._compiled_call_impl is not None:
+        target._compiled_call_impl = wrap(target._compiled_call_impl)
+    else:
+        target.forward = wrap(target.forward)
+    return target
+
+
+def main_thread_frame(ident: int) -> FrameType | None:
+    """Innermost Python frame of a thread, by its ident."""
+    return sys._current_frames().get(ident)

@@ -1,0 +1,64 @@
+"""Violations found on the checked ranks -> one text, or an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpcompile.typecheck.site import Site
+from tpcompile.errors import DivergenceError
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One op that breaks the contract of its operands."""
+
+    rule: str
+    """Name of the rule, e.g. `bias-before-reduce`."""
+    op: str
+    """Op or wrapper, e.g. `aten.add` or `all_reduce`."""
+    operands: tuple[str, ...]
+    """Contract types of its tensor operands, in order."""
+    site: Site
+    why: str
+    """What goes wrong, in numbers or gradients."""
+    fix: str
+    """What to do."""
+    ranks: tuple[int, ...] = ()
+    """Checked ranks that have it."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rule}: {self.op}({', '.join(self.operands)}) on rank {', '.join(map(str, self.ranks))}\n"
+            f"  at {self.site}\n  why: {self.why}\n  do: {self.fix}"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one check saw; the first violation is the finding, later ones may be its consequences."""
+
+    tp: int
+    ranks: tuple[int, ...]
+    """Ranks whose forward was followed."""
+    num_ops: int
+    """Ops and collectives followed, over all ranks; 0 means that nothing was checked."""
+    violations: tuple[Violation, ...]
+
+    @property
+    def finding(self) -> Violation | None:
+        """The first violation in program order, None when the contract holds."""
+        return self.violations[0] if self.violations else None
+
+    def __str__(self) -> str:
+        checked = f"{self.num_ops} ops on rank {', '.join(map(str, self.ranks))} of tp={self.tp}"
+        if not self.violations:
+            return f"contract holds: {checked}"
+        first, *rest = map(str, self.violations)
+        later = "".join(f"\n\nlater, may be a consequence\n{text}" for text in rest)
+        number = f"{len(self.violations)} finding{'s' if rest else ''}"
+        return f"contract broken: {number} in {checked}\n\n{first}{later}"
+
+    def raise_on_violation(self) -> None:
+        """Raise DivergenceError with the whole text when the contract is broken."""
+        if self.violations:
+            raise DivergenceError(str(self))
