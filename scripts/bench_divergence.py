@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile import config
-from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives import all_reduce
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.nn.block import TransformerStack

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives import all_reduce
 from tpcompile.sentinel import Sentinel
 
 _SETTLE_S = 0.3

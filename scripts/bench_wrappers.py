@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
 
 WORLD = 4
 # torch 2.13 renamed the two and warns at every call of the old names.

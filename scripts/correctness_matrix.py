@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
+from tpcompile.errors import ConfigError
+from tpcompile.nn.block import TransformerStack
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.ranks.store import RankStore
-from tpcompile.collectives.strategies import Collectives, TpComm
-from tpcompile.errors import ConfigError
-from tpcompile.nn.block import TransformerStack
 from tpcompile.testing.check import DEFAULT_LIMIT, Demands, check_program
 from tpcompile.testing.draw import draw_inputs
 from tpcompile.testing.forms import FORMS, SAMPLE, SIZES, form_config, forms_of

@@ -305,12 +305,14 @@ def _break(name: str) -> None:
     setattr(tp, name, lambda x, **kwargs: right(x, **kwargs) * 1 + (1 if kwargs.get("dst") == "R" else 0))
 
 
-def fuzz(cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600) -> dict[str, Any]:
-    """Spawn the ranks, wait, and return counts by kind of rank 0 and the failures of all."""
+def fuzz(
+    cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600, start_method: str = "spawn"
+) -> dict[str, Any]:
+    """Start the ranks, wait, and return counts by kind of rank 0 and the failures of all."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (ranks, folder, cases, seed, broken)
-        context = mp.get_context("spawn")
+        context = mp.get_context(start_method)
         processes = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()

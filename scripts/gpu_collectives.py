@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
 
 Wrapper = Callable[[Tensor], Tensor]
 Reference = Callable[[Tensor], Tensor]

@@ -2,13 +2,22 @@
 # Virtual environment, install, lint, types, import rules, tests. Arguments go to pytest.
 #
 #   scripts/test.sh                                  everything
+#   scripts/test.sh --fast                           format, lint and what neither starts ranks nor compiles
 #   scripts/test.sh tests/evidence -k guards         all lint, some tests
 #   scripts/test.sh --torch 2.11 tests/evidence      tests only, with another torch in a venv of its own
+#
+# TPCOMPILE_TEST_WORKERS   processes that run tests side by side (default: one per core, 8 at most; 0: no xdist)
 set -euo pipefail
 
 # shellcheck source=scripts/venv.sh
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 cd "$ROOT"
+
+fast=
+if [ "${1:-}" = --fast ]; then
+  fast=1
+  shift
+fi
 
 if [ "${1:-}" = --torch ]; then
   version="${2:?--torch needs a version, e.g. --torch 2.11}"
@@ -20,11 +29,22 @@ else
   bin="$(dirname "$VENV_PYTHON")"
   "$bin/ruff" format --check .
   "$bin/ruff" check .
-  "$bin/mypy"
-  "$bin/lint-imports" --no-logo
+  if [ -z "$fast" ]; then
+    "$bin/mypy"
+    "$bin/lint-imports" --no-logo
+  fi
 fi
 
 "$VENV_PYTHON" -c 'import platform
 from importlib.metadata import version
 print("python", platform.python_version(), *(f"{n} {version(n)}" for n in ("torch", "triton", "pydantic", "pytest")))'
-"$VENV_PYTHON" -m pytest "$@"
+
+# Written once: the package and the tests, with their assertions rewritten, take seconds of every process otherwise.
+unset PYTHONDONTWRITEBYTECODE
+options=()
+if [ -n "$fast" ]; then options+=(-m "not ranks and not slow"); fi
+cores="$("$VENV_PYTHON" -c 'import os; print(min(len(os.sched_getaffinity(0)), 8))')"
+workers="${TPCOMPILE_TEST_WORKERS:-$cores}"
+# A file stays on one worker: its tests share what its fixtures have compiled.
+if has_modules "$VENV_PYTHON" xdist && [ "$workers" -gt 1 ]; then options+=(-n "$workers" --dist loadfile); fi
+"$VENV_PYTHON" -m pytest "${options[@]}" "$@"

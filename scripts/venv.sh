@@ -70,8 +70,8 @@ link_source() {
 
 install_packages() {
   local venv="$1" spec="$2" group="$3"
-  local python="$venv/bin/python" modules="pydantic loguru typer rich yaml jinja2"
-  if [ "$group" != run ]; then modules="$modules pytest pytest_timeout hypothesis expecttest numpy"; fi
+  local python="$venv/bin/python" modules="pydantic loguru typer rich yaml psutil"
+  if [ "$group" != run ]; then modules="$modules pytest pytest_timeout hypothesis"; fi
   # shellcheck disable=SC2086
   if [ -f "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_parent.pth" ] &&
     [ "$group" != dev ] && has_torch "$python" "$spec" && has_modules "$python" $modules; then

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,57 @@ from tpcompile.launch import count_gpus
 # Inductor compiles and loads a probe for each vector instruction set, once per cache; torch 2.11 imports torch in a new
 # process for each. Every rank with a cache of its own would wait for that. Read when Inductor is imported.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# A pool of compile workers imports torch once more for each rank, to compile a handful of small kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Ranks are forked from a server that imports torch. Where there are GPUs, what is imported counts them by CUDA unless
+# this is set, and a process that is forked after that cannot use CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Ranks and pytest workers share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run_case", "fuzz"}
+"""What starts processes that compile; `-m "not ranks"` leaves out the tests that come to one of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start ranks, by themselves or by a fixture."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        functions = [item.function]
+        for fixtures in item._fixtureinfo.name2fixturedefs.values():
+            functions += [fixture.func for fixture in fixtures]
+        if starts_ranks(functions):
+            item.add_marker("ranks")
+
+
+def starts_ranks(functions: Iterable[Any]) -> bool:
+    """Does one of these functions, or one of the tests' that it names, start ranks?"""
+    seen: set[str] = set()
+    left = list(functions)
+    while left:
+        function = inspect.unwrap(left.pop())
+        if not inspect.isfunction(function) or not function.__module__.startswith("tests."):
+            continue
+        name = f"{function.__module__}.{function.__qualname__}"
+        if name in seen:
+            continue
+        seen.add(name)
+        names = names_in(function.__code__)
+        if STARTERS & names:
+            return True
+        left += [function.__globals__[name] for name in names & function.__globals__.keys()]
+    return False
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Globals and attributes that a function uses, in its comprehensions as well."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= names_in(constant)
+    return names
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.forked import PYTHONPATH
 from tests.gate.runs import leftovers
 from tpcompile import config, launch, process_tree
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
@@ -20,7 +21,6 @@ from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 
 FAKE = Path(__file__).parent / "fake_gate.py"
-ROOT = str(FAKE.parent.parent)
 
 
 def status(rank: int, state: str, *, phase: str = "C/first", error: str = "") -> RankStatus:
@@ -34,7 +34,7 @@ def a_plan(tmp_path: Path, behaviour: str, *, torchrun: bool = False, timeout_s:
     RunDir.create(run_dir)
     args = ["--run-dir", str(run_dir)]
     command = launch.torchrun(2, FAKE, args) if torchrun else [sys.executable, str(FAKE), *args]
-    fake = {"FAKE_BEHAVIOUR": behaviour, "FAKE_WORLD": "2", "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    fake = {"FAKE_BEHAVIOUR": behaviour, "FAKE_WORLD": "2", "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     return launch.Plan(
         command=tuple(command),
         environ={**os.environ, **fake},
@@ -298,7 +298,7 @@ def test_a_timeout_kills_every_rank_and_names_their_phase(
     tmp_path: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
-    code, verdict, _ = run(a_plan(tmp_path, behaviour, timeout_s=3))
+    code, verdict, _ = run(a_plan(tmp_path, behaviour, timeout_s=12))
     assert (code, verdict.exit_code) == (124, 124)
     assert "ranks 0-1" in verdict.summary
     assert leftovers(tmp_path) == []
@@ -339,7 +339,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_running() -> None:
         "import os, sys\nfrom tpcompile.process_tree import run_tree\n"
         f"run_tree([sys.executable, '-c', {tree!r}], environ=os.environ, timeout_s=600)"
     )
-    launcher = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
+    launcher = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": PYTHONPATH})
     assert became(lambda: marker in running("sh"))
     launcher.kill()
     launcher.wait()
@@ -375,6 +375,7 @@ def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: 
         launch.plan(request)
 
 
+@pytest.mark.slow
 def test_the_launcher_knows_every_fault() -> None:
     code = "from tpcompile.faults import ALL; print(*sorted(ALL))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.evidence.digest import digest_rank
 

@@ -1,13 +1,18 @@
-"""The suite itself: no test file is left out of it, and no test waits for its ranks longer than pytest for the test."""
+"""The suite: no file is left out, tests that start ranks are marked, and none waits for ranks longer than pytest."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests import forked
+from tests import rank_jobs as ranks
+from tests.conftest import starts_ranks
 
 TESTS = Path(__file__).resolve().parent
 
@@ -15,7 +20,7 @@ TESTS = Path(__file__).resolve().parent
 def test_pytest_looks_into_every_folder_with_tests(pytestconfig: pytest.Config) -> None:
     left_out = pytestconfig.getini("norecursedirs")
     folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(TESTS).parts[:-1]}
-    assert "dist" in folders
+    assert "collectives" in folders
     assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in left_out)]
 
 
@@ -56,3 +61,26 @@ def test_a_wait_of_the_limit_or_longer_is_found_by_number_and_by_name() -> None:
     source = "LIMIT_S = 400\nrun_on_ranks(f, timeout_s=LIMIT_S)\nrun_on_ranks(f, timeout_s=300)\nrun(f, timeout_s=299)"
     assert too_long(source, 300.0) == [(2, 400), (3, 300)]
     assert too_long(f"pytestmark = pytest.mark.timeout(460)\n{source}", 300.0) == []
+
+
+@cache
+def _results() -> list[int]:
+    return [sum(ranks.run_on_ranks(len, "")) for _ in range(2)]
+
+
+def _by_a_helper() -> None:
+    assert _results()
+
+
+def _by_torchrun() -> None:
+    assert forked.torchrun(["program.py"]).returncode == 0
+
+
+def _alone() -> None:
+    assert too_long("", 300.0) == []
+
+
+def test_a_test_that_comes_to_ranks_by_any_helper_is_told_from_one_that_does_not() -> None:
+    assert starts_ranks([_by_a_helper])
+    assert starts_ranks([_alone, _by_torchrun])
+    assert not starts_ranks([_alone])

@@ -100,20 +100,30 @@ class BlockConfig(Frozen):
         divide ffn_dim. With uneven="pad" any tp up to num_kv_heads will do.
         """
         bad = self._not_divided(tp)
-        if bad:
-            good = [n for n in range(1, self.num_heads + 1) if not self._not_divided(n)]
-            numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
-            padded = self.model_copy(update={"uneven": "pad"})
-            hint = "" if padded._not_divided(tp) else ' (or set uneven="pad")'
-            raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {good}{hint}")
+        if not bad:
+            return
+        numbers = ", ".join(f"{name}={getattr(self, name)}" for name in bad)
+        padded = self.model_copy(update={"uneven": "pad"})
+        hint = "" if padded._not_divided(tp) else ' (or set uneven="pad")'
+        raise ConfigError(f"tp={tp} does not divide {numbers}; choose tp from {self._good_tp()}{hint}")
+
+    def _good_tp(self) -> list[int]:
+        sizes = range(1, self.num_heads + 1)
+        return [tp for tp in sizes if not self._not_divided(tp)]
 
     def _not_divided(self, tp: int) -> list[str]:
-        if tp > self.num_kv_heads:  # kv heads are replicated
-            bad = ["num_heads"] * bool(self.num_heads % tp) + ["num_kv_heads"] * bool(tp % self.num_kv_heads)
-        else:
-            sizes = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
-            bad = [name for name, size in sizes.items() if size % tp and self.uneven == "refuse"]
-        return bad + ["ffn_dim"] * bool(self.ffn_dim % tp and self.uneven == "refuse")
+        """Names of the sizes that cannot be spread over `tp`."""
+        is_replicated = tp > self.num_kv_heads
+        remainders = {
+            "num_heads": self.num_heads % tp,
+            "num_kv_heads": tp % self.num_kv_heads if is_replicated else self.num_kv_heads % tp,
+            "ffn_dim": self.ffn_dim % tp,
+        }
+        if self.uneven == "pad":
+            del remainders["ffn_dim"]
+            if not is_replicated:
+                return []
+        return [name for name, remainder in remainders.items() if remainder]
 
 
 class CompileConfig(Frozen):
@@ -202,10 +212,12 @@ class RunConfig(Frozen):
     def check_tp(self, tp: int) -> None:
         """Raise ConfigError when the block, or the tokens of its sequence-parallel form, cannot be spread over `tp`."""
         self.block.check_tp(tp)
+        if not self.block.sequence_parallel:
+            return
         lengths = {"block.seq_len": self.block.seq_len, "gate.resized_seq_len": self.resized_seq_len}
-        bad = {name: n for name, n in lengths.items() if self.block.sequence_parallel and n % tp}
+        bad = [f"{name}={length}" for name, length in lengths.items() if length % tp]
         if bad:
-            numbers = ", ".join(f"{name}={n}" for name, n in bad.items())
+            numbers = ", ".join(bad)
             raise ConfigError(f"tp={tp} does not divide {numbers}; sequence_parallel needs multiples of {tp}, set them")
 
 
@@ -216,7 +228,7 @@ def preset_paths() -> dict[str, Path]:
 
 
 def load(preset: str, overrides: list[str] | None = None, **fields: Any) -> RunConfig:
-    """Read a preset, apply `key=value` overrides (dotted keys, YAML values), then `fields`.
+    """Read a preset, apply `key=value` overrides (dotted keys, YAML values), then set `fields`.
 
     Raises ConfigError for an unknown preset, an unknown key or a value out of range.
     """
@@ -252,19 +264,24 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "config"
+    path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        *parents, key = (str(part) for part in first["loc"])
-        return f"unknown config key {key!r}; {'.'.join(parents) or 'the top level'} has {', '.join(_keys(parents))}"
+        *parents, key = path
+        section = ".".join(parents) or "the top level"
+        return f"unknown config key {key!r}; {section} has {', '.join(_keys(parents))}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}={first['input']!r}: {message}" if where != "block" else message
+    if path == ["block"]:  # a check over several fields names them itself
+        return message
+    return f"{'.'.join(path) or 'config'}={first['input']!r}: {message}"
 
 
 def _keys(parents: list[str]) -> list[str]:
+    """Keys of the innermost section on the path."""
     model: type[BaseModel] = RunConfig
     for parent in parents:
-        annotation = model.model_fields[parent].annotation if parent in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return sorted(model.model_fields)
-        model = annotation
+        field = model.model_fields.get(parent)
+        section = field.annotation if field else None
+        if not isinstance(section, type) or not issubclass(section, BaseModel):
+            break
+        model = section
     return sorted(model.model_fields)

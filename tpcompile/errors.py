@@ -1,11 +1,10 @@
-"""What can go wrong -> one exception class each, carrying its exit code.
+"""The exceptions that tpcompile raises, and the exit code of each.
 
     TpCompileError                    3  our own bug unless a subclass says better
     |-- DivergenceError               1  ranks disagree, or a check of the gate failed
     |-- ConfigError                   2  the user's command line, YAML or module arguments
     |   `-- DirectoryTakenError       a run directory that already holds a run
-    |-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
-    `-- NothingCompiledError          5  the run compiled nothing, so nothing was proved
+    `-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
 
 The text of an error says what is wrong, the numbers, and what to do.
 """
@@ -23,7 +22,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 4
     NOTHING_COMPILED = 5
     INCOMPLETE = 6
-    """`diagnose`: what was compiled agrees as far as the logs go, and they do not go far enough to pass."""
+    """`diagnose`: what was compiled agrees, but the logs are incomplete or the job ended badly."""
     TIMEOUT = 124
 
 
@@ -46,7 +45,7 @@ class ConfigError(TpCompileError):
 
 
 class DirectoryTakenError(ConfigError):
-    """The run directory holds a run: its old verdict would pass for the new one."""
+    """The run directory already holds a run, whose verdict could be taken for the new one."""
 
     def __init__(self, path: object) -> None:
         super().__init__(f"{path} already holds a run; choose another --run-dir or remove it")
@@ -56,9 +55,3 @@ class PreflightError(TpCompileError):
     """The machine lacks what the run needs."""
 
     exit_code = ExitCode.ENVIRONMENT
-
-
-class NothingCompiledError(TpCompileError):
-    """No graph was compiled anywhere, so nothing was proved."""
-
-    exit_code = ExitCode.NOTHING_COMPILED

@@ -1,4 +1,4 @@
-"""GateRequest -> torchrun -> exit code: preflight, one process tree, a verdict whatever happens to it."""
+"""GateRequest -> torchrun -> exit code: preflight, one process tree, and a verdict however that tree ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FAULTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateRequest:
-    """What the user asked for; None and "" are filled in by `plan`."""
+    """Options of the command line; `plan` replaces None and "" by defaults."""
 
     nproc: int | None = None
     mode: str = "C"
@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
-    """Check everything that can be known before a process starts.
+    """Check everything that can be checked before a process starts, and resolve the defaults.
 
     Raises ConfigError (preset, keys, tp) or PreflightError (GPUs, compiler, run directory).
     """
@@ -112,7 +112,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
 
 
 def run(plan: Plan, console: Console) -> int:
-    """Run the plan, print and write its reports, return the exit code of design.md; nothing is left running."""
+    """Run the plan, print and write its reports, return the exit code (`ExitCode`); no process is left running."""
     run_dir = RunDir(plan.run_dir)
     outcome = run_tree(plan.command, environ=plan.environ, timeout_s=plan.timeout_s)
     verdict = _verdict(run_dir, plan, outcome)
@@ -150,31 +150,38 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
 
 def cxx_compiler(environ: Mapping[str, str] = os.environ) -> str:
     """C++ compiler for Inductor: $CXX, else g++, c++ or clang++. Raises PreflightError when there is none."""
+    candidates, missing = ["g++", "c++", "clang++"], "no g++, c++ or clang++ on the PATH"
     named = environ.get("CXX")
-    for name in (named,) if named else ("g++", "c++", "clang++"):
+    if named:
+        candidates, missing = [named], f"CXX={named} is not on the PATH"
+    for name in candidates:
         if shutil.which(name, path=environ.get("PATH")):
             return name
-    missing = f"CXX={named} is not on the PATH" if named else "no g++, c++ or clang++ on the PATH"
     raise PreflightError(f"no C++ compiler for Inductor on CPU: {missing}; install one or set CXX")
 
 
 def verdict_without_one(
     statuses: Sequence[RankStatus], world_size: int, torchrun_exit_code: int, timed_out: bool
 ) -> Verdict:
-    """What can be said when no rank lived to write the verdict: which rank ended where, from the ranks' last words."""
+    """The verdict when no rank wrote one: which rank ended in which phase, from the ranks' status files."""
     checks = _last_words(statuses, world_size, timed_out)
     if timed_out:
         code, why = ExitCode.TIMEOUT, "no verdict yet"
     elif not statuses:
         code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
         why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
-    elif torchrun_exit_code == 0 or any(s.state == "failed" for s in statuses):
+    elif torchrun_exit_code == 0 or "failed" in {status.state for status in statuses}:
         code, why = ExitCode.BUG, "the gate ended without a verdict"
     else:
         code, why = ExitCode.FAIL, f"torchrun ended with code {torchrun_exit_code}"
-    first = next((c for c in checks if c.status == Status.FAIL), None)
-    summary = ": ".join([why, first.observed, *first.details]) if first and statuses else why
-    return Verdict(status=Status.FAIL, exit_code=code, world_size=world_size, summary=summary, checks=tuple(checks))
+    failed = _failed(checks)
+    if statuses and failed:
+        why = ": ".join([why, failed[0].observed, *failed[0].details])
+    return Verdict(status=Status.FAIL, exit_code=code, world_size=world_size, summary=why, checks=tuple(checks))
+
+
+def _failed(checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if check.status == Status.FAIL]
 
 
 def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool) -> list[Check]:
@@ -185,18 +192,21 @@ def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool
         "stopped": "got stopped by a signal in",
         "finished": "finished after",
     }
+    checks = []
+    missing = sorted(set(range(world_size)).difference(status.rank for status in statuses))
+    if missing:
+        checks.append(_ended(f"{named_ranks(missing)} never reported a phase", Status.FAIL, missing, ""))
     alike: dict[tuple[str, str, str], list[int]] = {}
     for state in verbs:
-        for s in statuses:
-            if s.state == state:
-                alike.setdefault((state, s.phase or "start", s.error), []).append(s.rank)
-    missing = sorted(set(range(world_size)) - {s.rank for s in statuses})
+        for status in statuses:
+            if status.state == state:
+                alike.setdefault((state, status.phase or "start", status.error), []).append(status.rank)
     is_caused = bool(missing) or any(state in ("failed", "running") for state, _, _ in alike)
-    checks = [_ended(f"{named_ranks(missing)} never reported a phase", Status.FAIL, missing, "")] if missing else []
     for (state, phase, error), ranks in alike.items():
-        status = Status.INFO if is_caused and state in ("stopped", "finished") else Status.FAIL
-        checks.append(_ended(f"{named_ranks(ranks)} {verbs[state]} phase {phase}", status, ranks, error))
-    return sorted(checks, key=lambda c: (c.status != Status.FAIL, not c.details))
+        is_consequence = is_caused and state in ("stopped", "finished")
+        result = Status.INFO if is_consequence else Status.FAIL
+        checks.append(_ended(f"{named_ranks(ranks)} {verbs[state]} phase {phase}", result, ranks, error))
+    return sorted(checks, key=lambda check: (check.status != Status.FAIL, not check.details))
 
 
 def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> Check:
@@ -236,13 +246,13 @@ def _read(run_dir: RunDir) -> Verdict | None:
 
 
 def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
-    """A verdict that knows only that the job was stopped, completed by the ranks that died without a word."""
-    if not any(c.id == CheckId.ALIVE and c.status == Status.FAIL for c in verdict.checks):
+    """A verdict that knows only that the job was stopped, completed by the ranks that died before they reported."""
+    if CheckId.ALIVE not in {check.id for check in _failed(verdict.checks)}:
         return verdict
-    dead = [c for c in _last_words(statuses, verdict.world_size, False) if c.status == Status.FAIL]
+    dead = _failed(_last_words(statuses, verdict.world_size, False))
     if not dead:
         return verdict
-    summary = "; ".join([*(c.observed for c in dead), verdict.summary])
+    summary = "; ".join([*(check.observed for check in dead), verdict.summary])
     update = {"exit_code": int(ExitCode.FAIL), "summary": summary, "checks": (*dead, *verdict.checks)}
     return verdict.model_copy(update=update)
 
@@ -258,7 +268,7 @@ def _unclean(verdict: Verdict, outcome: Outcome) -> Verdict:
 
 
 def _cut_short(verdict: Verdict, plan: Plan, outcome: Outcome) -> Verdict:
-    """The verdict of a run that this launcher ended: the cause goes first, and no such run is green."""
+    """The verdict of a run that this launcher ended: always failed, with the reason first."""
     if outcome.timed_out:
         code, why = int(ExitCode.TIMEOUT), f"stopped after {plan.timeout_s:g} s (--timeout-s)"
     elif outcome.signal:
@@ -275,7 +285,9 @@ def _num_cores() -> int:
 def _device(asked: str, nproc: int, num_gpus: int) -> str:
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: at least one rank is needed")
-    if asked == "cpu" or (asked == "auto" and num_gpus == 0):
+    if asked == "auto":
+        asked = "cuda" if num_gpus > 0 else "cpu"
+    if asked == "cpu":
         return "cpu"
     if num_gpus == 0:
         raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
@@ -292,27 +304,34 @@ def _check_fault(request: GateRequest, nproc: int) -> None:
 
 
 def _config(request: GateRequest, preset: str) -> config.RunConfig:
-    overrides = [*request.overrides]
-    overrides += [f"block.num_layers={request.layers}"] if request.layers is not None else []
-    overrides += [f"block.dtype={request.dtype}"] if request.dtype else []
+    overrides = list(request.overrides)
+    if request.layers is not None:
+        overrides.append(f"block.num_layers={request.layers}")
+    if request.dtype:
+        overrides.append(f"block.dtype={request.dtype}")
     modes = config.ALL_MODES if request.mode == "all" else (request.mode,)
     return config.load(preset, overrides, modes=modes, train=request.train)
 
 
 def _script_args(request: GateRequest, preset: str, device: str, run_dir: Path) -> list[str]:
     args = ["--preset", preset, "--mode", request.mode, "--run-dir", str(run_dir), "--device", device]
-    args += ["--layers", str(request.layers)] if request.layers is not None else []
-    args += ["--train"] if request.train else []
-    args += ["--dtype", request.dtype] if request.dtype else []
+    if request.layers is not None:
+        args += ["--layers", str(request.layers)]
+    if request.train:
+        args.append("--train")
+    if request.dtype:
+        args += ["--dtype", request.dtype]
     for override in request.overrides:
         args += ["--set", override]
-    args += ["--fault", request.fault] if request.fault else []
-    args += ["--fault-rank", str(request.fault_rank)] if request.fault_rank is not None else []
+    if request.fault:
+        args += ["--fault", request.fault]
+    if request.fault_rank is not None:
+        args += ["--fault-rank", str(request.fault_rank)]
     return [*args, "--quiet-report"]
 
 
 def _claim(run_dir: Path) -> None:
-    """Make the run directory; one that holds a run is refused, for its old verdict would pass for the new one."""
+    """Make the run directory. Raises DirectoryTakenError when it holds a run, whose verdict would be taken for ours."""
     if RunDir(run_dir).holds_run():
         raise DirectoryTakenError(run_dir)
     RunDir.create(run_dir)

@@ -1,4 +1,4 @@
-"""Where log lines go: `setup` for our own programs, `kept` for one run; a library adds no sink and removes none."""
+"""Sinks of the package's log lines: `setup` for our own programs, `kept` for one run; importing adds none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from loguru import logger
 
 
 def setup(*, rank: int, verbose: bool = False) -> None:
-    """Warnings of this rank go to stderr, and nowhere else (rank 0: also info when `verbose`).
+    """Send warnings of this rank to stderr, and on rank 0 with `verbose` info too; removes all other sinks.
 
-    For the command line and the scripts in repro/ only: the sinks of the program go.
+    Only for the command line and the scripts in repro/: a library must not remove the sinks of its program.
     """
     logger.enable("tpcompile")
     logger.remove()
@@ -23,7 +23,7 @@ def setup(*, rank: int, verbose: bool = False) -> None:
 
 @contextmanager
 def kept(folder: Path, *, rank: int) -> Iterator[None]:
-    """Write what this package logs to `folder/rank_N.jsonl`, too; empty unless the program enabled the package."""
+    """Also write the package's log lines to `folder/rank_N.jsonl`; empty unless the program enabled the package."""
     path = folder / f"rank_{rank}.jsonl"
     sink = logger.add(path, level="DEBUG", filter="tpcompile", serialize=True, diagnose=False)
     try:

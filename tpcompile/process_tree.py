@@ -1,4 +1,4 @@
-"""Command -> Outcome: one process tree, ended whole at timeout, SIGINT or SIGTERM, or when the launcher is killed."""
+"""Command -> Outcome: one process tree, all of it ended at timeout, SIGINT, SIGTERM, or when the launcher is killed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
 from loguru import logger
 
 GRACE_S = 15.0
@@ -40,7 +41,7 @@ class Outcome:
 def run_tree(
     command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float, grace_s: float | None = None
 ) -> Outcome:
-    """Run a command, output streamed; at timeout, SIGINT or SIGTERM end it and everything it started."""
+    """Run a command, its output streamed; end it and all processes that it started at timeout, SIGINT or SIGTERM."""
     grace_s = GRACE_S if grace_s is None else grace_s
     launch_id = uuid.uuid4().hex
     with _watched(launch_id), _signals_raised():
@@ -55,16 +56,16 @@ def run_tree(
             return Outcome(exit_code=_stop(process, stopped.signum, grace_s), signal=stopped.signum)
         finally:
             for signum in _SIGNALS:
-                signal.signal(signum, signal.SIG_IGN)  # what is left takes milliseconds and must not be cut short
+                signal.signal(signum, signal.SIG_IGN)  # the sweep takes milliseconds and must not be interrupted
             _sweep(launch_id)
 
 
 @contextmanager
 def _watched(launch_id: str) -> Iterator[None]:
-    """A process beside the tree that ends it when this one is gone, by a SIGKILL for instance."""
+    """Run a watchdog process that ends the tree when this process is gone, by a SIGKILL for instance."""
     command = [sys.executable, "-m", "tpcompile.process_tree", launch_id]
-    paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    path = os.environ.get("PYTHONPATH")
+    environ = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{path}" if path else _ROOT}
     watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, start_new_session=True)
     try:
         yield
@@ -76,7 +77,7 @@ def _watched(launch_id: str) -> Iterator[None]:
 
 
 def _watch(launch_id: str) -> None:
-    """Wait until the launcher's end of the pipe is closed, then end what it left."""
+    """Wait until the launcher's end of the pipe is closed, then end the processes that it left."""
     os.read(0, 1)
     _sweep(launch_id)
 
@@ -114,21 +115,24 @@ def _stop(process: subprocess.Popen[bytes] | None, signum: int, grace_s: float) 
 
 
 def _sweep(launch_id: str, timeout_s: float = 5.0) -> None:
-    """SIGKILL every process that still carries this launch's mark, wherever it was reparented."""
+    """SIGKILL every process of this launch, until none is left or `timeout_s` passed."""
     deadline = time.monotonic() + timeout_s
-    while (pids := _marked(f"{LAUNCH_ID}={launch_id}".encode())) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    left = _marked(launch_id)
+    while left and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(0.05)
+        left = _marked(launch_id)
 
 
-def _marked(mark: bytes) -> list[int]:
+def _marked(launch_id: str) -> list[psutil.Process]:
+    """Processes that carry the mark of this launch, also those whose parent is gone."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(LAUNCH_ID) == launch_id:
+                found.append(process)
     return found
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clean.frame import Programs, Run, sgd
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict

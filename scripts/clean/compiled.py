@@ -10,8 +10,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from clean.frame import Programs, Run, sgd
-from tpcompile.collectives.asynchronous import all_reduce_start
-from tpcompile.collectives.api import all_gather_single, all_reduce, reduce_scatter_single
+from tpcompile.collectives import all_gather_single, all_reduce, all_reduce_start, reduce_scatter_single
 
 PROGRAMS = Programs()
 _LIMIT = 3

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.collectives.api import all_reduce, copy_to_tp
+from tpcompile.collectives import all_reduce, copy_to_tp
 from tpcompile.sentinel import Sentinel
 
 WIDTHS = (16, 32, 48)

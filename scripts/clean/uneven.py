@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clean.frame import Programs, Run, sgd
-from tpcompile.collectives.api import all_reduce, all_to_all_single
+from tpcompile.collectives import all_reduce, all_to_all_single
 
 PROGRAMS = Programs()
 

@@ -18,8 +18,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tpcompile.capture import CaptureSession
-from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.evidence.records import RankRecord
+from tpcompile.ranks.mesh import mesh_roles
 
 
 class Language(nn.Module):

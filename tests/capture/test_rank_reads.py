@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.capture import tainted
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.evidence.digest import digest_rank

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.capture import CaptureSession
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, RegionCount, Status
 from tpcompile.evidence.splits import region_check
+from tpcompile.torch_api import compiler as compat
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -14,9 +14,9 @@ import torch.distributed._functional_collectives as funcol
 
 from tests.capture import programs
 from tests.evidence.samples import divergences
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
-from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives import all_reduce
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.capture import undeclared
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.evidence.records import CompileRecord, Graph, Node, UserLine
+from tpcompile.torch_api import compiler as compat
 
 LINE = UserLine(file="/app/model.py", line=7)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.report import samples
 from tpcompile import cli, launch
-from tpcompile.errors import ConfigError, DivergenceError, NothingCompiledError, PreflightError, TpCompileError
+from tpcompile.errors import ConfigError, DivergenceError, PreflightError, TpCompileError
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import replay as replay_module
@@ -76,7 +76,7 @@ def test_cuda_that_is_absent_ends_with_4(tpcompile: Run, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(DivergenceError, 1), (ConfigError, 2), (TpCompileError, 3), (PreflightError, 4), (NothingCompiledError, 5)],
+    [(DivergenceError, 1), (ConfigError, 2), (TpCompileError, 3), (PreflightError, 4)],
 )
 def test_each_error_class_ends_with_its_code(
     tpcompile: Run, monkeypatch: pytest.MonkeyPatch, error: type[TpCompileError], code: int

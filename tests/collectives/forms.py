@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
 
 ROWS, COLUMNS = 4, 4
 

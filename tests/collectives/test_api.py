@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.errors import ConfigError
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.collectives.forms import FORMS, Form, x_shape
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 
 # A form under a type it does not have: gradcheck must go red.

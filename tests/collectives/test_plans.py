@@ -14,13 +14,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.ranks import run_on_ranks
-from tpcompile.collectives import asynchronous as later
-from tpcompile.collectives import checks
-from tpcompile.dist import plans
+from tests.rank_jobs import run_on_fresh_ranks, run_on_ranks
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
+from tpcompile.collectives import checks, plans
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
+from tpcompile.ranks import per_group
 
 CALLS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "all_reduce": lambda x, g: tp.all_reduce(x, group=g),
@@ -141,19 +141,19 @@ def test_plans_die_with_their_group() -> None:
     world = dist.group.WORLD
     tp.all_reduce(torch.ones(2), group=world)
     key = id(world)
-    assert any(plan[0] == key for plan in plans._PLANS)
+    assert any(plan[0] == key for plan in per_group.KEPT)
     dist.destroy_process_group()
     del world
     gc.collect()
-    assert key not in plans._GROUPS and not any(plan[0] == key for plan in plans._PLANS)
+    assert key not in per_group._GROUPS and not any(plan[0] == key for plan in per_group.KEPT)
 
 
 def test_plans_do_not_pile_up_for_ever_new_shapes(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_MAX_PLANS", 8)
+    monkeypatch.setattr(per_group, "_MAX_KEPT", 8)
     for size in range(1, 30):
         tp.all_gather_single(torch.ones(size), dim=0, group=group)
-        assert plans.plan_of(torch.ones(size), group, "all_gather_single", "R", torch.Size([size])) == (4 * size,)
-    assert len(plans._PLANS) <= 8
+        assert plans.plan_of_shape(torch.ones(size), group, "all_gather_single", "R") == (4 * size,)
+    assert len(per_group.KEPT) <= 8
 
 
 def _values() -> dict[str, list[Tensor]]:
@@ -197,4 +197,4 @@ def test_values_by_a_plan_are_those_of_the_checked_call() -> None:
 
 def test_the_debug_wrapper_of_torch_still_compares_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    assert all("mismatch" in text.lower() for text in run_on_ranks(_mismatch))
+    assert all("mismatch" in text.lower() for text in run_on_fresh_ranks(_mismatch))

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.ranks import run_on_ranks
-from tpcompile.collectives import asynchronous as later
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
 from tpcompile.errors import ConfigError
 
 TEXTS = {

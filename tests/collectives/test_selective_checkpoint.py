@@ -14,15 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.collectives.forms import FORMS, x_shape
-from tests.ranks import run_on_ranks
-from tpcompile.config import load
-from tpcompile.torch_api import c10d as adapter
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import load
 from tpcompile.nn.block import TransformerStack
 from tpcompile.testing.check import check_program
 from tpcompile.testing.draw import draw_inputs
 from tpcompile.testing.twin import Twin
+from tpcompile.torch_api import c10d
 
 SAVES = ("c10d", "_c10d_functional", "everything")
 BLOCK = load("cpu_smoke").block
@@ -114,7 +114,7 @@ def _everything() -> dict[str, Any]:
             "under a mode, waited for outside": _started_under_a_mode(),
             "negated": _negated(),
         }
-        patch.setattr(adapter, "is_functional", adapter.is_tracing)
+        patch.setattr(c10d, "is_functional", c10d.is_tracing)
         return found | {"forms in place": _wrong_or_refused_in_place()}
 
 
@@ -127,7 +127,7 @@ def _wrong_or_refused_in_place() -> dict[str, bool]:
 
 
 def _started_under_a_mode() -> list[float]:
-    from tpcompile.dist import asynchronous as later
+    from tpcompile.collectives import asynchronous as later
 
     x = torch.full((2,), dist.get_rank() + 1.0, requires_grad=True)
     with _Ran():
@@ -165,7 +165,7 @@ def test_a_policy_that_saves_the_functional_ops_runs_each_collective_once(ranks:
 
 
 def test_a_checkpointed_block_is_its_single_device_twin(ranks: list[dict[str, Any]]) -> None:
-    assert [r["block"] for r in ranks] == [dict.fromkeys(SAVES, {})] * 2
+    assert [r["block"] for r in ranks] == [{key: {} for key in SAVES}] * 2
 
 
 def test_a_collective_started_under_a_mode_may_be_waited_for_outside(ranks: list[dict[str, Any]]) -> None:

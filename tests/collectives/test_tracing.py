@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.collectives.forms import FORMS, x_shape
 from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
-from tpcompile.collectives import asynchronous as later
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
+from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives.observer import Call, active, observing
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import TpCompileError
@@ -39,9 +39,9 @@ def _all_forms(xs: list[Tensor], group: Any, names: list[str]) -> list[Tensor]:
 
 
 def _values_and_gradients(backend: str | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """All forms in one graph; for Inductor one dim, its C++ compiler takes most of this file's time."""
+    """All forms in one graph; one dim of each is enough to run what Dynamo traced in eager, and costs least."""
     torch._dynamo.reset()
-    names = TRACED if backend == "inductor" else list(FORMS)
+    names = TRACED if backend in ("eager", "inductor") else list(FORMS)
     xs = [_input(name) for name in names]
     fn = torch.compile(_all_forms, backend=backend, fullgraph=True) if backend else _all_forms
     ys = fn(xs, dist.group.WORLD, names)

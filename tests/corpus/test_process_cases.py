@@ -21,14 +21,14 @@ def test_a_second_case_of_one_name_is_refused_wherever_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
     result = run_case(ALL["killed"], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and result.found.ranks == (0,)
 
 
 @pytest.mark.slow
-def test_a_norm_weight_with_another_bit_is_named(tmp_path: Path) -> None:
+def test_a_norm_weight_with_another_bit_is_named(tmp_path: Path, forked_ranks: None) -> None:
     result = run_case(ALL["flipped_bit"], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and "weight norm" in result.found.text

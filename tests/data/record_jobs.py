@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.data.record_traces import HERE, cleaned
-from tests.ranks import run_on_ranks
+from tpcompile.testing import run_on_ranks
 
 funcol = torch.ops._c10d_functional
 

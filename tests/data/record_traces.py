@@ -23,10 +23,10 @@ import torch
 import torch._inductor.config
 import torch.distributed as dist
 from torch import Tensor, nn
+from tpcompile.dist.collectives import all_reduce
 
-from tests.ranks import run_on_ranks
-from tpcompile.collectives.api import all_reduce
 from tpcompile.evidence.trace import CACHE_EVENTS, event
+from tpcompile.testing import run_on_ranks
 
 HERE = Path(__file__).resolve().parent
 METRICS = ("fail_type", "fail_reason")

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,8 @@ def test_the_first_verdict_wins(run: RunDir) -> None:
     assert found.summary == "first"
 
 
-def _race(path: str, rank: int, barrier: object) -> None:
-    barrier.wait()  # type: ignore[attr-defined]
+def _race(path: str, rank: int, barrier: Barrier) -> None:
+    barrier.wait()
     os._exit(int(RunDir(path).write_verdict(verdict(f"rank {rank}"))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -36,10 +36,10 @@ AT = UserLine(file="/app/model.py", line=12, function="forward", code="if dist.g
 REASON = "only rank 0 logs, outside of the graph"
 
 
-def read(**fields: object) -> RankRead:
+def read(**fields: Any) -> RankRead:
     """`dist.get_rank()` on a line every trace comes to."""
     values = {"kind": TaintKind.RANK, "text": "dist.get_rank()", "line": AT, "is_sure": True} | fields
-    return RankRead(**values)  # type: ignore[arg-type]
+    return RankRead(**values)
 
 
 def seen(*reads: RankRead, guards: Sequence[Guard] = (), factor: str = "2") -> CompileRecord:

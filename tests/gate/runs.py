@@ -1,4 +1,4 @@
-"""Arguments of the gate -> a real torchrun of it, its verdict and last lines; nothing is left running."""
+"""Arguments of the gate -> a torchrun of it, forked or real: its verdict, its last lines, what it left running."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tpcompile.evidence.records import Check, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.process_tree import run_tree
 
-ROOT = Path(__file__).resolve().parents[2]
-REPRO = ROOT / "repro" / "tp_compile_repro.py"
+REPRO = forked.ROOT / "repro" / "tp_compile_repro.py"
 MANY = Path(__file__).parent / "many.py"
 AOT = ("compile.backend=aot_eager",)
 PER_RANK = 'export PYTHONHASHSEED=$((SEED + RANK)) TORCHINDUCTOR_CACHE_DIR="$CACHES/$RANK"; exec "$0" "$@"'
@@ -39,6 +39,13 @@ class GateRun:
     verdict: Verdict | None
     stderr: str
     run_dir: Path
+    left_running: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, ended: forked.Ended, run_dir: Path) -> GateRun:
+        """A run of forked ranks."""
+        verdict = RunDir(run_dir).read_verdict()
+        return cls(ended.returncode, verdict, last_lines(ended.stderr), run_dir, ended.left_running)
 
     @property
     def judged(self) -> Verdict:
@@ -51,13 +58,18 @@ class GateRun:
         return {c.name: c for c in self.judged.checks if c.status == Status.FAIL}
 
 
-def run_gate(
-    run_dir: Path, *args: str, nproc: int = 2, device: str = "cpu", environ: Mapping[str, str] | None = None
-) -> GateRun:
-    """`torchrun repro/tp_compile_repro.py ARGS` on `nproc` ranks."""
+def run_gate(run_dir: Path, *args: str, nproc: int = 2) -> GateRun:
+    """`torchrun repro/tp_compile_repro.py ARGS` on `nproc` forked ranks on CPU."""
+    command = [str(REPRO), "--run-dir", str(run_dir), "--device", "cpu", "--quiet-report", *args]
+    return GateRun.of(forked.torchrun(command, nproc=nproc), run_dir)
+
+
+def run_fresh_gate(run_dir: Path, *args: str, nproc: int = 2, device: str = "cpu") -> GateRun:
+    """The same, started as a user does: every process a new interpreter."""
     command = [str(REPRO), "--run-dir", str(run_dir), "--device", device, "--quiet-report", *args]
-    code, stderr = torchrun(run_dir.with_suffix(".err"), command, nproc=nproc, environ=environ)
-    return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir)
+    code, stderr = torchrun(run_dir.with_suffix(".err"), command, nproc=nproc)
+    left = tuple(leftovers(run_dir))
+    return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir, left)
 
 
 def run_per_rank(run_dir: Path, *args: str, caches: Path, seed: int) -> GateRun:
@@ -70,9 +82,10 @@ def run_per_rank(run_dir: Path, *args: str, caches: Path, seed: int) -> GateRun:
 
 
 def run_many(folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2) -> dict[str, GateRun]:
-    """Every job in one torchrun; the exit code of each is that of its own run."""
+    """Every job in one torchrun of forked ranks; the exit code of each is that of its own run."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    code, stderr = torchrun(folder / "stderr", [str(MANY), str(folder)], nproc=nproc, timeout_s=500)
+    ended = forked.torchrun([MANY, folder], nproc=nproc, timeout_s=500)
+    code, stderr = ended.returncode, last_lines(ended.stderr)
     done = {name: folder / name / "process_0.json" for name in jobs}
     codes = {name: json.loads(path.read_text())["exit_code"] if path.exists() else code for name, path in done.items()}
     return {name: GateRun(codes[name], RunDir(folder / name).read_verdict(), stderr, folder / name) for name in jobs}
@@ -86,20 +99,24 @@ def torchrun(
     environ: Mapping[str, str] | None = None,
     timeout_s: float = 200,
 ) -> tuple[int, str]:
-    """Exit code and last lines of stderr of a torchrun; it is killed whole after `timeout_s`, exit code 124."""
+    """Exit code and last lines of stderr of a real torchrun; it is killed whole after `timeout_s`, exit code 124."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     to_file = ["sh", "-c", 'exec "$@" >/dev/null 2>"$0"', str(stderr)]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(environ or {})}
+    variables = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1", **(environ or {})}
     outcome = run_tree([*to_file, *launcher, *command], environ=variables, timeout_s=timeout_s, grace_s=3)
-    lines = stderr.read_text(errors="replace").splitlines() if stderr.exists() else []
-    return 124 if outcome.timed_out else outcome.exit_code, "\n".join(lines[-60:])
+    said = stderr.read_text(errors="replace") if stderr.exists() else ""
+    return 124 if outcome.timed_out else outcome.exit_code, last_lines(said)
+
+
+def last_lines(text: str) -> str:
+    """Enough of stderr to see why a run has no verdict."""
+    return "\n".join(text.splitlines()[-60:])
 
 
 def compare_offline(run_dir: Path) -> tuple[int, str]:
     """`tpcompile compare RUN` in a process that refuses to import torch: exit code and output."""
     command = [sys.executable, "-c", WITHOUT_TORCH, "compare", str(run_dir)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    environ = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "COLUMNS": "160"}
     found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     return found.returncode, found.stdout + found.stderr
 

@@ -108,6 +108,18 @@ def test_steady_recompile_with_the_same_collectives_is_left_to_the_verdict(tmp_p
     agreements[0].on_compile(a_compile("sum"))  # the other rank never comes, and nobody waits for it
 
 
+def test_steady_recompile_with_new_collectives_blames_the_rank_that_made_it(tmp_path: Path) -> None:
+    agreements = [an_agreement(client, tmp_path) for client in stores(2)]
+    on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1])
+    for agreement in agreements:
+        agreement.phase = f"C/{STEADY}"
+    again = [a_compile("sum"), a_compile("sum", "max")]
+    unchanged, changed = on_threads(lambda rank: agreements[rank].on_compile(again[rank]), [0, 1])
+    assert unchanged is None
+    assert changed.check.ranks == (1,)
+    assert "rank 1 compiled it with different collectives than before, rank 0 did not" in changed.check.observed
+
+
 def test_recompile_of_one_rank_does_not_shift_the_compiles_of_the_next_phase(tmp_path: Path) -> None:
     agreements = [an_agreement(client, tmp_path) for client in stores(2)]
     on_threads(lambda rank: agreements[rank].on_compile(a_compile("sum")), [0, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.gate.runs import REPRO, leftovers, torchrun
+from tests import forked
+from tests.gate.runs import REPRO
 from tpcompile import config, faults, gate
-from tpcompile.ranks.env import RankEnv, choose_device
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.ranks.env import RankEnv, choose_device
 
 Capture = pytest.CaptureFixture[str]
 
@@ -150,8 +150,8 @@ def test_bad_arguments_of_the_repro_are_one_line(
 
 
 def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPRO), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = [REPRO, "--run-dir", tmp_path / "run", "--device", "cpu"]
+    found = forked.run_python(command, timeout_s=120)
     assert (found.returncode, found.stdout) == (ExitCode.USAGE, "")
     assert "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE not set; start with `torchrun --standalone" in found.stderr
     assert found.stderr.count("\n") == 1
@@ -160,10 +160,10 @@ def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_refusal_on_three_real_ranks_is_one_line_and_leaves_nothing_running(tmp_path: Path) -> None:
     command = [str(REPRO), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
-    code, stderr = torchrun(tmp_path / "stderr", command, nproc=3)
-    assert code == 1  # torchrun knows no other
-    assert stderr.count("error: tp=3 does not divide") == 1
+    ended = forked.torchrun(command, nproc=3)
+    assert ended.returncode == 1  # torchrun knows no other
+    assert ended.stderr.count("error: tp=3 does not divide") == 1
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None
     assert verdict.exit_code == ExitCode.USAGE
-    assert leftovers(tmp_path) == []
+    assert ended.left_running == ()

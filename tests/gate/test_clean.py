@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.gate.runs import (
-    AOT,
-    ROOT,
-    GateRun,
-    compare_offline,
-    leftovers,
-    run_gate,
-    run_many,
-    run_per_rank,
-    torchrun,
-)
+from tests import forked
+from tests.gate.runs import AOT, GateRun, compare_offline, run_gate, run_many, run_per_rank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, Status
@@ -56,42 +47,54 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 ON_ONE_RANK = ("llama_train", "all_modes")
 CACHES = ("cold", "warm", "split")
-ONE_COMPILE = ("--set", "gate.resized_seq_len=16", "--set", "gate.steady_calls=3")
-"""The length stays: a second compile costs as much as the first, and scripts/clean_runs.py has it."""
+SAME_LENGTH = ("gate.resized_seq_len=16", "gate.steady_calls=3")
+"""A second compile, after a change of the length, costs as much as the first."""
+RESIZED = ("wan_train", "llama")
+"""Jobs whose length changes: with gradients and without, one of each style."""
 
 
 def test_the_gate_on_cpus_is_green_where_torch_sees_gpus(tmp_path: Path) -> None:
-    code, stderr = torchrun(tmp_path / "stderr", [str(ROOT / "tests/gate/beside_gpus.py"), str(tmp_path / "run")])
+    ended = forked.torchrun([forked.ROOT / "tests/gate/beside_gpus.py", tmp_path / "run"])
     verdict = RunDir(tmp_path / "run").read_verdict()
-    assert verdict is not None, stderr
-    assert (verdict.exit_code, code) == (0, 0), verdict.summary
+    assert verdict is not None, ended.stderr
+    assert (verdict.exit_code, ended.returncode) == (0, 0), verdict.summary
     assert "collectives as declared by the block" in {check.name for check in verdict.checks}
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    jobs = {
-        name: {**job, "overrides": [*AOT, *job.get("overrides", ())], "device": "cpu"} for name, job in JOBS.items()
-    }
+    jobs = {}
+    for name, job in JOBS.items():
+        length = () if name in RESIZED else SAME_LENGTH
+        jobs[name] = {**job, "overrides": [*AOT, *length, *job.get("overrides", ())], "device": "cpu"}
     return run_many(tmp_path_factory.mktemp("two"), jobs)
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    jobs = {name: {**JOBS[name], "overrides": AOT, "device": "cpu"} for name in ON_ONE_RANK}
+    jobs = {name: {**JOBS[name], "overrides": [*AOT, *SAME_LENGTH], "device": "cpu"} for name in ON_ONE_RANK}
     return run_many(tmp_path_factory.mktemp("one"), jobs, nproc=1)
 
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    """Inductor with training: empty caches, the same caches filled, one of the two emptied again."""
+    """Inductor with training: empty caches, the same caches filled, one of the two without its graphs again.
+
+    The first run starts its ranks with a hash seed each; forked ranks have a third one, that of the process they come
+    from.
+    """
     folder = tmp_path_factory.mktemp("cached")
     caches = folder / "caches"
-    found = {}
-    for number, state in enumerate(CACHES):
+    length = [argument for override in SAME_LENGTH for argument in ("--set", override)]
+    found = {"cold": run_per_rank(folder / "cold", "--train", *length, caches=caches, seed=10)}
+    for state in CACHES[1:]:
         if state == "split":
-            shutil.rmtree(caches / "1")
-        found[state] = run_per_rank(folder / state, "--train", *ONE_COMPILE, caches=caches, seed=10 * number)
+            # Its graphs only: what was compiled from C++ takes most of the time. AOTAutograd may have kept none.
+            shutil.rmtree(caches / "1" / "fxgraph")
+            shutil.rmtree(caches / "1" / "aotautograd", ignore_errors=True)
+        command = [forked.ROOT / "tests/gate/own_cache.py", caches, "--run-dir", folder / state, "--train", *length]
+        ended = forked.torchrun([*command, "--device", "cpu", "--quiet-report"])
+        found[state] = GateRun.of(ended, folder / state)
     return found
 
 
@@ -150,10 +153,11 @@ def test_compare_of_a_green_run_ends_with_0_and_needs_no_torch(two_ranks: dict[s
 
 
 def test_eight_ranks_are_green_on_the_cores_there_are(tmp_path: Path) -> None:
-    run = run_gate(tmp_path / "run", "--set", AOT[0], nproc=8)
+    settings = [argument for override in (*AOT, *SAME_LENGTH) for argument in ("--set", override)]
+    run = run_gate(tmp_path / "run", *settings, nproc=8)
     assert_green(run)
     assert run.judged.domains == {"tp": (tuple(range(8)),)}
-    assert leftovers(tmp_path) == []
+    assert run.left_running == ()
 
 
 def assert_green(run: GateRun) -> None:

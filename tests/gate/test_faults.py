@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gate.runs import AOT, GateRun, compare_offline, leftovers, run_gate, run_many
+from tests.gate.runs import AOT, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
 from tpcompile import faults
 from tpcompile.capture import CaptureSession
 from tpcompile.evidence import checks
@@ -143,7 +143,7 @@ ON_GPU = {"triton_kernel"}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    overrides = [*AOT, "gate.steady_calls=3"]
+    overrides = [*AOT, "gate.steady_calls=3", "gate.resized_seq_len=16"]  # a length that changes compiles once more
     jobs = {
         name: {"preset": "cpu_smoke", "overrides": overrides, "fault": name, "train": red.train, "device": "cpu"}
         for name, red in SHARED.items()
@@ -179,10 +179,11 @@ def test_compare_of_a_red_run_ends_with_1_and_needs_no_torch(shared: dict[str, G
 @pytest.mark.parametrize("name", ALONE)
 def test_fault_that_ends_the_process_is_named_and_leaves_nothing_running(name: str, tmp_path: Path) -> None:
     wait_s = 8 if "8 s" in ALONE[name].summary or name == "never_arrives" else 120
-    run = run_gate(tmp_path / "run", "--fault", name, "--set", AOT[0], "--set", f"gate.store_timeout_s={wait_s}")
+    start = run_fresh_gate if name == "killed" else run_gate
+    run = start(tmp_path / "run", "--fault", name, "--set", AOT[0], "--set", f"gate.store_timeout_s={wait_s}")
     assert run.exit_code == 1, run.stderr  # torchrun knows no other
     check_named(run, ALONE[name])
-    assert leftovers(tmp_path) == []
+    assert run.left_running == ()
 
 
 class FirstOfThree(nn.Module):
@@ -194,7 +195,7 @@ class FirstOfThree(nn.Module):
 
 @pytest.mark.gpu(1)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
-    run = run_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
+    run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
     found = run.failed()["undeclared custom ops and Triton kernels"]
     assert "tpcompile.faults.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
-from tpcompile.ranks.mesh import mesh_roles
-from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.records import DivergenceClass, Status, Verdict
 from tpcompile.gate import check_ranks
+from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.store import RankStore
 
 WORLD = 4
 
@@ -98,7 +98,7 @@ def _left(waits: bool) -> tuple[float, float]:
         if waits:
             leave(store, timeout_s=timeout_s)
 
-    RankStore.leave_together = late  # type: ignore[method-assign]
+    RankStore.leave_together = late  # type: ignore[method-assign]  # in a rank's process, which ends with this test
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     check_ranks(CaptureSession(), mesh=mesh, timeout_s=30, store=dist.distributed_c10d._get_default_store())
     return let_go[0], time.time()

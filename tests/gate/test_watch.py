@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.gate.threads import stores
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
 from tpcompile.gate import watch as watch_module
 from tpcompile.gate.watch import ALARM, Watch
+from tpcompile.ranks.store import RankStore
 
 # Leaving the process is replaced by leaving the thread, which pytest would tell of.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

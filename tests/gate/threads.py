@@ -36,7 +36,7 @@ def on_threads(fn: Callable[[int], Any], ranks: range | list[int]) -> list[Any]:
     def call(rank: int) -> Any:
         try:
             return fn(rank)
-        except Exception as error:
+        except Exception as error:  # the result of its rank, which the test looks at
             return error
 
     with ThreadPoolExecutor(len(ranks)) as pool:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tpcompile.config import GateConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import GateConfig
 from tpcompile.testing.draw import Values, draw_normal
 from tpcompile.testing.measure import Errors
 from tpcompile.testing.twin import Twin

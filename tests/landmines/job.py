@@ -1,4 +1,4 @@
-"""Test modules -> the results of their programs on N gloo ranks, all in one spawn.
+"""Test module -> the results of its programs on N gloo ranks, all in one start.
 
 A test module has `ON_RANKS = {world size: (program, ...)}`. A program takes the collectives of the whole world, runs a
 mistake and ours on it, and returns what both gave; the tests judge.
@@ -7,30 +7,28 @@ mistake and ours on it, and returns what both gave; the tests judge.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 
 Found = dict[str, list[Any]]
 """Name of a program -> its result on each rank."""
 
 
-def run_programs(modules: Sequence[str], world_size: int) -> Found:
-    """Run every program of the modules for this world size."""
-    ranks = run_on_ranks(_worker, list(modules), world_size, world_size=world_size, timeout_s=240)
+def run_programs(module: str, world_size: int) -> Found:
+    """Run every program of the module for this world size."""
+    ranks = run_on_ranks(_worker, module, world_size, world_size=world_size, timeout_s=240)
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
-def _worker(modules: list[str], world_size: int) -> dict[str, Any]:
+def _worker(module: str, world_size: int) -> dict[str, Any]:
     comm, found = Collectives(dist.group.WORLD), {}
-    for module in modules:
-        for program in importlib.import_module(module).ON_RANKS.get(world_size, ()):
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-            found[program.__name__] = program(comm)
+    for program in importlib.import_module(module).ON_RANKS.get(world_size, ()):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        found[program.__name__] = program(comm)
     return found

@@ -11,8 +11,13 @@ from torch import Tensor
 
 from tests.landmines.criteria import IS_OLD
 from tests.landmines.job import Found
-from tpcompile.collectives.asynchronous import all_gather_start
-from tpcompile.collectives.api import all_gather_single, all_reduce, all_to_all_single, reduce_scatter_single
+from tpcompile.collectives import (
+    all_gather_single,
+    all_gather_start,
+    all_reduce,
+    all_to_all_single,
+    reduce_scatter_single,
+)
 from tpcompile.collectives.strategies import Collectives
 
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -68,7 +73,7 @@ def _raw_gather(x: Tensor, comm: Collectives) -> str:
     ops = torch.ops._c10d_functional
     try:
         y = ops.wait_tensor(ops.all_gather_into_tensor(x, comm.size, comm.group.group_name))
-    except Exception as error:
+    except Exception as error:  # which one it is, is what the test records of torch
         return type(error).__name__
     return "right" if torch.equal(y, all_gather_single(x, dim=0, group=comm.group)) else "wrong"
 

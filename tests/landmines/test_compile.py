@@ -18,8 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from tests.graphs import GraphCapture
 from tests.landmines.criteria import IS_OLD, compiled_once, errors_of, wrong
 from tests.landmines.job import Found
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.testing.draw import draw_inputs

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tests.graphs import GraphCapture
 from tests.landmines.criteria import compiled_once, errors_of, num_collectives, skewed, wrong
 from tests.landmines.job import Found
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import ShardSpec

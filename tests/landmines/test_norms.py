@@ -15,8 +15,8 @@ from tests.landmines.criteria import errors_of, first_three, skewed, wrong
 from tests.landmines.job import Found
 from tpcompile.capture import CaptureSession
 from tpcompile.capture.undeclared import undeclared_ops
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.nn.sharding import ShardSpec, stat_dtype

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from tests.graphs import GraphCapture
 from tests.landmines.criteria import errors_of, first_three, skewed, wrong
 from tests.landmines.job import Found
-from tests.ranks import run_on_ranks
-from tpcompile.config import BlockConfig
-from tpcompile.collectives.api import all_gather_single, reduce_scatter_single
+from tests.rank_jobs import run_on_ranks
+from tpcompile.collectives import all_gather_single, reduce_scatter_single
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.attention import Attention
 from tpcompile.nn.dropout import Dropout

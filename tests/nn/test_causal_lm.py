@@ -14,9 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
-from tpcompile.config import BlockConfig
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.checkpoints import llama, qwen3

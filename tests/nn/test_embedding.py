@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
@@ -104,8 +104,10 @@ def _errors(comm: Any, vocab: int, *, tied: bool = False, sp: bool = False, back
     grads = []
     for name, parameter in module.named_parameters():
         start, count = specs_of(module)[name].packed[0].rows(rank=comm.rank, tp=comm.size)
-        assert parameter.grad is not None and not parameter.grad[count:].any(), "padding rows get no gradient"
-        grads.append(_relative(parameter.grad[:count], full[name].grad[start : start + count]))  # type: ignore[index]
+        mine, whole = parameter.grad, full[name].grad
+        assert mine is not None and whole is not None, f"{name} got no gradient"
+        assert not mine[count:].any(), "padding rows get no gradient"
+        grads.append(_relative(mine[:count], whole[start : start + count]))
     return {
         "embedding": torch.equal(x, expected_x),
         "logits": _relative(gathered, expected),

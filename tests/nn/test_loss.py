@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy

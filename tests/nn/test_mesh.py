@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from tests.graphs import GraphCapture
 from tests.nn.test_block import build, config_of
-from tests.ranks import run_on_ranks
-from tpcompile.config import BlockConfig
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of

@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tpcompile.ranks import exchange as dist_exchange
-from tpcompile.ranks.store import RankStore
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.preflight import Handshake, InputParity, check_parity
-from tpcompile.preflight import exchange
+from tpcompile.preflight import Handshake, InputParity, check_parity, exchange
+from tpcompile.ranks import exchange as dist_exchange
+from tpcompile.ranks.store import RankStore
 
 WAIT_S = 20.0
 
@@ -257,7 +256,7 @@ class Ranks:
             handshake._meeting.say("taking fingerprints of the weights")
             exchange._num_exchanges[handshake._meeting._name] += 1
             return ""
-        RankStore(store, rank=0, world_size=2).get("tpcompile/parity/seen/1", timeout_s=WAIT_S)
+        RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", timeout_s=WAIT_S)
         return handshake.check().to_json()
 
     def silent_judge(self) -> str:
@@ -270,7 +269,7 @@ class Ranks:
             exchange._num_exchanges[name] += 1
             return ""
         RankStore(store, rank=1, world_size=2).get(
-            f"tpcompile/parity/{name}/{exchange._num_exchanges[name]}/digest/0", timeout_s=WAIT_S
+            f"tpcompile/preflight/{name}/{exchange._num_exchanges[name]}/digest/0", timeout_s=WAIT_S
         )
         with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
             try:

@@ -145,7 +145,7 @@ class Wrapped(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor, context: object) -> Wrapped:
         made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner, made.context = inner, context  # type: ignore[attr-defined]
+        made.inner, made.context = inner, context  # type: ignore[attr-defined]  # a Tensor takes any attribute
         return made
 
     @classmethod

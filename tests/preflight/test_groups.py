@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight import InputParity, check_parity
 from tpcompile.preflight.exchange import RankStore

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.preflight import job
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.report.terminal import render

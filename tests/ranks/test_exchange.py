@@ -9,11 +9,11 @@ from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
 from tpcompile.evidence.records import CheckId, CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.ranks.recorded import record_side
 from tpcompile.gate.replay import gate_rules
+from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks import exchange as exchange_module
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
-from tpcompile.gate.status import StatusBoard
+from tpcompile.ranks.recorded import record_side
 
 RULES = gate_rules(config.load("cpu_smoke"))
 

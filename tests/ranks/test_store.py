@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from tests.ranks import run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.ranks.store import RankStore
 
 

@@ -39,6 +39,7 @@ def many(number: int) -> Verdict:
     return samples.failing().model_copy(update=update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("number", [1, 200])
 def test_whatever_differs_is_at_most_a_screen(number: int, width: int, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.records import Check, Status
+from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import Sentinel
 
 WAIT_S = 60.0

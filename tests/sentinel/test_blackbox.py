@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.forked import PYTHONPATH
 from tpcompile.sentinel.blackbox import forget, has_aborted, last_stack
 
 ABORTS = """
 import faulthandler, os, sys, threading
+from tests.forked import PYTHONPATH
 from tpcompile.sentinel.blackbox import BlackBox
 
 def innermost():
@@ -27,12 +31,13 @@ def left_by(program: str, tmp_path: Path) -> tuple[str, int]:
     """Black box and main thread of a process that ran this."""
     script = tmp_path / "job.py"
     script.write_text(program)
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
     ended = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=120)
     path, ident = ended.stdout.split()
     return path, int(ident)
 
 
+@pytest.mark.slow
 def test_a_crash_is_told_from_an_abort(tmp_path: Path) -> None:
     path, ident = left_by(ABORTS.replace("os.abort()", "faulthandler._sigsegv()"), tmp_path)
     assert not has_aborted(path)
@@ -40,6 +45,7 @@ def test_a_crash_is_told_from_an_abort(tmp_path: Path) -> None:
     forget(path)
 
 
+@pytest.mark.slow
 def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path: Path) -> None:
     path, ident = left_by(ABORTS, tmp_path)
     assert has_aborted(path)

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.torch_api import watching as adapter
+from tests.rank_jobs import run_on_ranks
 from tpcompile.sentinel import flight
-from tpcompile.testing.ranks import run_on_ranks
+from tpcompile.torch_api import watching
 
 
 def test_a_frame_between_two_lines_stands_at_the_first_line_of_its_function() -> None:
@@ -33,7 +33,7 @@ def reduce_twice() -> list[dict[str, Any]]:
     group = dist.new_group([0, 1], group_desc="second")
     dist.all_reduce(torch.ones(2, 3))
     dist.all_reduce(torch.ones(5), group=group)  # the line to be named
-    names = tuple(adapter.group_members())
+    names = tuple(watching.group_members())
     deadline = time.monotonic() + 20
     while not flight.recorded()[0].is_done and time.monotonic() < deadline:
         time.sleep(0.01)  # a thread of torch's says so
@@ -55,7 +55,7 @@ def blocked_rank() -> tuple[bool, str]:
 
     def look() -> None:
         for _ in range(2000):
-            frame = adapter.main_thread_frame(main)
+            frame = watching.main_thread_frame(main)
             if flight.is_blocked(frame):
                 found.append((True, flight.user_stack(frame)[-1].code))
                 break
@@ -90,7 +90,7 @@ def seen_while(call: Callable[[], Any], look: Callable[[Any], Any]) -> Any:
 
     def watch() -> None:
         while not found and not ended.wait(0.005):
-            if said := look(adapter.main_thread_frame(main)):
+            if said := look(watching.main_thread_frame(main)):
                 found.append(said)
         store.set("looked", "yes")  # what lets the others come
 
@@ -106,18 +106,18 @@ def exchanged() -> dict[str, Any]:
     """Three ranks; rank 1 waits for rank 2 in calls of a group in which that is rank 1."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     pair = dist.new_group([1, 2], group_desc="pair")
-    name = next((name for name in adapter.group_members() if name.endswith(" pair")), "")
-    x, found = torch.ones(3), {"name": name, "ranks": adapter.group_members().get(name, ())}
+    name = next((name for name in watching.group_members() if name.endswith(" pair")), "")
+    x, found = torch.ones(3), {"name": name, "ranks": watching.group_members().get(name, ())}
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
-        "recv": (lambda: dist.recv(x, src=2), lambda: dist.send(x, dst=1), adapter.point_to_point),
+        "recv": (lambda: dist.recv(x, src=2), lambda: dist.send(x, dst=1), watching.point_to_point),
         "recv of the pair": (
             lambda: dist.recv(x, group=pair, group_src=1),
             lambda: dist.send(x, group=pair, group_dst=0),
-            adapter.point_to_point,
+            watching.point_to_point,
         ),
-        "send": (lambda: dist.send(x, dst=2), lambda: dist.recv(x, src=1), adapter.point_to_point),
+        "send": (lambda: dist.send(x, dst=2), lambda: dist.recv(x, src=1), watching.point_to_point),
         "all_reduce of the pair": (
-            lambda: dist.all_reduce(x, group=pair), lambda: dist.all_reduce(x, group=pair), adapter.group_waited_in,
+            lambda: dist.all_reduce(x, group=pair), lambda: dist.all_reduce(x, group=pair), watching.group_waited_in,
         ),
     }  # fmt: skip
     for what, (ours, theirs, look) in calls.items():
@@ -127,7 +127,7 @@ def exchanged() -> dict[str, Any]:
             store.wait(["looked"])
             store.delete_key("looked")
             theirs()
-    everyone = adapter.group_waited_in
+    everyone = watching.group_waited_in
     if rank == 1:
         found["barrier"] = seen_while(dist.barrier, everyone)
     else:
@@ -160,8 +160,8 @@ def test_a_group_is_found_by_the_name_the_recorder_gives_it(exchanges: list[dict
 
 
 def test_a_thread_in_the_users_own_code_sends_nothing_and_waits_in_no_group() -> None:
-    assert adapter.point_to_point(sys._getframe()) is None
-    assert adapter.group_waited_in(sys._getframe()) == ""
+    assert watching.point_to_point(sys._getframe()) is None
+    assert watching.group_waited_in(sys._getframe()) == ""
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_functional_collective_tells_its_group_in_the_frame_that_issues_it(cal
 
     def at_each_call(frame: Any, event: str, _: Any) -> None:
         if event == "c_call":
-            told.add(adapter.group_waited_in(frame))
+            told.add(watching.group_waited_in(frame))
 
     sys.setprofile(at_each_call)
     try:
@@ -200,7 +200,7 @@ def test_a_functional_collective_tells_its_group_in_the_frame_that_issues_it(cal
     finally:
         sys.setprofile(None)
     torch.ops._c10d_functional.wait_tensor(issued)
-    assert told - {""} == {name for name in adapter.group_members() if name.endswith(" named")} != set()
+    assert told - {""} == {name for name in watching.group_members() if name.endswith(" named")} != set()
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_the_recorder_tells_the_send_or_receive_in_flight_with_the_global_rank(
     entries: list[dict[str, Any]], says: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = {"3 mesh_pp": (4, 6)}  # a group that is not ours has no ranks, and its number stays
-    monkeypatch.setattr(adapter, "recorded_collectives", lambda: {"entries": entries})
-    monkeypatch.setattr(adapter, "group_members", lambda: groups)
+    monkeypatch.setattr(watching, "recorded_collectives", lambda: {"entries": entries})
+    monkeypatch.setattr(watching, "group_members", lambda: groups)
     assert flight.point_to_point(sys._getframe()) is None  # the program goes on meanwhile
     monkeypatch.setattr(flight, "is_blocked", lambda frame: True)
     found = flight.point_to_point(sys._getframe())

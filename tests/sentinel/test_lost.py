@@ -32,6 +32,17 @@ def test_a_rank_that_aborted_where_the_others_are_brought_other_sizes() -> None:
     assert (found.cause, found.ranks, found.line) == (Cause.COLLECTIVE_SIZES, (1,), line(30))
 
 
+@pytest.mark.parametrize(
+    ("op", "cause"), [("all_to_all", Cause.COLLECTIVE_SIZES), ("all_reduce", Cause.STUCK_COLLECTIVE)]
+)
+def test_a_rank_that_aborted_where_the_others_are_through_brought_other_sizes(op: str, cause: Cause) -> None:
+    there = issued(2, op=op, at=30)
+    states = by_rank(state(0, issued(1, at=10), there, issued(3, done=False, at=10)))
+    found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (cause, (1,), line(30))
+
+
 def test_a_rank_that_died_in_everybodys_collective_because_of_a_new_one_elsewhere() -> None:
     states = by_rank(state(0, issued(1, at=30), issued(2, at=30), issued(3, done=False, at=88)))
     found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.capture.test_regions import Stack
+from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.split import parts_alone
-from tpcompile.testing.ranks import run_on_ranks
 
 STACK, BLOCK = "Stack.forward model.py:10", "Block.forward model.py:3"
 IN_MAIN = UserLine(file="train.py", line=7, function="main")

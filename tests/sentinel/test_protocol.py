@@ -169,12 +169,14 @@ def test_a_protocol_that_does_not_hear_the_counts_would_not_see_a_skipped_call(m
     assert found is not None and found.ranks == (1,)
 
 
+@pytest.mark.slow
 def test_healthy_ranks_end_in_peace_in_every_order_of_events() -> None:
     for seed in range(NUM_HISTORIES // 2):
         job = Job(healthy(random.Random(seed)), seed)
         assert job.run() is None, f"seed {seed}: {job.verdict}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", FAULTS)
 def test_a_faulty_rank_is_named_in_every_order_of_events(plant: Callable[[list[Op], random.Random], None]) -> None:
     for seed in range(NUM_HISTORIES // 2 // len(FAULTS)):

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forked import ROOT, torchrun
+
 PLANTED = {"loop": "ValueError: planted in the loop", "cleanup": "ValueError: planted in the loop",
            "compile": "ImportError: planted in the backend"}  # fmt: skip
-
-
-def torchrun(form: str, folder: Path) -> str:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(ROOT / "tests/sentinel/raised.py"), form]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", PLANTED)
 def test_the_traceback_of_the_rank_that_raised_is_printed_kept_and_the_root_cause(form: str, tmp_path: Path) -> None:
-    said = torchrun(form, tmp_path)
+    done = torchrun([ROOT / "tests/sentinel/raised.py", form], cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = done.stderr
     of_ranks, _, of_torchrun = said.partition("ChildFailedError")
     assert PLANTED[form] in of_ranks, said
     (kept,) = tmp_path.glob("runs/*-sentinel/rank_1/traceback.txt")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.capture.test_regions import Stack
+from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.split import split_alone
-from tpcompile.testing.ranks import run_on_ranks
 
 REGION = "Stack.forward model.py:3"
 LINE = UserLine(file="model.py", line=5, function="forward")

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.rank_jobs import run_on_ranks
 from tests.testing.modules import LinearPair, NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
-from tpcompile.testing import TwinReport, check_twin, run_on_ranks
+from tpcompile.testing import TwinReport, check_twin
 
 COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")
 MODES = (Collectives, InPlaceCollectives, DisabledCollectives)

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.testing.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
-from tpcompile.config import BlockConfig
-from tpcompile.ranks import groups, mesh
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec
+from tpcompile.ranks import groups, mesh
 from tpcompile.testing import TwinReport, check_twin_local
 from tpcompile.testing.draw import draw_inputs
 from tpcompile.testing.forms import form_config, forms_of
@@ -207,6 +207,7 @@ def test_local_ranks_leave_nothing_behind() -> None:
     assert type(torch.zeros(1) + 1) is Tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", forms_of("cpu"))
 def test_every_block_form_agrees_with_its_twin_on_four_local_ranks(form: str) -> None:
     config = form_config(form, "cpu")

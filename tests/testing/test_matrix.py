@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import ROOT, torchrun
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(path: Path, *options: str) -> tuple[int, dict]:
     """Exit code of torchrun and what the script wrote."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(ROOT / "scripts/correctness_matrix.py"), "--sample", "--device", "cpu", "--json", str(path)]
-    done = subprocess.run([*command, *script, *options], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    script = [ROOT / "scripts/correctness_matrix.py", "--sample", "--device", "cpu", "--json", path]
+    done = torchrun([*script, *options], cwd=ROOT, timeout_s=240)
     assert path.exists(), done.stdout + done.stderr
     return done.returncode, json.loads(path.read_text())
 

@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 
-from tpcompile.torch_api import backends as adapter
+from tpcompile.torch_api import backends
 
 
 class _Graph:
@@ -37,14 +37,14 @@ class _Graph:
 
 def test_the_swap_pass_moves_the_gather_in_front_of_the_reduce() -> None:
     traced = _Graph("all_reduce", "all_gather_into_tensor")
-    adapter.SwapCollectives()(traced.graph)
+    backends.SwapCollectives()(traced.graph)
     traced.graph.lint()
     assert traced.ops() == ["all_gather_into_tensor", "all_reduce"]
 
 
 def test_the_merge_pass_leaves_one_reduce() -> None:
     traced = _Graph("all_reduce", "all_reduce")
-    adapter.MergeReduces()(traced.graph)
+    backends.MergeReduces()(traced.graph)
     traced.graph.lint()
     assert traced.ops() == ["all_reduce"]
 
@@ -54,7 +54,7 @@ def test_aot_eager_is_a_backend_that_can_be_wrapped() -> None:
 
     def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
         called.append(len(inputs))
-        return adapter.aot_eager(module, inputs)
+        return backends.aot_eager(module, inputs)
 
     torch.compiler.reset()
     assert torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)).tolist() == [2.0, 2.0]
@@ -71,7 +71,7 @@ def test_autotuning_can_be_made_to_keep_one_kind_of_kernel(
     no_preprocessing: None, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    adapter.autotune_keeps(extern=True)
+    backends.autotune_keeps(extern=True)
     keep = select_algorithm.get_algorithm_selector_cache().preprocessing_fns[-1]
     extern = object.__new__(select_algorithm.ExternKernelCaller)
     assert keep([extern, "template"]) == [extern]
@@ -83,7 +83,7 @@ def test_the_spmd_check_of_inductor_can_be_switched_on() -> None:
     settings = inductor_config.aten_distributed_optimizations
     before = (settings.spmd_check, settings.spmd_mismatch, settings.enable_overlap_scheduling)
     try:
-        adapter.switch_on_spmd_check()
+        backends.switch_on_spmd_check()
         assert (settings.spmd_check, settings.spmd_mismatch, settings.enable_overlap_scheduling) == (
             True,
             "error",

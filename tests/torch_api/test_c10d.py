@@ -13,11 +13,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tpcompile.torch_api import c10d as adapter
-from tpcompile.ranks import groups
 from tpcompile.collectives import api as tp
-from tpcompile.ranks.mesh import neighbours
 from tpcompile.errors import ConfigError
+from tpcompile.ranks import groups
+from tpcompile.ranks.mesh import neighbours
+from tpcompile.torch_api import c10d
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def group() -> Iterator[dist.ProcessGroup]:
     ],
 )
 def test_functional_ops_have_the_signature_we_call(op: str, arguments: list[str]) -> None:
-    schema = getattr(adapter.ops, op).default._schema
+    schema = getattr(c10d.ops, op).default._schema
     assert [argument.name for argument in schema.arguments] == arguments
 
 
@@ -49,7 +49,7 @@ def test_tracing_is_seen_under_make_fx_fake_tensors_and_dynamo_and_not_in_eager(
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        seen.append(adapter.is_tracing())
+        seen.append(c10d.is_tracing())
         return x * 1
 
     x = torch.ones(2)
@@ -59,13 +59,13 @@ def test_tracing_is_seen_under_make_fx_fake_tensors_and_dynamo_and_not_in_eager(
     with FakeTensorMode():
         look(torch.ones(2))
     assert seen == [False, True, True, True]
-    compiled = torch.compile(lambda x: x * (2 if adapter.is_tracing() else 3), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda x: x * (2 if c10d.is_tracing() else 3), backend="eager", fullgraph=True)
     assert compiled(x).tolist() == [2, 2]
 
 
 def test_an_unrelated_dispatch_mode_is_not_tracing() -> None:
     with FlopCounterMode(display=False):
-        assert adapter.num_modes() > 0 and not adapter.is_tracing()
+        assert c10d.num_modes() > 0 and not c10d.is_tracing()
 
 
 def test_collectives_are_functional_ops_under_any_mode_but_one_that_only_looks(group: dist.ProcessGroup) -> None:
@@ -75,41 +75,41 @@ def test_collectives_are_functional_ops_under_any_mode_but_one_that_only_looks(g
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    seen = [adapter.is_functional()]
+    seen = [c10d.is_functional()]
     with Looks():
-        seen.append(adapter.is_functional())
+        seen.append(c10d.is_functional())
         with FlopCounterMode(display=False):
-            seen.append(adapter.is_functional())
+            seen.append(c10d.is_functional())
     with FakeTensorMode():
-        seen.append(adapter.is_functional())
+        seen.append(c10d.is_functional())
     assert seen == [False, False, True, True]
 
 
 def test_a_group_is_found_by_its_name_and_knows_its_devices(group: dist.ProcessGroup) -> None:
-    assert adapter.group_of_name(group.group_name) is group
-    assert group.group_name in adapter.known_group_names()
-    assert adapter.has_backend(group, torch.device("cpu"))
-    assert not adapter.has_backend(group, torch.device("meta"))
+    assert c10d.group_of_name(group.group_name) is group
+    assert group.group_name in c10d.known_group_names()
+    assert c10d.has_backend(group, torch.device("cpu"))
+    assert not c10d.has_backend(group, torch.device("meta"))
 
 
 def test_the_mark_of_a_rank_outside_a_group_is_recognised(group: dist.ProcessGroup) -> None:
     outside = dist.new_group([0])
-    assert adapter.is_non_member(outside) and not adapter.is_non_member(group)
+    assert c10d.is_non_member(outside) and not c10d.is_non_member(group)
     with pytest.raises(ConfigError, match="not in the group"):
         tp.all_reduce(torch.ones(2), group=outside)
 
 
 def test_direct_calls_take_the_callers_stream_and_give_owned_buffers(group: dist.ProcessGroup) -> None:
     x = torch.ones(4, 2)
-    assert not adapter._ALL_REDUCE["sum", False].asyncOp and adapter._ALL_REDUCE["sum", True].asyncOp
+    assert not c10d._ALL_REDUCE["sum", False].asyncOp and c10d._ALL_REDUCE["sum", True].asyncOp
     results = [
-        adapter.begin_all_reduce(x, "sum", group),
-        adapter.begin_all_gather(x, group),
-        adapter.begin_reduce_scatter(x, group),
-        adapter.begin_all_to_all(x, [1] * 4, [1] * 4, group),
-        adapter.begin_broadcast(x, 0, group),
+        c10d.begin_all_reduce(x, "sum", group),
+        c10d.begin_all_gather(x, group),
+        c10d.begin_reduce_scatter(x, group),
+        c10d.begin_all_to_all(x, [1] * 4, [1] * 4, group),
+        c10d.begin_broadcast(x, 0, group),
     ]
-    shapes = [tuple(adapter.end(*one).shape) for one in results]
+    shapes = [tuple(c10d.end(*one).shape) for one in results]
     assert shapes == [(4, 2), (16, 2), (1, 2), (4, 2), (4, 2)]
     assert all(raw.data_ptr() != x.data_ptr() for raw, _ in results)
 
@@ -119,8 +119,8 @@ def test_without_the_copy_of_the_result_old_dynamo_loses_the_gradient(
 ) -> None:
     gradients = []
     for exposes in (torch.__version__ < "2.13", False):
-        assert not exposes or adapter._EXPOSES_INTERMEDIATES
-        monkeypatch.setattr(adapter, "_EXPOSES_INTERMEDIATES", exposes)
+        assert not exposes or c10d._EXPOSES_INTERMEDIATES
+        monkeypatch.setattr(c10d, "_EXPOSES_INTERMEDIATES", exposes)
         torch._dynamo.reset()
         x = torch.ones(4, requires_grad=True)
         step = torch.compile(lambda x: tp.all_reduce(x * 2, group=group), backend="eager", fullgraph=True)
@@ -146,7 +146,7 @@ def test_rank_as_data_survives_inference_mode(group: dist.ProcessGroup) -> None:
 
 
 def test_a_group_gets_the_name_it_was_asked_for_and_torch_keeps_choosing_the_others(group: dist.ProcessGroup) -> None:
-    named = adapter.new_named_group([0, 1], "mine", "role")
+    named = c10d.new_named_group([0, 1], "mine", "role")
     assert (named.group_name, named.group_desc, named.size()) == ("mine", "role", 2)
     assert dist.new_group([0, 1]).group_name != "mine"
 

@@ -18,9 +18,9 @@ import torch.fx.graph as fx_graph
 from torch.distributed._functional_collectives import all_reduce as all_reduce_of_torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from tpcompile.torch_api import compiler as compat
-from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives import all_reduce
 from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.torch_api import compiler as compat
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -226,7 +226,7 @@ def test_a_users_triton_kernel_has_its_module_and_name() -> None:
     kernels = [my_kernel, triton.autotune(configs=configs, key=[])(my_kernel)]
     names = [compat.triton_kernel_name(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
     assert [name.rpartition(".")[2] for name in names] == ["my_kernel", "my_kernel"]
-    assert all("test_compat" in name for name in names)
+    assert all("test_compiler" in name for name in names)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError
-from tpcompile.torch_api import simulated as adapter
+from tpcompile.ranks import groups
+from tpcompile.torch_api import simulated
 
 CPU = torch.device("cpu")
 
@@ -23,20 +24,20 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("op", ["sum", "max", "min", "product"])
 def test_listener_hears_the_reduce_op_the_tensor_and_the_group(op: str) -> None:
     heard: list[tuple[str, str, list[int], str]] = []
-    with adapter.local_ranks(2, CPU) as group:
-        x = adapter.spread({0: torch.ones(3), 1: torch.full((3,), 2.0)})
-        with adapter.running(2), listening(heard):
+    with simulated.local_ranks(2) as group:
+        x = simulated.spread({0: torch.ones(3), 1: torch.full((3,), 2.0)})
+        with simulated.running(2), listening(heard):
             y = collectives.all_reduce(x, group=group, op=op)
         assert heard == [("all_reduce", op, [3], group.group_name)]
     expected = {"sum": 3.0, "max": 2.0, "min": 1.0, "product": 2.0}[op]
-    assert [adapter.of_rank(y, rank).tolist() for rank in (0, 1)] == [[expected] * 3] * 2
+    assert [simulated.of_rank(y, rank).tolist() for rank in (0, 1)] == [[expected] * 3] * 2
 
 
 def test_listener_hears_gathers_scatters_and_the_backward_pass() -> None:
     heard: list[tuple[str, str, list[int], str]] = []
-    with adapter.local_ranks(4, CPU) as group:
-        x = adapter.spread({rank: torch.ones(2, 3) for rank in range(4)}).requires_grad_()
-        with adapter.running(4), listening(heard):
+    with simulated.local_ranks(4) as group:
+        x = simulated.spread({rank: torch.ones(2, 3) for rank in range(4)}).requires_grad_()
+        with simulated.running(4), listening(heard):
             full = collectives.all_gather_single(x, dim=0, group=group, dst="R")
             collectives.reduce_scatter_single(full, dim=0, group=group).sum().backward()
     names = [(op, reduce_op, shape) for op, reduce_op, shape, _ in heard]
@@ -71,26 +72,27 @@ def test_listener_hears_functional_collectives_and_passes_eager_code_on_as_it_is
 
 
 def test_each_local_rank_reads_its_own_number() -> None:
-    with adapter.local_ranks(3, CPU) as group:
-        with adapter.running(3):
+    index = {rank: torch.tensor([rank]) for rank in range(3)}
+    with simulated.local_ranks(3) as group:
+        with simulated.running(3), groups.first_index(simulated.spread(index)):
             rank = collectives.rank_index(group, CPU) + 0
-        assert [adapter.of_rank(rank, r).tolist() for r in range(3)] == [[0], [1], [2]]
+        assert [simulated.of_rank(rank, r).tolist() for r in range(3)] == [[0], [1], [2]]
     assert not dist.is_initialized()
 
 
 def test_a_process_with_a_default_group_is_refused() -> None:
     with (
-        adapter.local_ranks(2, CPU),
+        simulated.local_ranks(2),
         pytest.raises(ConfigError, match="has a default group"),
-        adapter.local_ranks(2, CPU),
+        simulated.local_ranks(2),
     ):
         pass
 
 
-def listening(heard: list[tuple[str, str, list[int], str]]) -> adapter.CollectiveListener:
+def listening(heard: list[tuple[str, str, list[int], str]]) -> simulated.CollectiveListener:
     """A listener that keeps what it hears."""
 
     def keep(op: str, reduce_op: str, sent: Tensor, group: str) -> None:
         heard.append((op, reduce_op, list(sent.shape), group))
 
-    return adapter.CollectiveListener(keep)
+    return simulated.CollectiveListener(keep)

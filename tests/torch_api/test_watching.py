@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.torch_api import hooks as torch_hooks
-from tpcompile.torch_api import watching as adapter
+from tpcompile.torch_api import watching
 
 Seen = list[tuple[bool, Any]]
 
@@ -32,6 +32,12 @@ def broken(x: Tensor) -> Tensor:
     return tripled(x) + 1
 
 
+def target_of(frame: FrameType) -> Any:
+    """The compiled callable whose own frame is below `frame`; None for a frame further in."""
+    call = watching.entered(frame)
+    return None if call is None else call.target
+
+
 @pytest.fixture
 def lookups() -> Iterator[Seen]:
     """Every guard lookup: hit, and the compiled callable it was for."""
@@ -39,7 +45,7 @@ def lookups() -> Iterator[Seen]:
     seen: Seen = []
 
     def hook(hit: bool, frame: FrameType | None = None) -> bool:
-        seen.append((hit, adapter.entered_callable(frame or sys._getframe(1))))
+        seen.append((hit, target_of(frame or sys._getframe(1))))
         return hit
 
     with torch_hooks.guard_lookups(hook):
@@ -53,7 +59,7 @@ def compiles() -> Iterator[list[tuple[str, str, Any]]]:
     seen: list[tuple[str, str, Any]] = []
 
     def start(kind: str, compile_id: str) -> None:
-        seen.append(("start", kind, adapter.entered_callable(sys._getframe(1))))
+        seen.append(("start", kind, target_of(sys._getframe(1))))
 
     listener = torch_hooks.CompileListener(start, lambda kind, compile_id: seen.append(("end", kind, None)))
     listener.ensure()
@@ -101,6 +107,7 @@ def test_a_compile_is_told_with_its_callable_before_and_after(compiles: list[tup
     assert isinstance(compiles[0][2], Sine)
 
 
+@pytest.mark.slow
 def test_a_lazy_backward_compile_is_told_as_one(
     compiles: list[tuple[str, str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,13 +133,13 @@ def test_dynamo_is_seen_on_the_stack_while_it_compiles_only() -> None:
     seen: list[bool] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(adapter.is_in_dynamo(sys._getframe()))
+        seen.append(watching.is_in_dynamo(sys._getframe()))
         return graph
 
     compiled = torch.compile(lambda x: x * 5, backend=backend)
     compiled(torch.ones(3))
     assert seen == [True]
-    assert not adapter.is_in_dynamo(sys._getframe())
+    assert not watching.is_in_dynamo(sys._getframe())
 
 
 @pytest.mark.parametrize("way", ["function", "torch.compile", "module.compile", "eager module"])
@@ -152,7 +159,7 @@ def test_calls_of_every_kind_of_target_can_be_wrapped(way: str) -> None:
     )
     if way == "module.compile":
         module.compile(backend="eager")
-    wrapped = adapter.wrap_calls(target, wrap)
+    wrapped = watching.wrap_calls(target, wrap)
     assert torch.equal(wrapped(torch.ones(3)), torch.ones(3).sin())
     assert calls == [way]
     assert way == "function" or wrapped is target
@@ -175,7 +182,7 @@ def test_an_exception_that_a_compile_raised_is_of_the_compiler(program: Any, opt
     torch.compiler.reset()
     with pytest.raises(Exception) as raised:
         torch.compile(program, **options)(torch.ones(2))
-    assert adapter.is_of_compiler(raised.value)
+    assert watching.is_of_compiler(raised.value)
 
 
 def raises(x: Tensor) -> Tensor:
@@ -185,13 +192,32 @@ def raises(x: Tensor) -> Tensor:
 def test_an_exception_of_the_program_is_not_of_the_compiler() -> None:
     with pytest.raises(ValueError, match="not of the compiler") as raised:
         raises(torch.ones(2))
-    assert not adapter.is_of_compiler(raised.value)
+    assert not watching.is_of_compiler(raised.value)
 
 
-def test_one_variable_of_a_frame_is_read_also_one_of_an_enclosing_function() -> None:
-    wrapped = object()
+def test_hooks_of_a_compiled_callable_are_called_around_each_of_its_calls() -> None:
+    calls: list[Any] = []
 
-    def compile_wrapper() -> object:
-        return wrapped, adapter.variable_of(sys._getframe(), "wrapped")
+    def keep(hit: bool, frame: FrameType | None = None) -> bool:
+        call = watching.entered(frame or sys._getframe(1))
+        if call is not None:
+            calls.append((call.function, call.context))
+        return hit
 
-    assert compile_wrapper() == (wrapped, wrapped)
+    torch.compiler.reset()
+    compiled = torch.compile(tripled, backend="eager")
+    heard: list[str] = []
+
+    def begins() -> Any:
+        heard.append("begins")
+        return lambda: heard.append("ends")
+
+    with torch_hooks.guard_lookups(keep):
+        compiled(torch.ones(3))
+        compiled(torch.ones(3))
+    ((function, context),) = calls
+    assert function is tripled
+    hooks = watching.entry_hooks(context)
+    hooks.append(begins)
+    compiled(torch.ones(3))
+    assert heard == ["begins", "ends"]

@@ -16,7 +16,18 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.typecheck.programs import BIAS, COLUMN, LOCAL, PLAIN, SEQUENCE, TOKENS, VOCABULARY, WIDTH, Layout, mean_square
+from tests.typecheck.programs import (
+    BIAS,
+    COLUMN,
+    LOCAL,
+    PLAIN,
+    SEQUENCE,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    Layout,
+    mean_square,
+)
 from tpcompile.collectives import api as collectives
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.typecheck.programs import CLEAN, LOCAL, TOKENS, VOCABULARY, WIDTH, built, vocabulary_loss
 from tests.nn.test_block import CASES, config_of
-from tpcompile.typecheck import Report, check_contract
+from tests.typecheck.programs import CLEAN, LOCAL, TOKENS, VOCABULARY, WIDTH, built, vocabulary_loss
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.cache import KVCache
@@ -19,6 +18,7 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.loss import vocab_parallel_cross_entropy
 from tpcompile.testing.draw import draw_inputs
+from tpcompile.typecheck import Report, check_contract
 
 F64 = torch.float64
 ACTIVATIONS = ("x_BSD", "modulation_B6D", "context")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tpcompile.errors import ConfigError
 from tpcompile.typecheck.layout import reshaped
 from tpcompile.typecheck.spmd import SpmdType, parse_type, varying
-from tpcompile.errors import ConfigError
 
 WORLD = 3
 CASES = [

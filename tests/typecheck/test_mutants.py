@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.nn.test_block import config_of
-from tpcompile.typecheck import Report, check_contract
-from tpcompile.collectives.api import Dst
+from tpcompile.collectives import Dst
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.testing.draw import draw_inputs
+from tpcompile.typecheck import Report, check_contract
 
 OTHER: dict[str, Dst] = {"I": "R", "R": "I"}
 FORMS = [("wan", "full"), ("kv head replicated", "per_head"), ("sequence parallel", "full")]

@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.graphs import GraphCapture
+from tests.rank_jobs import run_on_ranks
 from tests.typecheck.broken import missing_copy
 from tests.typecheck.programs import MLP, PLAIN, TOKENS, WIDTH, built, mlp
-from tests.graphs import GraphCapture
-from tests.ranks import run_on_ranks
-from tpcompile.typecheck import ContractMode, check_contract, check_module, fake_ranks, parse_type
-from tpcompile.collectives.api import all_reduce
+from tpcompile.collectives import all_reduce
 from tpcompile.collectives.observer import active
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
+from tpcompile.typecheck import ContractMode, check_contract, check_module, fake_ranks, parse_type
 
 
 def _inputs() -> Tensor:
@@ -107,7 +107,7 @@ def test_the_mode_alone_follows_a_block_of_code() -> None:
 
 
 def test_a_second_observer_is_refused() -> None:
-    with fake_ranks(2) as group, ContractMode(group), pytest.raises(ConfigError, match="another observer"):
+    with fake_ranks(2) as group, ContractMode(group), pytest.raises(ConfigError, match="observer is already active"):
         ContractMode(group).__enter__()
     assert active.observer is None
 

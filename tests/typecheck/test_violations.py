@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.nn.test_block import config_of
 from tests.typecheck.broken import FAULTS, Fault, bias_before_reduce, embedding_returned_without_reduce
 from tests.typecheck.programs import MLP, TOKENS, TP, WIDTH, built, mlp
-from tests.nn.test_block import config_of
-from tpcompile.typecheck import Report, Violation, check_contract
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import DivergenceError, ExitCode
 from tpcompile.faults.collectives import DoubleCopy, DroppedResult, LocalNorm, _bias_first
 from tpcompile.faults.fault import FaultContext
 from tpcompile.nn.block import TransformerStack
+from tpcompile.typecheck import Report, Violation, check_contract
 
 
 def _checked(fault: Fault, device: str = "cpu", train: bool = True) -> Report:

@@ -1,7 +1,7 @@
 """Code objects Dynamo traced -> reads of the rank in them, with their lines.
 
-Dynamo folds `dist.get_rank()` and its kin into the graph without a guard, so nothing else tells of them. The file is
-parsed once, and only when the names a code object uses make a read possible.
+Dynamo folds `dist.get_rank()` and similar calls into the graph without a guard, so no log shows them. A file is parsed
+once, and only when a code object uses a name that such a read needs.
 """
 
 from __future__ import annotations
@@ -59,29 +59,35 @@ class _Read:
     """One read in a source file."""
 
     first_line: int
-    """First line of the function around it, as its code object has it."""
+    """First line of the function around it, `co_firstlineno` of its code object."""
+    line: int
+    """Line of the read itself."""
     read: RankRead
 
 
 def rank_reads(codes: Iterable[CodeType]) -> tuple[RankRead, ...]:
     """Reads of rank, device index, host, process id and environment in these code objects, each once, by line.
 
-    torch, the standard library and code without source are left out; so is what cannot run under the compiler.
+    Reads in torch, in the standard library, in code without source and in branches that Dynamo never traces are left
+    out.
     """
     found: dict[RankRead, None] = {}
     for code in dict.fromkeys(codes):
-        if _NAMES.isdisjoint(code.co_names) or _is_foreign(code.co_filename):
-            continue
-        lines = {line for _, _, line in code.co_lines() if line is not None}
-        for item in _reads_of_file(code.co_filename):
-            line = item.read.line
-            if item.first_line == code.co_firstlineno and line is not None and line.line in lines:
-                found[_with_value(item.read)] = None
+        has_name = not _NAMES.isdisjoint(code.co_names)
+        if has_name and not _is_foreign(code.co_filename):
+            found |= dict.fromkeys(_reads_of_code(code))
     return tuple(found)
 
 
+def _reads_of_code(code: CodeType) -> Iterator[RankRead]:
+    lines = {line for _, _, line in code.co_lines()}
+    for item in _reads_of_file(code.co_filename):
+        if item.first_line == code.co_firstlineno and item.line in lines:
+            yield _with_value(item.read)
+
+
 def _with_value(read: RankRead) -> RankRead:
-    """The read with what it gives on this rank now; values of variables with a secret's name are hashed."""
+    """The read with its value on this rank; values of variables with a secret's name are hashed."""
     if read.variable:
         return read.model_copy(update={"value": _environment_value(read.variable)})
     if read.kind == TaintKind.HOSTNAME:
@@ -100,7 +106,7 @@ def _environment_value(name: str) -> str:
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
-    """True for torch, our own wrappers and the standard library: nobody can fix their program there."""
+    """True for torch, our own wrappers and the standard library: a user cannot fix a read there."""
     path = os.path.realpath(file)
     in_stdlib = path.startswith(_STDLIB) and "site-packages" not in path and "dist-packages" not in path
     return in_stdlib or is_library(UserLine(file=file, line=0))
@@ -111,7 +117,7 @@ def _reads_of_file(file: str) -> tuple[_Read, ...]:
     lines = linecache.getlines(file)
     try:
         tree = ast.parse("".join(lines))
-    except SyntaxError:  # a notebook cell with magics: its functions cannot be looked at
+    except SyntaxError:  # a notebook cell with magics cannot be parsed
         return ()
     return tuple(_File(file, lines, _imports(tree)).reads(tree))
 
@@ -121,23 +127,42 @@ def _imports(tree: ast.AST) -> dict[str, str]:
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                whole = alias.name if alias.asname else alias.name.partition(".")[0]
-                names[alias.asname or whole] = whole
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= _of_import(node)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= _of_import_from(node)
+    return names
+
+
+def _of_import_from(node: ast.ImportFrom) -> dict[str, str]:
+    """`from a.b import c as d` gives d -> a.b.c."""
+    names: dict[str, str] = {}
+    for alias in node.names:
+        name = alias.asname or alias.name
+        names[name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _of_import(node: ast.Import) -> dict[str, str]:
+    """`import a.b as c` gives c -> a.b, and `import a.b` gives a -> a."""
+    names: dict[str, str] = {}
+    for alias in node.names:
+        if alias.asname:
+            names[alias.asname] = alias.name
+        else:
+            package = alias.name.partition(".")[0]
+            names[package] = package
     return names
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where in a file the walk is."""
+    """The function that the walk is in, and whether every trace of it gets here."""
 
     function: str = ""
     first_line: int = 0
     parameters: frozenset[str] = frozenset()
     is_sure: bool = True
-    """Every trace of the function comes here."""
+    """False in a branch, in a loop, and after a conditional return."""
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -153,13 +178,19 @@ class _File:
         yield from self.block(tree.body, _Scope())
 
     def block(self, statements: list[ast.stmt], scope: _Scope) -> Iterator[_Read]:
-        """Statements in order; behind a conditional way out nothing is sure any more."""
+        """Statements in order; after a conditional return, raise, break or continue no read is sure."""
         for statement in statements:
             yield from self.node(statement, scope)
-            if isinstance(statement, ast.If) and self.truth(statement.test, scope) is True and _ends(statement.body):
+            if self.always_leaves(statement, scope):
                 return
-            if scope.is_sure and _may_leave(statement):
+            if _may_leave(statement):
                 scope = replace(scope, is_sure=False)
+
+    def always_leaves(self, statement: ast.stmt, scope: _Scope) -> bool:
+        """True for `if torch.compiler.is_compiling(): return ...`: Dynamo traces no statement after it."""
+        if not isinstance(statement, ast.If):
+            return False
+        return self.truth(statement.test, scope) is True and _ends(statement.body)
 
     def node(self, node: ast.AST, scope: _Scope) -> Iterator[_Read]:
         match node:
@@ -181,31 +212,38 @@ class _File:
 
     def children(self, node: ast.AST, scope: _Scope) -> Iterator[_Read]:
         for name, value in ast.iter_fields(node):
-            if name in ("body", "orelse", "finalbody") and isinstance(value, list):
-                yield from self.block(value, scope)
-            elif isinstance(value, list):
-                yield from (r for item in value if isinstance(item, ast.AST) for r in self.node(item, scope))
-            elif isinstance(value, ast.AST):
-                yield from self.node(value, scope)
+            if name in ("body", "orelse", "finalbody"):
+                yield from self.part(value, scope)
+                continue
+            for item in _nodes(value):
+                yield from self.node(item, scope)
+
+    def part(self, part: list[ast.stmt] | ast.AST, scope: _Scope) -> Iterator[_Read]:
+        """A body: statements, or the one expression of a lambda or a conditional expression."""
+        yield from self.block(part, scope) if isinstance(part, list) else self.node(part, scope)
 
     def function(self, node: _Function, scope: _Scope) -> Iterator[_Read]:
-        """A function is a scope of its own; its decorators and defaults belong to the one around it."""
-        decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-        for outside in (*decorators, *node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
-            yield from self.node(outside, scope)
-        name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
-        first = min([node.lineno, *(d.lineno for d in decorators)])
-        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-        inner = _Scope(name, first, frozenset(a.arg for a in given if a is not None))
-        yield from self.node(node.body, inner) if isinstance(node, ast.Lambda) else self.block(node.body, inner)
+        """A function has a scope of its own; its decorators and defaults are evaluated in the scope around it."""
+        name, decorators = "<lambda>", []
+        if not isinstance(node, ast.Lambda):
+            name, decorators = node.name, node.decorator_list
+        given = node.args
+        for outside in (*decorators, *given.defaults, *given.kw_defaults):
+            if outside is not None:  # a keyword-only parameter without a default has None
+                yield from self.node(outside, scope)
+        first_line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+        parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        names = frozenset(parameter.arg for parameter in parameters if parameter is not None)
+        yield from self.part(node.body, _Scope(name, first_line, names))
 
     def branches(self, node: ast.If | ast.IfExp, scope: _Scope) -> Iterator[_Read]:
         truth = self.truth(node.test, scope)
         yield from self.node(node.test, scope)
-        for branch, taken in ((node.body, truth is not False), (node.orelse, truth is not True)):
-            inner = scope if truth is not None else replace(scope, is_sure=False)
-            if taken:
-                yield from self.block(branch, inner) if isinstance(branch, list) else self.node(branch, inner)
+        inner = replace(scope, is_sure=False) if truth is None else scope
+        if truth is not False:
+            yield from self.part(node.body, inner)
+        if truth is not True:
+            yield from self.part(node.orelse, inner)
 
     def operands(self, node: ast.BoolOp, scope: _Scope) -> Iterator[_Read]:
         """`a and b`: b is read only when a is true, and never when a is known to be false."""
@@ -215,17 +253,18 @@ class _File:
             truth = self.truth(value, scope)
             if truth is stops:
                 return
-            scope = scope if truth is not None else replace(scope, is_sure=False)
+            if truth is None:
+                scope = replace(scope, is_sure=False)
 
     def truth(self, test: ast.expr, scope: _Scope) -> bool | None:
-        """What a test is worth while Dynamo traces, None when only the program knows."""
+        """Value of a test while Dynamo traces; None when it is not known before the program runs."""
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 inner = self.truth(operand, scope)
                 return None if inner is None else not inner
             case ast.BoolOp(op=op, values=values):
-                truths, stops = [self.truth(value, scope) for value in values], isinstance(op, ast.Or)
-                return stops if stops in truths else None if None in truths else not stops
+                truths = [self.truth(value, scope) for value in values]
+                return _joined(truths, is_or=isinstance(op, ast.Or))
             case ast.Call(func=func):
                 return True if self.name(func, scope) in _COMPILING else None
         return None
@@ -247,27 +286,39 @@ class _File:
         name = self.name(func, scope)
         if name in _FUNCTIONS:
             kind = _FUNCTIONS[name]
-            # get_rank(group) is the place in that group
-            in_group = kind == TaintKind.RANK and bool(node.args or node.keywords)
-            return self.found(node, scope, TaintKind.GROUP_RANK if in_group else kind)
-        if name in _ENVIRONMENT_CALLS and node.args and isinstance(node.args[0], ast.Constant):
-            return self.found(node, scope, TaintKind.ENVIRONMENT, variable=str(node.args[0].value))
-        if not isinstance(func, ast.Attribute) or func.attr not in _METHODS or (func.attr == "rank" and node.args):
+            has_group = bool(node.args or node.keywords)
+            if has_group and kind == TaintKind.RANK:
+                kind = TaintKind.GROUP_RANK
+            return self.found(node, scope, kind)
+        if name in _ENVIRONMENT_CALLS:
+            return self.environment_call(node, scope)
+        if isinstance(func, ast.Attribute) and func.attr in _METHODS:
+            return self.method(node, func, scope)
+        return None
+
+    def environment_call(self, node: ast.Call, scope: _Scope) -> _Read | None:
+        if not node.args or not isinstance(node.args[0], ast.Constant):
+            return None
+        return self.found(node, scope, TaintKind.ENVIRONMENT, variable=str(node.args[0].value))
+
+    def method(self, node: ast.Call, func: ast.Attribute, scope: _Scope) -> _Read | None:
+        if func.attr == "rank" and node.args:
             return None
         receiver = ast.unparse(func.value)
         if receiver in ("self", "super()"):
-            return None  # the user's own method: it is traced too, and what it reads is found there
+            return None  # the user's own method is traced too: a read is found in its code
         is_world = self.name(func.value, scope) in _WORLD
         return self.found(node, scope, _METHODS[func.attr], receiver="" if is_world else receiver)
 
     def name(self, node: ast.expr, scope: _Scope) -> str:
-        """Whole name of what an expression refers to, by the imports of the file; empty for anything else."""
-        if isinstance(node, ast.Attribute):
-            base = self.name(node.value, scope)
-            return f"{base}.{node.attr}" if base else ""
-        if isinstance(node, ast.Name) and node.id not in scope.parameters:
-            return self.imports.get(node.id, "")
-        return ""
+        """Qualified name of an imported object that an expression refers to; empty for anything else."""
+        if isinstance(node, ast.Name):
+            is_parameter = node.id in scope.parameters
+            return "" if is_parameter else self.imports.get(node.id, "")
+        if not isinstance(node, ast.Attribute):
+            return ""
+        base = self.name(node.value, scope)
+        return f"{base}.{node.attr}" if base else ""
 
     def found(self, node: ast.expr, scope: _Scope, kind: TaintKind, *, receiver: str = "", variable: str = "") -> _Read:
         code = self.lines[node.lineno - 1].strip() if node.lineno <= len(self.lines) else ""
@@ -275,7 +326,20 @@ class _File:
         read = RankRead(
             kind=kind, text=ast.unparse(node), line=line, is_sure=scope.is_sure, receiver=receiver, variable=variable
         )
-        return _Read(scope.first_line, read)
+        return _Read(scope.first_line, node.lineno, read)
+
+
+def _nodes(value: object) -> list[ast.AST]:
+    """The nodes in a field of a node: one, a list, or none in a field of plain values."""
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, ast.AST)]
+
+
+def _joined(truths: list[bool | None], *, is_or: bool) -> bool | None:
+    """Value of `or` or `and` over known and unknown values."""
+    if is_or in truths:
+        return is_or
+    return None if None in truths else not is_or
 
 
 def _ends(statements: list[ast.stmt]) -> bool:

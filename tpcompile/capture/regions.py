@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.records import RegionCount, UserLine
+from tpcompile.torch_api import compiler as compat
 
 
 @dataclass
@@ -18,7 +18,7 @@ class _Count:
 
     target: UserLine
     token: object = None
-    """The call that entered a region last."""
+    """Identity of the latest call that entered a region."""
     calls: int = 0
     entered: int = 0
     in_call: int = 0
@@ -27,13 +27,13 @@ class _Count:
 
 
 class RegionCounter:
-    """Counts regions entered, hit by hit and compile by compile; a few microseconds each."""
+    """Counts compiled regions entered, at each guard hit and each compile; a few microseconds each."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, CodeType | None], _Count] = {}
 
     def entered(self, frame: FrameType | None, *, phase: str) -> None:
-        """A compiled region is entered below `frame`."""
+        """Count a compiled region that is entered below `frame`."""
         call = compat.compiled_call(frame)
         if call is None:
             return

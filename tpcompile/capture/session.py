@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from typing import Any
 
 import torch
 
-from tpcompile.torch_api import compiler as compat, hooks as torch_hooks
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.evidence import trace
 from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord, RegionCount
+from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import hooks as torch_hooks
 
 OnCompile = Callable[[CompileRecord], None]
 
@@ -32,18 +34,18 @@ class _Phase:
 class CaptureSession:
     """Listens to every compile of this process while it is active.
 
-    Use as a context manager; mark parts of the run with `phase`. No cache is touched: the structured
-    trace carries AOT graphs and generated code on a cache hit as well as on a miss.
+    Use as a context manager; mark parts of the run with `phase`. Caches stay on: the structured trace has AOT graphs
+    and generated code on a cache hit as well as on a miss.
 
         with CaptureSession() as session:
             with session.phase("train step"):
                 compiled(x)
         record = session.record(rank=rank, world_size=world_size)
 
-    `groups` maps process-group names to roles (`mesh_roles(mesh)`), so that ranks of other groups can be compared.
-    `step`, when somebody sets it, is the step of the run that compiles from then on belong to.
+    `groups` maps process-group names to roles (`mesh_roles(mesh)`), so that groups compare by role and not by name.
+    `step`, when set, is the step of the run that later compiles belong to.
     `on_compile` gets the record of each compile of a frame after it ends and before its code runs.
-    `count_regions` counts the compiled regions that each call enters: a few microseconds per region entered.
+    `count_regions` counts the compiled regions that each call enters, a few microseconds per region.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class CaptureSession:
         self.before_event: Callable[[Mapping[str, Any]], None] | None = None
         """Called with the raw metadata of every event, on the compiling thread, before `step` is stamped on it."""
         self.after_event: Callable[[Mapping[str, Any]], None] | None = None
-        """The same, when the event is in the record."""
+        """The same, after the event was recorded."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._regions = RegionCounter() if count_regions else None
         self._with_graph: set[str] = set()
@@ -75,7 +77,7 @@ class CaptureSession:
         self._strings: dict[int, str] = {}
 
     def __enter__(self) -> CaptureSession:
-        # Now and on this thread: torch keeps its settings in context variables, another thread sees the defaults.
+        # Read now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
         self._environment = compat.environment()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stack.enter_context(compat.users_lines())
@@ -91,7 +93,7 @@ class CaptureSession:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Everything compiled inside belongs to `name`; Dynamo's counters are taken over it. Phases may repeat."""
+        """Compiles inside belong to phase `name`, and Dynamo's counters are summed over it. A phase may repeat."""
         outer, self._current = self._current, name
         self._phases.setdefault(name, _Phase(name))
         before = compat.dynamo_counters()
@@ -105,7 +107,7 @@ class CaptureSession:
             self._current = outer
 
     def reset_compiler(self) -> None:
-        """`torch.compiler.reset()`, which also drops compile callbacks, and listen again."""
+        """Call `torch.compiler.reset()` and register the compile callbacks again, which it drops."""
         self._callbacks.close()
         torch.compiler.reset()
         self._callbacks.enter_context(torch_hooks.compile_callbacks(self._started, self._ended))
@@ -117,18 +119,23 @@ class CaptureSession:
     def compiles(self) -> tuple[CompileRecord, ...]:
         """All compiles seen so far, in order of their first event."""
         self._snapshot()
-        with self._lock:
-            events = list(self._events)
+        events = self._events_so_far()
         return trace.compile_records(events, roles=self._roles, strings=self._strings)
 
     def compile(self, compile_id: str) -> CompileRecord:
-        """The newest compile of that id; an empty one when nothing was logged for it."""
+        """The newest compile with this id; an empty record when nothing was logged for it."""
         wanted = compile_id.strip("[]")
         self._snapshot()
-        with self._lock:
-            events = [e for e in self._events if e.name == "str" or e.compile_id == wanted]
+        events = []
+        for event in self._events_so_far():
+            if event.compile_id == wanted or event.name == "str":  # strings are shared by all compiles
+                events.append(event)
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
         return found[-1] if found else CompileRecord(compile_id=wanted)
+
+    def _events_so_far(self) -> list[trace.TraceEvent]:
+        with self._lock:
+            return list(self._events)
 
     def record(
         self,
@@ -140,7 +147,7 @@ class CaptureSession:
         tp_aware: Iterable[str] = (),
         facts: dict[str, Any] | None = None,
     ) -> RankRecord:
-        """Everything this rank knows. `coordinate` is its place in the symmetry domain, by default its rank."""
+        """The record of this rank. `coordinate` is its place in the symmetry domain, by default its rank."""
         compiles = self.compiles()
         return RankRecord(
             rank=rank,
@@ -164,19 +171,20 @@ class CaptureSession:
 
     def counters(self, compiles: tuple[CompileRecord, ...]) -> tuple[PhaseCounters, ...]:
         """Dynamo's counters per phase, with the recompiles found in the trace."""
+        recompiles = Counter(compile_.phase for compile_ in compiles if not compile_.compile_id.endswith("/0"))
         return tuple(
             PhaseCounters(
                 phase=name,
                 calls=phase.calls,
-                recompiles=sum(c.phase == name and not c.compile_id.endswith("/0") for c in compiles),
+                recompiles=recompiles[name],
                 **self._counters.get(name, {}),
             )
             for name, phase in self._phases.items()
         )
 
     def _snapshot(self) -> None:
-        # Groups may be gone, and the string table longer, by the time somebody asks for the record.
-        # A group keeps the role that it had when it was first seen: those before it may go.
+        # Taken again at every use: groups can be destroyed, and the string table grows, before the record is made.
+        # A group keeps the role that it had when it was first seen; an earlier group may be destroyed meanwhile.
         self._roles = {**compat.group_roles(), **self._roles, **self._given_roles}
         self._strings = compat.interned_strings()
 
@@ -185,15 +193,18 @@ class CaptureSession:
             self.before_event(metadata)
         found = trace.event(metadata, payload, phase=self._current, step=self.step)
         if found is not None:
-            with self._lock:
-                self._events.append(found)
-                if found.name == "dynamo_output_graph" and found.compile_id is not None:
-                    self._with_graph.add(found.compile_id)
-                if found.name in trace.TRACED:
-                    reads = rank_reads(compat.traced_code())
-                    self._events.append(trace.rank_reads_event(found, reads))
+            self._keep(found)
         if self.after_event is not None:
             self.after_event(metadata)
+
+    def _keep(self, event: trace.TraceEvent) -> None:
+        with self._lock:
+            self._events.append(event)
+            if event.name == "dynamo_output_graph" and event.compile_id is not None:
+                self._with_graph.add(event.compile_id)
+            if event.name in trace.TRACED:
+                reads = rank_reads(compat.traced_code())
+                self._events.append(trace.rank_reads_event(event, reads))
 
     def _started(self, compile_id: str) -> None:
         if self._on_start:
@@ -207,17 +218,16 @@ class CaptureSession:
     def _ended(self, compile_id: str) -> None:
         if self._regions is not None and compile_id in self._with_graph:
             self._regions.entered(sys._getframe(), phase=self._current)
-        if self._on_compile is None:
-            return
-        found = self.compile(compile_id)
-        if found:
-            self._on_compile(found)
+        if self._on_compile is not None:
+            self._on_compile(self.compile(compile_id))
 
 
 def _places() -> dict[str, int]:
-    """Local rank and device index of this process, where it has them."""
+    """Local rank and device index of this process, as far as they are set."""
+    places: dict[str, int] = {}
     local_rank = os.environ.get("LOCAL_RANK", "")
-    places = {"local rank": int(local_rank)} if local_rank.isdigit() else {}
+    if local_rank.isdigit():
+        places["local rank"] = int(local_rank)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         places["device index"] = torch.cuda.current_device()
     return places

@@ -1,7 +1,7 @@
-"""Compiled graphs -> custom ops and user Triton kernels that nobody declared TP-aware.
+"""Compiled graphs -> custom ops and user Triton kernels that are not declared TP-aware.
 
-Default deny: a fused kernel that sees one shard computes a local mean where a global one was meant, and no digest
-can notice, because it is wrong in the same way on every rank.
+Denied by default: a fused kernel that sees one shard computes a local mean where a global one was meant, and digests
+cannot show it, because the result is wrong in the same way on every rank.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.collectives import blamed_line
-from tpcompile.evidence.records import CompileRecord, Item, Node, value_item
+from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, value_item
+from tpcompile.torch_api import compiler as compat
 
 TORCH_NAMESPACES = frozenset({
     "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
@@ -30,22 +30,31 @@ def undeclared_ops(compiles: Iterable[CompileRecord], *, declared: Iterable[str]
     found: dict[str, Item] = {}
     for compile_ in compiles:
         for graph in compile_.graphs:
-            nodes = list(graph.nodes)
-            for index, node in enumerate(nodes):
-                name = foreign_name(node)
-                if name and name not in allowed and name.rpartition(".")[2] not in allowed:
-                    found.setdefault(
-                        name, value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
-                    )
-    return tuple(found[name] for name in sorted(found))
+            found = _foreign_items(graph) | found  # the first use of a name stays
+    undeclared = [name for name in sorted(found) if allowed.isdisjoint({name, name.rpartition(".")[2]})]
+    return tuple(found[name] for name in undeclared)
+
+
+def _foreign_items(graph: Graph) -> dict[str, Item]:
+    """Name of each custom op or user Triton kernel in the graph -> its first use."""
+    found: dict[str, Item] = {}
+    nodes = list(graph.nodes)
+    for index, node in enumerate(nodes):
+        name = foreign_name(node)
+        if name and name not in found:
+            found[name] = value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
+    return found
 
 
 def foreign_name(node: Node) -> str:
     """Name of a custom op or user Triton kernel, empty for torch's own nodes."""
     match = _OP.match(node.target)
-    if node.op != "call" or not match:
+    if node.op != "call" or match is None:
         return ""
     if _TRITON.search(node.target):
         index = dict(node.kwargs).get("kernel_idx", "")
         return compat.triton_kernel_name(int(index)) if index.isdigit() else "triton kernel"
-    return "" if match[1] in TORCH_NAMESPACES else f"{match[1]}::{match[2]}"
+    namespace, op = match.groups()
+    if namespace in TORCH_NAMESPACES:
+        return ""
+    return f"{namespace}::{op}"

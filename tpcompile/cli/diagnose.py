@@ -1,4 +1,4 @@
-"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job -> what differs between its ranks, and why."""
+"""`tpcompile diagnose DIR`: TORCH_TRACE files of any job -> what differs between its ranks, and the cause."""
 
 from __future__ import annotations
 

@@ -11,17 +11,18 @@
     tokens <-> heads, experts                 all-to-all       all-to-all       all_to_all_single
     what one rank knows                       broadcast        kept on src      broadcast
 
-`dst` is the type of the result: I, replicated with a replicated gradient (the ranks next repeat the same work);
-R, replicated with a partial gradient (they do different work, so gradients must be summed).
+`dst` is the type of the result. I: replicated, with a replicated gradient (every rank repeats the work that follows).
+R: replicated, with a partial gradient (the ranks do different work with it, so the gradients must be summed).
 
 A group is a ProcessGroup, its name, a 1-D DeviceMesh, or (mesh, dim). A group of None or of size 1 returns the input
-itself. Every function raises ConfigError before any rank communicates: for what is not one dense tensor, a dtype or
-device the group cannot carry, and a group this rank is not in. Gradients are first-order only: differentiating one
-again raises TpCompileError. What all ranks must state alike (shapes, dtypes, sizes, op, src) is not compared.
+itself. Every function raises ConfigError before any rank communicates: when the input is not one dense tensor, when the
+group cannot carry its dtype or device, and when this rank is not in the group. Gradients are first-order only:
+differentiating one again raises TpCompileError. That shapes, dtypes, sizes, op and src are equal on all ranks is the
+caller's responsibility and is not checked.
 
 To add a collective: an `issue_*` function (traced and eager), an autograd.Function over it, a public function that
-validates. `asynchronous.py` has the start/wait pairs, `adapter.py` all private torch API, `plans.py` the way past the
-checks for eager calls equal to a checked one.
+validates. `asynchronous.py` has the start/wait pairs, `tpcompile.torch_api.c10d` all private torch
+API, and `plans.py` lets an eager call equal to one that passed the checks skip them.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tpcompile.torch_api import c10d as adapter
 from tpcompile.collectives import autograd, checks, issue
-from tpcompile.ranks.groups import GroupLike, rank_index, rank_index_of
 from tpcompile.collectives.observer import Call, active
-from tpcompile.dist.plans import keep_plan, plan_of
+from tpcompile.collectives.plans import keep_plan, plan_of, plan_of_shape
 from tpcompile.errors import ConfigError
+from tpcompile.ranks.groups import GroupLike, rank_index, rank_index_of
+from tpcompile.torch_api import c10d
 
 Dst = Literal["I", "R"]
 __all__ = [
@@ -55,25 +56,28 @@ __all__ = [
 
 
 def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") -> Tensor:
-    """Reduce `x` over the group; same shape, contiguous, `x` is left as it was.
+    """Reduce `x` over the group; same shape, contiguous, `x` is not modified.
 
     op: sum; avg, the sum divided by the group size, floats only; max, min; product, which has no gradient.
     dst="I": identity backward (row-linear output). dst="R": all-reduce backward (sum of squares of a distributed
     norm). avg divides the gradient by the group size; max and min pass it to the ranks that hold the extremum, split
-    evenly among ties, as torch.amax does, which costs an all-reduce in the backward.
+    evenly among ties as torch.amax does, which costs an all-reduce in the backward.
 
-    Raises ConfigError for an unknown `dst` or `op`, a dtype `op` does not reduce, and product under grad.
+    Raises ConfigError for an unknown `dst` or `op`, a dtype that `op` does not reduce, and product when a gradient is
+    needed.
     """
-    if not adapter.is_compiling() and (options := plan_of(x, group, "all_reduce", dst, op)) is not None:
-        return adapter.all_reduce_now(x, options, group)
+    if not c10d.is_compiling():
+        options = plan_of(x, group, "all_reduce", dst, op)
+        if options is not None:
+            return c10d.all_reduce_now(x, options, group)
     checks.check_type("all_reduce", "dst", dst)
     found = checks.checked("all_reduce", x, group, checks.reducible(op))
     if op == "product" and _needs_grad(x):
         raise ConfigError("all_reduce: op='product' has no gradient here; detach the input, or sum logarithms")
     if found is None:
         return x
-    if op != "avg" and not adapter.is_tracing():
-        keep_plan(x, group, adapter.all_reduce_options(op), "all_reduce", dst, op)
+    if op != "avg" and not c10d.is_tracing():
+        keep_plan(x, group, c10d.all_reduce_options(op), "all_reduce", dst, op)
     if _is_observed():
         return _observe(Call("all_reduce", found, dst=dst, op=op), _all_reduce, x, found, dst, op)
     return _all_reduce(x, found, dst, op)
@@ -99,24 +103,26 @@ def all_gather_single(
     """Concatenate every rank's `x` along `dim`: size n becomes n * group size. All ranks must pass equal shapes.
 
     dst="R": reduce-scatter backward. dst="I": backward keeps this rank's shard of the gradient.
-    sizes: uneven shards, the size of `dim` on every rank of the group; they travel padded to the largest. Shapes, and
-    with them the graphs, then differ between ranks by nature.
+    sizes: uneven shards, the size of `dim` on every rank of the group; shards are sent padded to the largest. Shapes,
+    and therefore graphs, then differ between ranks.
 
-    Raises ConfigError for an unknown `dst`, a `dim` that `x` lacks, and sizes that do not fit this rank's.
+    Raises ConfigError for an unknown `dst`, a `dim` out of range, and sizes that do not match this rank's.
     """
-    if not adapter.is_compiling() and sizes is None and dim == 0 and type(x) is Tensor and not x.is_neg():
-        shape = plan_of(x, group, "all_gather_single", dst, x.shape)
+    is_plannable = dim == 0 and sizes is None and not c10d.is_compiling()
+    if is_plannable:
+        shape = plan_of_shape(x, group, "all_gather_single", dst)
         if shape is not None:
-            return adapter.received(*adapter.send_all_gather(x.contiguous(), shape, group))
+            raw, work = c10d.send_all_gather(x.contiguous(), shape, group)
+            return c10d.received(raw, work)
     checks.check_type("all_gather_single", "dst", dst)
     found = checks.checked("all_gather_single", x, group)
     dim = checks.checked_dim("all_gather_single", x, dim)
-    stated = checks.checked_sizes("all_gather_single", "sizes", sizes, 1 if found is None else found.size())
-    checks.check_own_size("all_gather_single", x, dim, stated, 0 if found is None else found.rank())
+    stated = checks.checked_sizes("all_gather_single", "sizes", sizes, checks.world_size(found))
+    checks.check_own_size("all_gather_single", x, dim, stated, found)
     if found is None:
         return x
-    if dim == 0 and sizes is None and not adapter.is_tracing():
-        keep_plan(x, group, adapter.gathered_shape(x, found), "all_gather_single", dst, x.shape)
+    if is_plannable:
+        keep_plan(x, group, c10d.gathered_shape(x, found), "all_gather_single", x.shape, dst)
     stated = _uneven(stated)
     if _is_observed():
         call = Call("all_gather_single", found, dst=dst, dim=dim)
@@ -127,24 +133,26 @@ def all_gather_single(
 def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Sequence[int] | None = None) -> Tensor:
     """Sum `x` over the group and keep this rank's part of `dim`: size n becomes n / group size; all-gather backward.
 
-    sizes: uneven parts, the size of `dim` every rank of the group keeps; see `all_gather_single`.
-    Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, and sizes that do not
-    add up to it.
+    sizes: uneven parts, the size of `dim` that each rank of the group keeps; see `all_gather_single`.
+    Raises ConfigError for a `dim` out of range, a size that the group size does not divide, and sizes that do not add
+    up to it.
     """
-    if not adapter.is_compiling() and sizes is None and dim == 0 and type(x) is Tensor and not x.is_neg():
-        shape = plan_of(x, group, "reduce_scatter_single", x.shape)
+    is_plannable = dim == 0 and sizes is None and not c10d.is_compiling()
+    if is_plannable:
+        shape = plan_of_shape(x, group, "reduce_scatter_single")
         if shape is not None:
-            return adapter.received(*adapter.send_reduce_scatter(x.contiguous(), shape, group))
+            raw, work = c10d.send_reduce_scatter(x.contiguous(), shape, group)
+            return c10d.received(raw, work)
     found = checks.checked("reduce_scatter_single", x, group, checks.reducible("sum"))
     dim = checks.checked_dim("reduce_scatter_single", x, dim)
-    world = 1 if found is None else found.size()
+    world = checks.world_size(found)
     stated = checks.checked_sizes("reduce_scatter_single", "sizes", sizes, world, total=x.shape[dim])
     if stated is None:
         checks.check_divides("reduce_scatter_single", x, dim, world)
     if found is None:
         return x
-    if dim == 0 and sizes is None and not adapter.is_tracing():
-        keep_plan(x, group, adapter.scattered_shape(x, found), "reduce_scatter_single", x.shape)
+    if is_plannable:
+        keep_plan(x, group, c10d.scattered_shape(x, found), "reduce_scatter_single", x.shape)
     stated = _uneven(stated)
     if _is_observed():
         call = Call("reduce_scatter_single", found, op="sum", dim=dim)
@@ -160,25 +168,26 @@ def all_to_all_single(
     input_splits: Sequence[int] | None = None,
     output_splits: Sequence[int] | None = None,
 ) -> Tensor:
-    """Send part r of `dim` to rank r of the group, concatenate along `dim` what the ranks send; backward sends back.
+    """Send part r of `dim` to rank r of the group and concatenate the received parts along `dim`.
 
-    Without splits all parts are equal and the shape stays. Uneven: `input_splits[r]` of `dim` go to rank r,
-    `output_splits[r]` come from it; rank a's output_splits[b] must equal rank b's input_splits[a]. Shapes, and with
-    them the graphs, then may differ between ranks by nature.
+    Without splits all parts are equal and the shape is kept. Uneven: `input_splits[r]` of `dim` go to rank r,
+    `output_splits[r]` come from it; rank a's output_splits[b] must equal rank b's input_splits[a]. Shapes, and
+    therefore graphs, may then differ between ranks. Backward is the all-to-all with the splits exchanged.
 
-    Raises ConfigError for a `dim` that `x` lacks, a size that the group size does not divide, one kind of splits
-    without the other, and input splits that do not add up to the size.
+    Raises ConfigError for a `dim` out of range, a size that the group size does not divide, input splits without output
+    splits or the reverse, and input splits that do not add up to the size.
     """
-    is_equal = input_splits is None and output_splits is None and dim == 0 and type(x) is Tensor
-    if is_equal and not adapter.is_compiling() and not x.is_neg() and plan_of(x, group, "all_to_all_single", x.shape):
-        return adapter.received(*adapter.send_all_to_all(x.contiguous(), group))
+    is_equal = input_splits is None and output_splits is None
+    is_plannable = dim == 0 and is_equal and not c10d.is_compiling()
+    if is_plannable and plan_of_shape(x, group, "all_to_all_single"):
+        raw, work = c10d.send_all_to_all(x.contiguous(), group)
+        return c10d.received(raw, work)
     found = checks.checked("all_to_all_single", x, group)
     dim = checks.checked_dim("all_to_all_single", x, dim)
-    world = 1 if found is None else found.size()
-    send, receive = _checked_splits(x, dim, world, input_splits, output_splits)
+    send, receive = _checked_splits(x, dim, checks.world_size(found), input_splits, output_splits)
     if found is None:
         return x
-    if is_equal and not adapter.is_tracing():
+    if is_plannable:
         keep_plan(x, group, True, "all_to_all_single", x.shape)
     if _is_observed():
         call = Call("all_to_all_single", found, dim=dim)
@@ -187,35 +196,37 @@ def all_to_all_single(
 
 
 def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tensor:
-    """`x` of the rank at place `src` of the group, on every rank; `x` of the others gives shape and dtype only.
+    """`x` of the group's rank `src`, on every rank; on the other ranks `x` gives shape and dtype only.
 
     dst="I": backward keeps the gradient on src. dst="R": backward sums the gradients over the group and keeps the sum
     on src. The other ranks get zeros. Raises ConfigError for an unknown `dst` and a `src` outside the group.
     """
-    if not adapter.is_compiling() and (options := plan_of(x, group, "broadcast", dst, src)) is not None:
-        return adapter.broadcast_now(x, options, group)
+    if not c10d.is_compiling():
+        options = plan_of(x, group, "broadcast", dst, src)
+        if options is not None:
+            return c10d.broadcast_now(x, options, group)
     checks.check_type("broadcast", "dst", dst)
     found = checks.checked("broadcast", x, group)
-    checks.checked_src("broadcast", src, 1 if found is None else found.size())
+    checks.checked_src("broadcast", src, checks.world_size(found))
     if found is None:
         return x
-    if not adapter.is_tracing():
-        keep_plan(x, group, adapter.broadcast_options(src), "broadcast", dst, src)
+    if not c10d.is_tracing():
+        keep_plan(x, group, c10d.broadcast_options(src), "broadcast", dst, src)
     if _is_observed():
         return _observe(Call("broadcast", found, dst=dst), _broadcast, x, src, found, dst)
     return _broadcast(x, src, found, dst)
 
 
 def scatter_single(x: Tensor, *, dim: int, group: GroupLike, src: Dst = "I") -> Tensor:
-    """Keep this rank's part of a replicated `x` along `dim`, without communication; a copy.
+    """Copy this rank's part of a replicated `x` along `dim`, without communication.
 
-    src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): zeros around the own part, so that
-    the sum over ranks is the gradient. Raises ConfigError as reduce_scatter_single.
+    src="I" (replicated gradient): all-gather backward. src="R" (partial gradient): backward puts zeros around this
+    rank's part, so that the sum over ranks is the gradient. Raises ConfigError as reduce_scatter_single does.
     """
     checks.check_type("scatter_single", "src", src)
     found = checks.checked("scatter_single", x, group)
     dim = checks.checked_dim("scatter_single", x, dim)
-    checks.check_divides("scatter_single", x, dim, 1 if found is None else found.size())
+    checks.check_divides("scatter_single", x, dim, checks.world_size(found))
     if found is None:
         return x
     if _is_observed():
@@ -229,17 +240,19 @@ def _needs_grad(x: Tensor) -> bool:
 
 def _is_observed() -> bool:
     # is_compiling() first: Dynamo folds it, so neither graphs nor guards mention the observer.
-    return not adapter.is_compiling() and active.observer is not None and not adapter.is_mode_tracing()
+    return not c10d.is_compiling() and active.observer is not None and not c10d.is_mode_tracing()
 
 
 def _observe(call: Call, run: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
-    # Arguments, not a closure: a function whose locals are captured pays for the cells at every call.
+    # The callers pass arguments, not a closure: a function whose locals are captured allocates cells at every call.
     assert active.observer is not None
     return active.observer.observe(call, x, lambda: run(x, *args))
 
 
 def _uneven(sizes: issue.Sizes) -> issue.Sizes:
-    return None if sizes is None or len(set(sizes)) == 1 else sizes
+    if sizes is None or len(set(sizes)) == 1:
+        return None
+    return sizes
 
 
 def _checked_splits(x: Tensor, dim: int, world: int, send: Any, receive: Any) -> tuple[Any, Any]:

@@ -22,15 +22,18 @@ from tpcompile.errors import TpCompileError
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a backward be recorded, and refuse to differentiate it: its collectives have no second-order contract."""
+    """Allow create_graph=True, and raise when the gradient is differentiated: a second order is not defined."""
 
     def once(ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return backward(ctx, *grads)
         with torch.no_grad():
             found, *rest = backward(ctx, *grads)
-        grad = next((g for g in grads if g is not None and g.requires_grad), None)
-        return (found if grad is None else _Refuse.apply(grad, found), *rest)
+        for grad in grads:
+            if grad is not None and grad.requires_grad:
+                found = _Refuse.apply(grad, found)
+                break
+        return found, *rest
 
     return once
 
@@ -67,7 +70,7 @@ class AllReduce(torch.autograd.Function):
 
 
 class AllReduceExtremum(torch.autograd.Function):
-    """Maximum or minimum; the gradient goes to the ranks that hold it, split evenly among ties, as in torch.amax."""
+    """Maximum or minimum; its gradient goes to the ranks that hold it, split evenly among ties as torch.amax."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, dst: str, op: str) -> Tensor:
@@ -146,7 +149,7 @@ class ReduceScatter(torch.autograd.Function):
 
 
 class AllToAll(torch.autograd.Function):
-    """All-to-all; backward the all-to-all that sends everything back."""
+    """All-to-all; backward is the all-to-all with input and output splits exchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, receive: Any, send: Any, group: Any) -> Tensor:
@@ -162,7 +165,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class Broadcast(torch.autograd.Function):
-    """Broadcast; backward keeps the gradient (I) or the sum of gradients (R) on the source, zeros elsewhere."""
+    """Broadcast; backward keeps the gradient (I) or the sum of gradients (R) on the source rank, zeros elsewhere."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, src: int, group: Any, dst: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Arguments of a collective -> ConfigError with the numbers, before any rank communicates.
 
-Each rank checks what it holds. That all ranks pass equal shapes, dtypes and statements is the caller's part: to check
-it would need a collective.
+Each rank checks its own arguments. Equal shapes, dtypes and options on all ranks are the caller's responsibility: a
+check would need a collective.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.ranks.groups import GroupLike, check_device, resolve_group
 from tpcompile.errors import ConfigError
+from tpcompile.ranks.groups import GroupLike, check_device, resolve_group
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 COMPLEX = frozenset({torch.complex64, torch.complex128})
@@ -31,7 +31,7 @@ _REDUCIBLE = {
 
 
 def checked(name: str, x: Any, group: GroupLike, dtypes: frozenset[torch.dtype] = MOVABLE) -> dist.ProcessGroup | None:
-    """The resolved group, None where there is nothing to do: no group, or one of size 1."""
+    """The resolved group, or None when there is nothing to communicate: no group, or one of size 1."""
     if type(x) is not Tensor:
         _check_tensor(name, x)
     if x.layout is not torch.strided:
@@ -43,6 +43,11 @@ def checked(name: str, x: Any, group: GroupLike, dtypes: frozenset[torch.dtype] 
         return None
     check_device(name, x, found)
     return found
+
+
+def world_size(group: dist.ProcessGroup | None) -> int:
+    """Size of a group that `checked` returned."""
+    return 1 if group is None else group.size()
 
 
 def reducible(op: str) -> frozenset[torch.dtype]:
@@ -61,7 +66,7 @@ def check_type(name: str, what: str, value: str) -> None:
 
 
 def checked_dim(name: str, x: Tensor, dim: int) -> int:
-    """`dim` counted from the front; raises ConfigError when `x` lacks it."""
+    """`dim` counted from the front; raises ConfigError when it is out of range."""
     if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
         raise ConfigError(f"{name}: dim={dim} is out of range for a tensor with {x.dim()} dims")
     return dim % x.dim()
@@ -80,10 +85,10 @@ def check_divides(name: str, x: Tensor, dim: int, world: int) -> None:
 def checked_sizes(
     name: str, what: str, sizes: Sequence[int] | None, world: int, *, total: int | None = None
 ) -> tuple[int, ...] | None:
-    """Stated sizes, one per rank of the group and adding up to `total`; None where none are stated."""
+    """The sizes as a tuple, or None. Raises ConfigError unless there is one per rank and they add up to `total`."""
     if sizes is None:
         return None
-    if not isinstance(sizes, (list, tuple)) or any(not isinstance(size, int) or size < 0 for size in sizes):
+    if not _are_sizes(sizes):
         raise ConfigError(f"{name}: {what}={sizes!r} must be a list of sizes, one per rank, none negative")
     if len(sizes) != world:
         raise ConfigError(f"{name}: {what} has {len(sizes)} entries for a group of {world} ranks")
@@ -92,9 +97,20 @@ def checked_sizes(
     return tuple(sizes)
 
 
-def check_own_size(name: str, x: Tensor, dim: int, sizes: tuple[int, ...] | None, rank: int) -> None:
-    """Raise ConfigError when this rank's size of `dim` is not the one stated for it."""
-    if sizes is not None and x.shape[dim] != sizes[rank]:  # rank-dependent: uneven shards are
+def _are_sizes(sizes: Any) -> bool:
+    if not isinstance(sizes, (list, tuple)):
+        return False
+    return all(isinstance(size, int) and size >= 0 for size in sizes)
+
+
+def check_own_size(
+    name: str, x: Tensor, dim: int, sizes: tuple[int, ...] | None, group: dist.ProcessGroup | None
+) -> None:
+    """Raise ConfigError when this rank's size of `dim` is not the one that `sizes` has for it."""
+    if sizes is None:
+        return
+    rank = 0 if group is None else group.rank()
+    if x.shape[dim] != sizes[rank]:  # rank-dependent: uneven shards are
         raise ConfigError(
             f"{name}: size {x.shape[dim]} of dim {dim}, but sizes={list(sizes)} says {sizes[rank]} for place {rank} "
             "of the group"
@@ -102,7 +118,7 @@ def check_own_size(name: str, x: Tensor, dim: int, sizes: tuple[int, ...] | None
 
 
 def checked_src(name: str, src: int, world: int) -> int:
-    """A place in the group; raises ConfigError when the group has no such place."""
+    """`src` itself; raises ConfigError when it is not a rank of the group."""
     if not isinstance(src, int) or not 0 <= src < world:
         raise ConfigError(f"{name}: src={src!r} is no place in a group of {world} ranks; choose 0 to {world - 1}")
     return src

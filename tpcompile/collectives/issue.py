@@ -1,7 +1,7 @@
 """Tensor + ProcessGroup -> tensor after one collective; no gradient, no validation, traced or eager.
 
-Sizes are per rank of the group along `dim`; None means equal. The ops stack on dim 0 whatever the layout, so another
-dim costs one copy, and uneven sizes travel padded to the largest.
+Sizes are per rank of the group along `dim`; None means equal. The ops concatenate on dim 0, so any other dim costs one
+copy, and uneven sizes are sent padded to the largest.
 """
 
 from __future__ import annotations
@@ -12,53 +12,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.torch_api import c10d as adapter
+from tpcompile.torch_api import c10d
 
 Sizes = tuple[int, ...] | None
 
 
 def issue_all_reduce(x: Tensor, op: str, group: Any) -> Tensor:
-    """Reduce over the group; `avg` is a sum and a division, gloo has no other."""
+    """Reduce over the group; `avg` is a sum and a division, since gloo has no average."""
+    if op == "avg":
+        return issue_all_reduce(x, "sum", group) / group.size()
     if x.is_complex():
         return torch.view_as_complex(issue_all_reduce(_as_real(x), op, group))
-    raw, work = adapter.begin_all_reduce(x, "sum" if op == "avg" else op, group)
-    y = adapter.end(raw, work)
-    return y / group.size() if op == "avg" else y
+    raw, work = c10d.begin_all_reduce(x, op, group)
+    return c10d.end(raw, work)
 
 
 def issue_all_gather(x: Tensor, dim: int, group: Any, sizes: Sizes = None) -> Tensor:
     """Concatenate every rank's `x` along `dim`."""
     wire = to_wire(x if sizes is None else padded(x, dim, max(sizes)))
-    raw = adapter.end(*adapter.begin_all_gather(wire, group))
+    raw = c10d.end(*c10d.begin_all_gather(wire, group))
     return joined(from_wire(raw, x), dim, group.size(), sizes)
 
 
 def issue_reduce_scatter(x: Tensor, dim: int, group: Any, sizes: Sizes = None) -> Tensor:
     """Sum over the group and keep this rank's part of `dim`."""
     wire = to_wire(stacked(x, dim, group.size(), sizes))
-    raw = from_wire(adapter.end(*adapter.begin_reduce_scatter(wire, group)), x)
+    raw = from_wire(c10d.end(*c10d.begin_reduce_scatter(wire, group)), x)
     return raw if sizes is None else raw.narrow(dim, 0, sizes[group.rank()])  # rank-dependent: uneven shards are
 
 
 def issue_all_to_all(x: Tensor, dim: int, receive: Sequence[int], send: Sequence[int], group: Any) -> Tensor:
     """Part r of `dim` goes to rank r; the parts received are concatenated along `dim`."""
     wire = to_wire(x.movedim(dim, 0) if dim else x)
-    raw = adapter.end(*adapter.begin_all_to_all(wire, list(receive), list(send), group))
+    raw = c10d.end(*c10d.begin_all_to_all(wire, list(receive), list(send), group))
     return from_wire(raw, x).movedim(0, dim) if dim else from_wire(raw, x)
 
 
 def issue_broadcast(x: Tensor, src: int, group: Any) -> Tensor:
-    """`x` of the rank at place `src` of the group."""
+    """`x` of the group's rank `src`."""
     if x.is_complex():
         return torch.view_as_complex(issue_broadcast(_as_real(x), src, group))
-    return adapter.end(*adapter.begin_broadcast(x, src, group))
+    return c10d.end(*c10d.begin_broadcast(x, src, group))
 
 
 def own_shard(x: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
     """Part `own` of `world` equal parts of `dim`, a copy.
 
-    narrow(dim, rank * n, n) would bake the rank into the graph; selecting by a tensor is equal on all ranks, copies
-    bits and talks to nobody.
+    narrow(dim, rank * n, n) would bake the rank into the graph; index_select with a tensor gives equal graphs on all
+    ranks, without communication.
     """
     return _parted(x, dim, world).index_select(dim, own).squeeze(dim)
 
@@ -85,17 +86,20 @@ def joined(x: Tensor, dim: int, world: int, sizes: Sizes = None) -> Tensor:
 
 
 def padded(x: Tensor, dim: int, size: int) -> Tensor:
-    """Zeros behind `x` up to `size` of `dim`."""
+    """`x` with zeros appended up to `size` of `dim`."""
     missing = size - x.shape[dim]
-    return torch.cat((x, x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))), dim) if missing else x
+    if not missing:
+        return x
+    zeros = x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))
+    return torch.cat((x, zeros), dim)
 
 
 def to_wire(x: Tensor) -> Tensor:
-    """Contiguous and real: c10d reads memory as it lies, and ignores a lazy conjugate or negation."""
+    """Contiguous and real: c10d reads the raw memory, and ignores a lazy conjugate or negation."""
     if x.is_complex():
-        x = _as_real(x)
-    elif not adapter.is_tracing() and x.is_neg():
-        x = x.resolve_neg()
+        return _as_real(x).contiguous()
+    if not c10d.is_tracing() and x.is_neg():
+        return x.resolve_neg().contiguous()
     return x.contiguous()
 
 

@@ -1,6 +1,6 @@
-"""Eager wrapper call -> whoever watches it: the contract type check, the collective counter of `tpcompile.testing`.
+"""Eager wrapper call -> the active observer: the SPMD type check, or the collective counter of `tpcompile.testing`.
 
-Nobody watches in production: the eager path then pays one comparison, and compiled graphs never see the observer.
+Without an observer, as in production, the eager path pays one comparison. Compiled graphs never contain the observer.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ active = _Active()
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let `observer` see eager wrapper calls of this process; raises ConfigError when another one already does."""
+    """Let `observer` see eager wrapper calls of this process; raises ConfigError when an observer is already active."""
     if active.observer is not None:
-        raise ConfigError("another observer watches the collectives already; end it first")
+        raise ConfigError("a collective observer is already active; exit it first")
     active.observer = observer
     try:
         yield

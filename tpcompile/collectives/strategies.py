@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.collectives import api as collectives
-from tpcompile.torch_api.c10d import REDUCE_OPS
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.issue import joined, stacked
 from tpcompile.ranks.mesh import neighbours
+from tpcompile.torch_api.c10d import REDUCE_OPS
 
 
 class TpComm(Protocol):

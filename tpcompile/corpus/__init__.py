@@ -11,7 +11,5 @@ sweep.py     many cases -> results
 matrix.py    results -> the detection matrix
 columns.py   the same case without the sentinel: what tlparse, DETAIL and spmd_check say
 
-adapter.py   all private torch API of the programs
-
-Only context.py, adapter.py and programs/ import torch.
+Only context.py and programs/ import torch; its private names that they need are in tpcompile.torch_api.backends.
 """

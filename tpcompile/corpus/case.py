@@ -27,7 +27,7 @@ class Case(Frozen):
     marker: str = ""
     """Comment at the end of the line that must be blamed; empty where no line exists."""
     step: int = 0
-    """Step at which the fault strikes."""
+    """Step at which the fault acts."""
     num_steps: int = 5
     world_size: int = 2
     mesh: tuple[tuple[str, int], ...] = ()
@@ -37,9 +37,9 @@ class Case(Frozen):
     options: dict[str, Any] = {}
     """Options of `Sentinel`."""
     on_gpus: bool = True
-    """False for what goes wrong in gloo and not in NCCL: it runs on CPUs also where there are GPUs."""
+    """False for a fault of gloo that NCCL does not have: the case then runs on CPUs also on a machine with GPUs."""
     threads: tuple[str, ...]
-    """Public threads it stands for, each with the symptom in a few words."""
+    """Public issues that it stands for, each with the symptom in a few words."""
     limit_s: float = 120.0
     """Seconds after which the case is a hang."""
 

@@ -1,4 +1,4 @@
-"""The same case without the sentinel, for real: what tlparse, DETAIL and spmd_check say of it; torch-free."""
+"""A case run without the sentinel -> what tlparse, TORCH_DISTRIBUTED_DEBUG=DETAIL and spmd_check report; torch-free."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ LIMIT_S = 40.0
 
 
 class Said(StrEnum):
-    """What another tool says of a case."""
+    """What a different tool reports on a case."""
 
     NAMED = "named"
-    """The op, the guard or the line in which the ranks differ."""
+    """It names the op, guard or line in which the ranks differ."""
     DETECTED = "detected"
-    """That ranks differ, not in what."""
+    """It reports that ranks differ, not in what."""
     SILENT = "silent"
     HANG = "hang"
-    """It said nothing, and the job did not end."""
+    """It reported nothing, and the job did not end."""
     NOT_HERE = "not here"
-    """The tool is not installed, or this torch does not have it."""
+    """The tool is not installed, or this version of torch lacks it."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One tool: is it there, how to switch it on, and how to read what it left."""
+    """One tool: whether it is installed, how to enable it, and how to read its output."""
 
     is_here: Callable[[], bool]
     environ: Callable[[Path], Mapping[str, str]]
@@ -55,7 +55,7 @@ def say(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> s
 
 
 def text_of(said: Said, *, timed_out: bool) -> str:
-    """The cell of the matrix: a tool that spoke and let the job hang is both."""
+    """The cell of the matrix; a tool can report and still let the job hang."""
     if not timed_out:
         return said.value
     return Said.HANG.value if said == Said.SILENT else f"{said.value}, {Said.HANG.value}"
@@ -72,7 +72,7 @@ def read_tlparse(folder: Path) -> Said:
 
 
 def read_detail(folder: Path) -> Said:
-    """The wrapper's error names both collectives; a failed barrier only says that somebody is missing."""
+    """The wrapper's error names both collectives; a failed barrier only says that some rank is missing."""
     log = _log(folder)
     if _DETAIL_NAMES.search(log):
         return Said.NAMED

@@ -1,4 +1,4 @@
-"""What a program is given, and one case played on this rank."""
+"""The context that a program gets, and the run of one case on this rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpcompile.sentinel import Sentinel
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Where a program runs, and when its fault strikes."""
+    """Where a program runs, and when its fault acts."""
 
     case: Case
     rank: int
@@ -37,7 +37,7 @@ class Context:
     """Backend of programs in which the compiler is not the point; `aot_eager` compiles in a moment."""
 
     def faulty(self, step: int) -> bool:
-        """True on the divergent ranks at the step of the fault; the time of it is written down."""
+        """True on the divergent ranks at the step of the fault; also records the time."""
         if step != self.case.step or not self.diverges:
             return False
         self.reached_fault()
@@ -49,7 +49,7 @@ class Context:
         return self.rank in self.case.ranks
 
     def reached_fault(self) -> None:
-        """Write the time; right before the divergent statement, on the divergent ranks. The first time counts."""
+        """Record the time right before the divergent statement, on the divergent ranks; later calls do nothing."""
         path = self.run_dir / f"reached_{self.rank}.json"
         if not path.exists():
             path.write_text(json.dumps(time.time()))
@@ -93,7 +93,7 @@ def play(case: Case, *, rank: int, run_dir: Path, is_watched: bool, backend: str
 
 
 def program_of(case: Case) -> Callable[[Context], None]:
-    """The function a case names."""
+    """The function that a case names."""
     module, _, function = case.program.partition(":")
     found: Callable[[Context], None] = getattr(importlib.import_module(f"{PROGRAMS}.{module}"), function)
     return found

@@ -15,31 +15,31 @@ _STARTS, _ENDS = "compile starts ", "compile ends "
 
 
 class Outcome(StrEnum):
-    """What became of a case."""
+    """Outcome of a case."""
 
     NAMED = "named"
     """Cause, ranks and the user's line are right."""
     DETECTED = "detected"
-    """Red, but something about it is wrong."""
+    """Red, but cause, ranks or line are wrong."""
     MISSED = "missed"
-    """It ended without a red verdict."""
+    """The job ended without a red verdict."""
     HANG = "hang"
-    """It did not end by itself."""
+    """The job did not end by itself."""
     GREEN = "green"
-    """A healthy program ended in peace."""
+    """A healthy program ended without a red verdict."""
     FALSE_ALARM = "false alarm"
-    """A healthy program was called red."""
+    """A healthy program got a red verdict."""
     BROKEN = "broken"
     """The case itself failed: its fault was never reached, or a healthy program raised."""
 
     @property
     def is_right(self) -> bool:
-        """True for what must come out."""
+        """True for the expected outcomes."""
         return self in (Outcome.NAMED, Outcome.GREEN)
 
 
 class Evidence(Frozen):
-    """What the run of a case left behind."""
+    """What the run of a case left on disk."""
 
     verdict: Verdict | None = None
     verdict_at: float | None = None
@@ -47,13 +47,13 @@ class Evidence(Frozen):
     reached_at: float | None = None
     """Unix time at which the first divergent rank reached its fault."""
     compiling: tuple[Intervals, ...] = ()
-    """Rank by rank, when it compiled."""
+    """By rank, the intervals in which it compiled."""
     timed_out: bool = False
     exit_code: int = 0
 
 
 class Found(Frozen):
-    """What a verdict says first."""
+    """The first finding of a verdict."""
 
     cause: Cause
     ranks: tuple[int, ...]
@@ -69,14 +69,14 @@ class Result(Frozen):
     """The cause that must be named, empty for a healthy program."""
     outcome: Outcome
     why: str = ""
-    """What is wrong about it, empty for nothing."""
+    """What is wrong; empty for an expected outcome."""
     found: Found | None = None
     seconds: float | None = None
-    """From the fault to the verdict, compile time of the slowest rank aside."""
+    """Seconds from the fault to the verdict, without the compile time of the slowest rank."""
     compile_s: float = 0.0
-    """Compile time of the slowest rank between the two."""
+    """Compile time of the slowest rank between fault and verdict."""
     columns: dict[str, str] = {}
-    """What other tools say of the same case."""
+    """Results of other tools on the same case."""
 
 
 def judge(case: Case, evidence: Evidence) -> Result:
@@ -119,16 +119,17 @@ def _healthy(evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
 
 
 def differences(case: Case, found: Found) -> list[str]:
-    """What a finding has wrong, empty when it names the case."""
+    """What is wrong in a finding; empty when it names the case."""
     wrong = []
     if found.cause != case.cause:
         expected = case.cause.value if case.cause else "nothing"
         wrong.append(f"cause is {found.cause.value!r}, not {expected!r}")
-    if tuple(sorted(found.ranks)) != tuple(sorted(case.ranks)):
-        wrong.append(f"blames rank {ranks_text(found.ranks) or 'none'}, not {ranks_text(case.ranks)}")
+    if sorted(found.ranks) != sorted(case.ranks):
+        blamed = ranks_text(found.ranks) or "none"
+        wrong.append(f"blames rank {blamed}, not {ranks_text(case.ranks)}")
     if case.marker and not _is_blamed(case, found.line):
-        at = f"{found.line} {found.line.code.strip()!r}" if found.line else "no line"
-        wrong.append(f"line is {at}, not {case.source.name}:{ranks_text(case.blamed_lines())}")
+        line = f"{found.line} {found.line.code.strip()!r}" if found.line else "no line"
+        wrong.append(f"line is {line}, not {case.source.name}:{ranks_text(case.blamed_lines())}")
     return wrong
 
 
@@ -137,21 +138,20 @@ def _is_blamed(case: Case, line: UserLine | None) -> bool:
 
 
 def first_finding(verdict: Verdict) -> Found | None:
-    """The finding a reader meets first; environments that differ are its reason at most. None for a green verdict."""
-    red = [d for d in verdict.divergences if d.is_red]
-    red.sort(key=lambda d: d.layer == Layer.ENVIRONMENT)
-    found = [_of_divergence(d) for d in red if d.layer != Layer.ENVIRONMENT]
-    failed = [c for c in verdict.checks if c.status == Status.FAIL]
-    found += [
-        Found(cause=c.cause, ranks=c.ranks, line=c.line, text=f"{c.name}: {c.observed}")
-        for c in sorted(failed, key=lambda c: c.cause == Cause.UNKNOWN)
-    ]
-    found += [_of_divergence(d) for d in red if d.layer == Layer.ENVIRONMENT]
-    return found[0] if found else None
+    """The finding that a reader sees first; an environment difference comes last. None for a green verdict."""
+    red = [divergence for divergence in verdict.divergences if divergence.is_red]
+    for divergence in red:
+        if divergence.layer != Layer.ENVIRONMENT:
+            return _of_divergence(divergence)
+    failed = [check for check in verdict.checks if check.status == Status.FAIL]
+    if failed:
+        check = min(failed, key=lambda check: check.cause == Cause.UNKNOWN)
+        return Found(cause=check.cause, ranks=check.ranks, line=check.line, text=f"{check.name}: {check.observed}")
+    return _of_divergence(red[0]) if red else None
 
 
 def _of_divergence(divergence: Divergence) -> Found:
-    """The first group is the reference: the most ranks, or the lowest where there is no majority."""
+    """Blames all ranks outside of the first group, which has the most ranks, or the lowest without a majority."""
     odd = [rank for group in divergence.groups[1:] for rank in group.ranks]
     return Found(cause=divergence.cause, ranks=tuple(sorted(odd)), line=divergence.line, text=divergence.title)
 
@@ -166,7 +166,7 @@ def time_to_verdict(evidence: Evidence) -> tuple[float | None, float]:
 
 
 def covered_s(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Seconds of [begin, end] that the intervals cover, overlaps once."""
+    """Seconds of [begin, end] that the union of the intervals covers."""
     total, reached = 0.0, begin
     for start, stop in sorted(intervals):
         start, stop = max(start, reached), min(stop, end)
@@ -176,12 +176,15 @@ def covered_s(intervals: Sequence[tuple[float, float]], begin: float, end: float
 
 
 def compile_intervals(timeline: Sequence[tuple[float, str]], *, end: float) -> Intervals:
-    """A rank's timeline -> when it compiled; a compile that never ended lasts until `end`."""
-    open_: dict[str, float] = {}
+    """A rank's timeline -> intervals in which it compiled; a compile that did not end lasts until `end`."""
+    started: dict[str, float] = {}
     found = []
     for at, text in timeline:
         if text.startswith(_STARTS):
-            open_[text.removeprefix(_STARTS)] = at
-        elif text.startswith(_ENDS) and (start := open_.pop(text.removeprefix(_ENDS), None)) is not None:
-            found.append((start, at))
-    return tuple(sorted([*found, *((start, end) for start in open_.values())]))
+            started[text.removeprefix(_STARTS)] = at
+        if text.startswith(_ENDS):
+            start = started.pop(text.removeprefix(_ENDS), None)
+            if start is not None:
+                found.append((start, at))
+    unfinished = [(start, end) for start in started.values()]
+    return tuple(sorted(found + unfinished))

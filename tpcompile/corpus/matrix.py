@@ -60,7 +60,7 @@ def made_with() -> dict[str, str]:
 
 
 def render(matrix: Matrix, console: Console) -> None:
-    """Print the matrix, what is wrong in it, and one line that sums it up."""
+    """Print the matrix, the wrong results, and a summary line."""
     console.print(_table(matrix.results))
     for result in matrix.results:
         if result.why:

@@ -21,11 +21,11 @@ def main() -> None:
     case, rank = find(arguments.case), int(os.environ["RANK"])
     os.environ.update(case.env.get(rank, {}))
 
-    from tpcompile.corpus import adapter
     from tpcompile.corpus.context import play
+    from tpcompile.torch_api import backends
 
     if arguments.spmd_check:
-        adapter.switch_on_spmd_check()
+        backends.switch_on_spmd_check()
     play(case, rank=rank, run_dir=arguments.run_dir, is_watched=not arguments.bare, backend=arguments.backend)
 
 

@@ -60,16 +60,18 @@ def sweep(
 
 
 def visible_gpus(device: Device) -> list[str] | None:
-    """Indices of the GPUs of this machine, empty for a run on CPUs; None where there are none to hide or to share."""
+    """Indices of the GPUs of this machine; empty for a run on CPUs, None on a machine without GPUs."""
     if device == "cpu":
         return []
-    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
         return [gpu for gpu in chosen.split(",") if gpu]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return None
-    return [str(number) for number, _ in enumerate(listed.splitlines())] or None
+    num_gpus = len(listed.splitlines())
+    return list(map(str, range(num_gpus))) or None
 
 
 def gpus_of(slot: int, *, gpus: Sequence[str] | None, size: int) -> str | None:

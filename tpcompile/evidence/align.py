@@ -1,7 +1,7 @@
-"""Compiles of several ranks -> slots of compiles that belong together.
+"""Compiles of several ranks -> slots of compiles that correspond.
 
-By content and call, never by compile-id label: two ranks may compile the same two graphs in the opposite order,
-and a rank that compiled something extra shifts every later label.
+Compiles are matched by content and call, never by compile id: two ranks may compile the same two graphs in opposite
+order, and an extra compile on one rank shifts every later id.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tpcompile.evidence.several import find, first, phrase
 
 @dataclass
 class Slot:
-    """One compile as all ranks saw it; a rank that is absent did not compile it."""
+    """One compile on all ranks that made it."""
 
     phase: str
     frame: str
     taken: dict[int, CompileDigest] = field(default_factory=dict)
-    """By rank; those that `align` has put here."""
+    """Rank -> its compile, as `align` has placed it."""
 
     @property
     def compiles(self) -> ByRank[CompileDigest]:
@@ -31,7 +31,7 @@ class Slot:
 
     @property
     def where(self) -> str:
-        """Name for the reader: phase, compile ids and frame; empty for what belongs to the rank itself."""
+        """Phase, compile ids and frame, for reports; empty for the environment of a rank."""
         if not self.frame:
             return ""
         labels = sorted({compile_.compile_id for compile_ in self.taken.values()})
@@ -39,7 +39,7 @@ class Slot:
 
     @property
     def step(self) -> int | None:
-        """Step of the run, None when nobody counted."""
+        """Step of the run, None when steps were not counted."""
         return first(self.compiles.found(lambda compile_: compile_.step).values())
 
     @property
@@ -50,21 +50,21 @@ class Slot:
 
     @property
     def differing(self) -> list[tuple[Layer, str]]:
-        """Layers and parts of which the ranks that observed them have different hashes."""
+        """Layers and parts whose hashes differ between the ranks that observed them."""
         return [key for key in self.keys if len(self.groups(*key)) > 1]
 
     def groups(self, layer: Layer, part: str = "") -> Groups:
-        """Ranks by equal hash of a layer; those that did not observe it are left out."""
+        """Groups of ranks with equal hashes of a layer; ranks that did not observe it are left out."""
         return self.compiles.found(lambda compile_: compile_.sha(layer, part)).groups()
 
     @property
     def is_resumed(self) -> bool:
-        """True for what Dynamo compiles behind a graph break."""
+        """True for a function that Dynamo made of the code after a graph break."""
         return self.frame.startswith("torch_dynamo_resume_in_")
 
 
 def content(compile_: CompileDigest) -> tuple[str, ...]:
-    """Identity of a compile: its program, not its label."""
+    """Identity of a compile: the hashes of its graph, guards and inputs, not its compile id."""
     shas = compile_.shas
     return tuple(shas.get((layer, ""), "") for layer in (Layer.GRAPH, Layer.GUARDS, Layer.INPUTS))
 
@@ -72,15 +72,17 @@ def content(compile_: CompileDigest) -> tuple[str, ...]:
 def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     """Put every compile of every rank into exactly one slot.
 
-    Best match first: same content in the same call and step, same content in the same call, same content in another
-    call, same frame in the same call, same graph; a compile that matches nothing opens a slot of its own.
+    Best match first: same content in the same call and step, same content in the same call, same content in a
+    different call, same frame in the same call, same graph; a compile without a match gets a slot of its own.
     """
     slots: list[Slot] = []
-    for rank in ranks:
-        left = list(rank.compiles)
+    for digest in ranks:
+        left = list(digest.compiles)
         for key in _PASSES:
-            left = _unplaced(slots, rank.rank, left, key)
-        slots += [Slot(c.phase, c.frame, {rank.rank: c}) for c in left]
+            left = _unplaced(slots, digest.rank, left, key)
+        for compile_ in left:
+            slot = Slot(compile_.phase, compile_.frame, {digest.rank: compile_})
+            slots.append(slot)
     return slots
 
 
@@ -95,11 +97,12 @@ _PASSES: tuple[_Key, ...] = (
 
 
 def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
-    """Put compiles into the first free slot with an equal key; those without one are returned."""
-    free = _by_key([slot for slot in slots if rank not in slot.taken], key)
-    left = []
+    """Put compiles into the first free slot with an equal key; return those without one."""
+    free = [slot for slot in slots if rank not in slot.taken]
+    by_key = _by_key(free, key)
+    left: list[CompileDigest] = []
     for compile_ in compiles:
-        candidates = free.get(key(compile_), iter(()))
+        candidates = by_key.get(key(compile_), iter(()))
         slot = find(candidates, lambda slot: rank not in slot.taken)
         if slot is None:
             left.append(compile_)
@@ -109,9 +112,10 @@ def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest
 
 
 def _by_key(slots: Sequence[Slot], key: _Key) -> dict[Hashable, Iterator[Slot]]:
-    """The slots that hold a compile of that key, each to be tried once."""
-    found: dict[Hashable, dict[int, Slot]] = {}
-    for number, slot in enumerate(slots):
-        for compile_ in slot.taken.values():
-            found.setdefault(key(compile_), {})[number] = slot
-    return {name: iter(same.values()) for name, same in found.items()}
+    """Key -> the slots that hold a compile of that key; iterators, so that each slot is tried once."""
+    found: dict[Hashable, list[Slot]] = {}
+    for slot in slots:
+        keys = set(map(key, slot.taken.values()))
+        for value in keys:
+            found.setdefault(value, []).append(slot)
+    return {value: iter(same) for value, same in found.items()}

@@ -1,4 +1,4 @@
-"""A compile that only part of the ranks made -> the finding: which guard failed there, or why it is there at all."""
+"""A compile that only some ranks made -> the finding: which guard failed on them, or why they compiled it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _TENSOR_CAUSES = {
     ReasonKind.DYNAMIC_MARK: Cause.AUTOMATIC_DYNAMIC,
 }
 _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK}
-"""Properties of a tensor that have a value of their own."""
+"""Properties of a tensor whose expected value the reason holds."""
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
-"""A compile that was never made."""
+"""Stands for the compile of a rank that made none."""
 _BESIDE = "It issues no collective, and no rank waits for another in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
@@ -78,57 +78,62 @@ def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Diver
 
 
 class _Alone:
-    """The compile, and what the absent ranks have of the same frame."""
+    """A compile that only the present ranks made, and what the absent ranks compiled of the same frame."""
 
     guard = ""
     """The guard that failed."""
     held = ""
-    """What is true where it held."""
+    """The same guard on the ranks where it held."""
     asked_at: UserLine | None = None
-    """The line that asked for it."""
+    """The user's line that made Dynamo guard the value."""
 
     def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], *, entry: str = "") -> None:
-        """`entry` is the compile id of the cache entry that did not fit."""
+        """`entry` is the compile id of the cache entry whose guard failed."""
         self.ours, self.domain = ours, ours.domain
         self.present, self.absent = present, absent
         earlier = self._earlier(entry)
         self.has_earlier = earlier is not None
         self.theirs = Seen(self.domain, absent[0], earlier or _NOTHING)
-        """What the first absent rank compiled of the same frame: there the guard held."""
+        """The compile of the same frame on the first absent rank, on which the guard held."""
 
     def _earlier(self, entry: str) -> CompileDigest | None:
-        """The counterpart of the cache entry that did not fit, if the rank has one, or else its newest compile."""
-        frame = self.ours.compile.frame
-        before = self.ours.digest.of_frame(frame)
-        before = before[: before.index(self.ours.compile)]
-        entries = [compile_ for compile_ in before if compile_.compile_id == entry]
-        wanted = set(map(content, entries[-1:]))
-        theirs = self.domain.digests[self.absent[0]].of_frame(frame)
-        same = [compile_ for compile_ in theirs if content(compile_) in wanted]
+        """On the first absent rank, the counterpart of the cache entry whose guard failed, or else the newest compile
+        of the frame."""
+        theirs = self.domain.digests[self.absent[0]].of_frame(self.ours.compile.frame)
+        failed = self._entry(entry)
+        if failed is None:
+            return last(theirs)
+        same = [compile_ for compile_ in theirs if content(compile_) == content(failed)]
         return last(same or theirs)
+
+    def _entry(self, compile_id: str) -> CompileDigest | None:
+        """The newest earlier compile of the frame with that id, which made the cache entry."""
+        of_frame = self.ours.digest.of_frame(self.ours.compile.frame)
+        before = of_frame[: of_frame.index(self.ours.compile)]
+        return find(reversed(before), lambda compile_: compile_.compile_id == compile_id)
 
     @property
     def program(self) -> Sequence[Item]:
-        """The program that only the present ranks have; asked for where no guard says why."""
+        """The graph that only the present ranks have; fetched where no failed guard gives the reason."""
         return self.ours.items(Layer.GRAPH)
 
     def hangs(self) -> bool:
-        """True unless the new code issues what the ranks without it issue already."""
+        """True when the new code has collectives that differ from those of the ranks without it."""
         ours, theirs = self.ours.compile, self.theirs.compile
         return ours.num_items(Layer.COLLECTIVES) > 0 and theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
 
     def severity(self, cause: Cause) -> DivergenceClass:
-        """How bad it is: what only runs beside the program is information."""
+        """The severity: code that only runs beside the program is information."""
         if self.hangs():
             return DivergenceClass.COLLECTIVES
         return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
 
     def is_beside(self, cause: Cause) -> bool:
-        """True for a function of its own, as an evaluation on one rank: no collective, nothing in its place."""
+        """True for an extra function such as an evaluation on one rank: no collective, no counterpart elsewhere."""
         return cause == Cause.EXTRA_COMPILE and self.is_apart()
 
     def is_apart(self) -> bool:
-        """True when no rank waits for another in it, and the absent ranks compile nothing in its place."""
+        """True when it issues no collective of its own and the absent ranks compile nothing in its place."""
         return not (self.hangs() or self.not_shared())
 
     def not_shared(self) -> list[Seen]:
@@ -141,22 +146,22 @@ class _Alone:
         return decided(_CAUSES, self, otherwise=Cause.EXTRA_COMPILE)
 
     def has_reached_limit(self) -> bool:
-        """True when the frame was compiled too often."""
+        """True when the frame has reached the recompile limit."""
         return self.ours.compile.limit_reached
 
     def is_broken(self) -> bool:
-        """True when the graph ends early."""
+        """True when the graph ends in a graph break."""
         return self._has(ItemKind.BREAK)
 
     def is_failed(self) -> bool:
-        """True when there is no graph."""
+        """True when the compile failed."""
         return self._has(ItemKind.FAILURE)
 
     def _has(self, kind: ItemKind) -> bool:
         return any(item.kind == kind for item in self.program)
 
     def is_regional(self) -> bool:
-        """True when one side compiles a frame whose parts the other side compiles."""
+        """True when one side compiles a whole frame and the other side its parts."""
         return any(_inlines(self.ours, seen) or _inlines(seen, self.ours) for seen in self.not_shared())
 
     def is_missing_there(self) -> bool:
@@ -168,24 +173,30 @@ class _Alone:
         return len(self.absent) < len(self.present)
 
     def title(self, cause: Cause) -> str:
-        """The difference: who has compiled."""
+        """The difference: which ranks compiled the frame."""
         have = ranks_text(self.present)
         if cause == Cause.RECOMPILE_LIMIT:
             return f"rank {have} reached the limit and runs eager"
         return f"{self.ours.compile.frame} compiled on rank {have} only, not on rank {ranks_text(self.absent)}"
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
-        """Both sides; the odd ones last."""
+        """Both sides, the odd ranks last."""
         ours, theirs = self.told()
         nearest = self.theirs if self.has_earlier else self.ours
         compiled = rank_group(self.present, ours, self.ours.compile, cause, line=self.asked_at)
         did_not = rank_group(self.absent, theirs, nearest.compile, cause)
-        # Who compiles the whole and who its parts is only told by the majority.
-        is_odd = self._are_fewer() if cause == Cause.REGIONAL_COMPILE else cause == Cause.COMPILE_DISABLED
-        return (compiled, did_not) if is_odd else (did_not, compiled)
+        if self._are_absent_odd(cause):
+            return compiled, did_not
+        return did_not, compiled
+
+    def _are_absent_odd(self, cause: Cause) -> bool:
+        """True when the ranks that did not compile are the odd ones."""
+        if cause == Cause.REGIONAL_COMPILE:
+            return self._are_fewer()  # only a majority decides between the whole and its parts
+        return cause == Cause.COMPILE_DISABLED
 
     def told(self) -> tuple[Item | None, Item | None]:
-        """What both sides have: the break, or else the first item with a line, of what only one side compiled."""
+        """The items to show: of the present ranks the graph break, or else the first item with a line."""
         return min(self.program, key=lambda item: (item.kind != ItemKind.BREAK, item.line is None), default=None), None
 
 
@@ -199,33 +210,34 @@ class _Recompiled(_Alone):
         self.held = _held(failure) if self.has_earlier else ""
 
     def is_beside(self, cause: Cause) -> bool:
-        """True for such a function that only these ranks have, however often they compile it."""
+        """True for a function that only these ranks compile, however often."""
         return not self.has_earlier and self.is_apart()
 
     def cause(self) -> Cause:
-        """What the guard that failed is about."""
+        """The cause that the failed guard is about."""
         return Cause.RECOMPILE_LIMIT if self.has_reached_limit() else reason_cause(self.failure)
 
     def title(self, cause: Cause) -> str:
-        """The difference: what the guard wants and what came."""
+        """The difference: the value that the guard expects and the actual one."""
         what = "runs eager" if cause == Cause.RECOMPILE_LIMIT else "recompiled"
         return f"{self._changed()}, rank {ranks_text(self.present)} {what} alone"
 
     def _changed(self) -> str:
-        """What the guard wants and what came, `size[0] of x: 4 / 5`."""
+        """The value that the guard expects and the actual one, `size[0] of x: 4 / 5`."""
         failure = self.failure
         about = f"{failure.what} of {spoken(failure.source)}"
         if failure.kind == ReasonKind.GLOBAL_STATE:
             return self._setting()
         if failure.actual:
-            grew = failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic
-            return f"{about}: {failure.expected} / {failure.actual}{', dynamic from here on' if grew else ''}"
+            becomes_dynamic = failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic
+            note = ", dynamic from here on" if becomes_dynamic else ""
+            return f"{about}: {failure.expected} / {failure.actual}{note}"
         if failure.kind == ReasonKind.REQUIRES_GRAD:
             return f"{about} is no longer {failure.expected}"
         return self._value()
 
     def _setting(self) -> str:
-        """The setting of the process that differs from the compile before, by the guards of both."""
+        """The setting of the process that differs from the previous compile, by the guards of both."""
         both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
         rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
         changed = find(rows, lambda row: row.is_full)
@@ -234,22 +246,24 @@ class _Recompiled(_Alone):
         return headline(changed, (self.absent, self.present))
 
     def _value(self) -> str:
-        """The value that the guard compares with and the one that came, or else the guard."""
-        ours, _ = self.told()
-        value = ours.notes.get("value") if ours else None
-        if value and self.failure.kind in _VALUE_KINDS:
+        """The value that the guard compares with and the actual one, or else the guard."""
+        guarded = self._guarded(self.ours)
+        value = guarded.notes.get("value") if guarded else None
+        is_comparison = self.failure.kind in _VALUE_KINDS
+        if value and is_comparison:
             return f"{spoken(self.failure.source)} == {self.failure.expected} / {value}"
         return spoken(self.failure.guard)
 
     def told(self) -> tuple[Item | None, Item | None]:
-        """What both sides have for the guarded value."""
+        """The items of the guarded value on both sides."""
         return self._guarded(self.ours), self._guarded(self.theirs)
 
     def _guarded(self, seen: Seen) -> Item | None:
-        """What a rank has for the guarded value: the input's description, or its guard on it."""
+        """The item of the guarded value on one rank: the input, or the guard on it."""
         if seen.compile.limit_reached:
             return None  # nothing was compiled for the value that exceeded the limit
-        layer = Layer.INPUTS if self.failure.kind in _TENSOR_CAUSES else Layer.GUARDS
+        is_tensor = self.failure.kind in _TENSOR_CAUSES
+        layer = Layer.INPUTS if is_tensor else Layer.GUARDS
         source = _short(self.failure.source)
         return find(seen.observed(layer), lambda item: _short(item.about) == source)
 
@@ -261,17 +275,16 @@ _CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
     (_Alone.is_regional, Cause.REGIONAL_COMPILE),
     (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
 )
-"""Why ranks compiled alone without a guard that failed; the first that holds."""
+"""Causes of a compile on some ranks without a failed guard; the first that holds is the cause."""
 
 
 def _inlines(whole: Seen, part: Seen) -> bool:
-    """True when `part` was entered from the function compiled as `whole`, or ops of that come from part's own."""
+    """True when `whole` calls `part`, or has ops of part's function; the two are compiles of different frames."""
     outer, inner = whole.compile.line, part.compile.line
-    if outer is None or inner is None or part.compile.frame == whole.compile.frame:
+    if outer is None or inner is None:
         return False
-    if _any_inside(part.compile.callers, outer, besides=inner):
-        return True
-    return _any_inside(lines_of(whole.items(Layer.GRAPH)), inner, besides=outer)
+    is_called = _any_inside(part.compile.callers, outer, besides=inner)
+    return is_called or _any_inside(lines_of(whole.items(Layer.GRAPH)), inner, besides=outer)
 
 
 def _any_inside(lines: Iterable[UserLine], frame: UserLine, *, besides: UserLine) -> bool:
@@ -279,16 +292,19 @@ def _any_inside(lines: Iterable[UserLine], frame: UserLine, *, besides: UserLine
 
 
 def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:
-    """True when a line is in the function that begins at `frame`, and not in the one `besides` it."""
-    name = frame.file, frame.function
-    if (line.file, line.function) != name or line.line < frame.line:
-        return False
-    is_nearer = (besides.file, besides.function) == name and frame.line < besides.line <= line.line
-    return not is_nearer
+    """True when a line is in the function that begins at `frame`, and not in the one that begins at `besides`."""
+    is_nearer = _may_hold(besides, line) and frame.line < besides.line
+    return _may_hold(frame, line) and not is_nearer
+
+
+def _may_hold(frame: UserLine, line: UserLine) -> bool:
+    """True when a line may be in the function that begins at `frame`: same file and name, and not above it."""
+    has_same_name = (line.file, line.function) == (frame.file, frame.function)
+    return has_same_name and frame.line <= line.line
 
 
 def reason_cause(reason: Reason) -> Cause:
-    """Cause of a recompile by the guard that failed; what is no tensor property is a Python value."""
+    """Cause of a recompile by the guard that failed; a guard on anything but a tensor property is on a Python value."""
     if reason.source.endswith(".requires_grad"):
         return requires_grad_cause(reason.source)
     find = _FINDERS.get(reason.kind)
@@ -309,11 +325,11 @@ _FINDERS: Mapping[ReasonKind, Callable[[Reason], Cause]] = {
     ReasonKind.REQUIRES_GRAD: lambda reason: requires_grad_cause(reason.source),
     ReasonKind.TYPE: _of_type,
 }
-"""Kinds of guards whose text says which cause it is."""
+"""Kinds of guards whose cause depends on the text of the guard."""
 
 
 def _held(reason: Reason) -> str:
-    """What is true where the guard held."""
+    """The guard as it holds on the absent ranks."""
     if reason.kind == ReasonKind.GLOBAL_STATE:
         return f"{reason.expected} is as it was at the first compile"
     if reason.kind in _NAMED:
@@ -322,5 +338,5 @@ def _held(reason: Reason) -> str:
 
 
 def _short(source: str) -> str:
-    """A source as recompile reasons print it: `L['x']` is `x`."""
+    """A source in the form of recompile reasons: `L['x']` becomes `x`."""
     return _LOCAL.sub(r"\1", source)

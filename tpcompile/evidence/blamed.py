@@ -1,4 +1,4 @@
-"""What a group of ranks has at a difference, and its cause -> the group, with the line that a person can change."""
+"""The item of a group of ranks at a difference, and its cause -> the group, with the line that the user can change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WITHIN = frozenset({
     Cause.SET_ORDER, Cause.DICT_ORDER, Cause.REDUCE_OP, Cause.GROUP, Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
     Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.UNWAITED, Cause.UNUSED_RESULT,
 })  # fmt: skip
-"""Causes that stand in the compiled code itself, in an installed package, too. What else differs comes from outside."""
+"""Causes in the compiled code itself, also where that is an installed package. All others come from outside of it."""
 
 
 def rank_group(
@@ -22,10 +22,10 @@ def rank_group(
     *,
     line: UserLine | None = None,
 ) -> RankGroup:
-    """The group; `line` stands for that of the frame.
+    """The group; `line` replaces that of the frame.
 
-    Where the cause lies outside of the compiled code, the line of the program that called it says more than its first
-    line, and a line inside of an installed package helps nobody.
+    For a cause outside of the compiled code, a line in an installed package, or no line, is replaced by the line of the
+    user's program that calls the compiled code.
     """
     called_at = compile_.called_at or compile_.entered_at
     if item and item.line:
@@ -34,7 +34,7 @@ def rank_group(
 
 
 def of_cause(cause: Cause, line: UserLine | None, called_at: UserLine | None) -> UserLine | None:
-    """The line; for a cause outside of the compiled code, where the line is not the program's, that which calls it."""
+    """The line; for a cause outside of the compiled code, `called_at` where the line is not the user's."""
     if cause in _WITHIN or called_at is None:
         return line
     return called_at if line is None or is_installed(line) else line

@@ -1,4 +1,4 @@
-"""One value of each group of equal ranks -> the groups that differ; the items of a layer, and one place of them."""
+"""One value per group of equal ranks -> which groups differ; the items of a layer, and one row of them."""
 
 from __future__ import annotations
 
@@ -17,109 +17,109 @@ V = TypeVar("V")
 
 
 class ByGroup(tuple[T, ...], Generic[T]):
-    """One value for each group of ranks, in the order of the groups."""
+    """One value per group of ranks, in the order of the groups."""
 
     __slots__ = ()
 
     def map(self, what: Callable[[T], U]) -> ByGroup[U]:
-        """The same groups, each with what is made of its value."""
+        """The same groups, with the function applied to every value."""
         return ByGroup(map(what, self))
 
     def differ(self, by: Callable[[T], Hashable] = itself) -> bool:
-        """True unless all groups have the same."""
+        """True unless all groups have the same value."""
         return differ(map(by, self))
 
     def where(self, holds: Callable[[T], object]) -> frozenset[int]:
-        """Indices of the groups with such a value."""
+        """Indices of the groups whose value satisfies the predicate."""
         return frozenset(index for index, value in enumerate(self) if holds(value))
 
     def picked(self, order: Iterable[int]) -> Self:
-        """The same of the groups in another order."""
+        """The values of these groups, in the given order."""
         return type(self)(self[index] for index in order)
 
 
 class Items(ByGroup[tuple[Item, ...]]):
-    """The items of a layer that each group of ranks has."""
+    """The items of a layer, one tuple per group of ranks."""
 
     __slots__ = ()
 
     @property
     def all(self) -> list[Item]:
-        """Those of all groups."""
+        """The items of all groups."""
         return list(itertools.chain.from_iterable(self))
 
     def only(self, holds: Callable[[Item], object]) -> Items:
-        """Of each group the items of which that holds."""
+        """Of each group the items that satisfy the predicate."""
         return Items(tuple(filter(holds, group)) for group in self)
 
     def each(self, what: Callable[[Item], V]) -> ByGroup[tuple[V, ...]]:
-        """What is made of the items, in order."""
+        """The function applied to every item, in order."""
         return ByGroup(tuple(map(what, group)) for group in self)
 
     def own(self) -> Items:
-        """Of each group what not all groups have."""
+        """Of each group the items that not all groups have."""
         keys = self.each(lambda item: item.key)
         common = set(keys[0]).intersection(*keys)
         return self.only(lambda item: item.key not in common)
 
     def places(self) -> list[Row]:
-        """What the groups have at the same place, place by place."""
+        """One row per position."""
         return side_by_side(self)
 
     def differing(self) -> list[Row]:
-        """The places at which they differ."""
+        """The rows in which the groups differ."""
         return [row for row in self.places() if row.differs]
 
 
 class Row(ByGroup[Item | None]):
-    """What each group of ranks has at one place; None where a group has nothing."""
+    """The item of each group of ranks at one position; None where a group has none."""
 
     __slots__ = ()
 
     @property
     def present(self) -> tuple[Item, ...]:
-        """The items there are."""
+        """The items, without None."""
         return tuple(filter(None, self))
 
     @property
     def first(self) -> Item:
-        """The first item there is."""
+        """The first item; there must be one."""
         return self.present[0]
 
     @property
     def is_full(self) -> bool:
-        """True when every group has something."""
+        """True when every group has an item."""
         return None not in self
 
     @property
     def differs(self) -> bool:
-        """True unless all groups have the same."""
+        """True unless all groups have equal items."""
         return not self.agree_in(lambda item: item.key)
 
     @property
     def lines(self) -> tuple[UserLine, ...]:
-        """The user's lines that are known."""
+        """The user's lines of the items, where they are known."""
         return tuple(lines_of(self.present))
 
     @property
     def owners(self) -> frozenset[int]:
-        """Indices of the groups that have something."""
+        """Indices of the groups that have an item."""
         return self.where(bool)
 
     def distinct(self, of: Callable[[Item], Hashable]) -> frozenset[Hashable]:
-        """What the items have there, each once."""
+        """The distinct values of a function of the items."""
         return frozenset(map(of, self.present))
 
     def all_are(self, holds: Callable[[Item], object]) -> bool:
-        """True when every group has an item, and one of which that holds."""
+        """True when every group has an item that satisfies the predicate."""
         return self.is_full and all(map(holds, self.present))
 
     def agree_in(self, what: Callable[[Item], Hashable]) -> bool:
-        """True when every group has an item, and the same in that."""
+        """True when every group has an item, and the function gives the same value for all of them."""
         return self.is_full and len(self.distinct(what)) == 1
 
     def differing(self, fields: Iterable[str]) -> list[str]:
-        """Those of the fields in which the items there are have different values."""
+        """The fields in which the items have different values."""
         return [field for field in fields if differ(self.values(field))]
 
     def differs_in_note(self, name: str) -> bool:
@@ -127,7 +127,7 @@ class Row(ByGroup[Item | None]):
         return differ(self.notes(name))
 
     def values(self, field: str) -> list[str]:
-        """That field of the items there are."""
+        """The values of a field of the items."""
         return [item.fields[field] for item in self.present]
 
     def notes(self, name: str) -> list[str]:
@@ -140,5 +140,5 @@ class Row(ByGroup[Item | None]):
 
 
 def side_by_side(columns: Iterable[Sequence[Item]]) -> list[Row]:
-    """Items at the same place in a row."""
+    """One row per position of the columns."""
     return list(map(Row, itertools.zip_longest(*columns)))

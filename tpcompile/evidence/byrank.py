@@ -1,4 +1,4 @@
-"""One value of each rank -> the ranks that have the same, and those that have something else."""
+"""One value per rank -> groups of ranks with equal values, and the ranks that differ."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tpcompile.evidence.several import differ, grouped
 T = TypeVar("T")
 U = TypeVar("U")
 Groups = tuple[tuple[int, ...], ...]
-"""Ranks in groups of equal ones."""
+"""Groups of ranks with equal values."""
 
 
 def ranks_in(groups: Groups, indices: Iterable[int]) -> list[int]:
-    """The ranks of some of the groups."""
+    """The ranks of the groups at these indices."""
     return [rank for index in sorted(indices) for rank in groups[index]]
 
 
 def itself(value: T) -> T:
-    """What is compared where nothing else is said."""
+    """Identity: by default values themselves are compared."""
     return value
 
 
@@ -40,7 +40,7 @@ class ByRank(Mapping[int, T], Generic[T]):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of them, in order."""
+        """All ranks, in order."""
         return tuple(self._values)
 
     @property
@@ -49,16 +49,16 @@ class ByRank(Mapping[int, T], Generic[T]):
         return next(iter(self._values.values()))
 
     def map(self, what: Callable[[T], U]) -> ByRank[U]:
-        """The same ranks, each with what is made of its value."""
+        """The same ranks, with the function applied to every value."""
         return ByRank({rank: what(value) for rank, value in self._values.items()})
 
     def found(self, what: Callable[[T], U | None]) -> ByRank[U]:
-        """What is made of the values, of ranks for which it is not None."""
+        """The function applied to every value; ranks for which it is None are left out."""
         made = self.map(what)
         return ByRank({rank: value for rank, value in made.items() if value is not None})
 
     def where(self, holds: Callable[[T], object]) -> ByRank[T]:
-        """The ranks with such a value."""
+        """The ranks whose value satisfies the predicate."""
         return ByRank({rank: value for rank, value in self._values.items() if holds(value)})
 
     def without(self, ranks: Collection[int]) -> ByRank[T]:
@@ -70,41 +70,41 @@ class ByRank(Mapping[int, T], Generic[T]):
         return ByRank({rank: self._values[rank] for rank in ranks})
 
     def groups(self, by: Callable[[T], Hashable] = itself) -> Groups:
-        """Ranks that have the same, the largest group first; of equal ones that with the lowest rank."""
+        """Groups of ranks with equal values, the largest group first; of equally large ones, by lowest rank."""
         groups = grouped(self, lambda rank: by(self._values[rank]))
         return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks[0])))
 
     def sides(self) -> list[tuple[tuple[int, ...], T]]:
-        """Those groups, each with its value."""
+        """The groups of equal ranks, each with its value."""
         return [(ranks, self._values[ranks[0]]) for ranks in self.groups()]
 
     def differ(self, by: Callable[[T], Hashable] = itself) -> bool:
-        """True unless all ranks have the same."""
+        """True unless all ranks have the same value."""
         return differ(map(by, self._values.values()))
 
     def unlike_most(self, by: Callable[[T], Hashable]) -> tuple[int, ...]:
-        """Ranks that do not have what the largest group has, as `groups` orders them."""
+        """Ranks outside the first of the `groups`."""
         largest, *_ = self.groups(by)
         return self.without(largest).ranks
 
     def unlike_majority(self, by: Callable[[T], Hashable]) -> tuple[int, ...]:
-        """Ranks that do not have what more than half of them have; none where no value is had by so many."""
+        """Ranks whose value differs from that of more than half of the ranks; empty where there is no majority."""
         odd = self.unlike_most(by)
         return odd if 2 * len(odd) < len(self) else ()
 
     def some(self, holds: Callable[[T], object]) -> tuple[int, ...]:
-        """Ranks of which that holds; none where it holds of all, for then nobody differs."""
+        """Ranks whose value satisfies the predicate; empty where those of all ranks do, as then no rank differs."""
         odd = self.where(holds).ranks
         return odd if len(odd) < len(self) else ()
 
 
 def by_name(tables: Mapping[int, Mapping[str, T]], names: Iterable[str] = ()) -> list[ByRank[T]]:
-    """Tables of ranks -> each entry that more than one rank has; in the order of `names`, or of all names sorted."""
+    """Tables by rank -> the entries that more than one rank has, in the order of `names`, by default sorted by name."""
     wanted = names or sorted(set[str]().union(*tables.values()))
     entries = [entry(tables, name) for name in wanted]
     return [one for one in entries if len(one) > 1]
 
 
 def entry(tables: Mapping[int, Mapping[str, T]], name: str) -> ByRank[T]:
-    """What the ranks have under one name."""
+    """The entries of one name, by rank."""
     return ByRank(tables).found(lambda table: table.get(name))

@@ -1,4 +1,4 @@
-"""Cause of a difference between ranks -> its name and what to do about it: the one home of both."""
+"""Cause of a difference between ranks -> its name and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 class Cause(StrEnum):
     """What made the ranks differ, as a phrase that reads well after "cause:"."""
 
-    # What one rank traced.
+    # The traced program.
     RANK_BRANCH = "rank-dependent branch"
     RANK_CONSTANT = "rank-dependent constant"
     GRAPH_BREAK = "graph break"
@@ -19,7 +19,7 @@ class Cause(StrEnum):
     RECOMPILE_LIMIT = "recompile limit reached, one rank runs eager"
     BACKEND = "backend of torch.compile differs"
     REGIONAL_COMPILE = "some ranks compile the whole, others parts of it"
-    # What went into the compiled region.
+    # Inputs of the compiled region.
     SHAPE = "input shape differs"
     STRIDE = "input stride differs"
     DTYPE = "input dtype differs"
@@ -33,7 +33,7 @@ class Cause(StrEnum):
     PYTHON_VALUE = "a guarded Python value differs"
     SET_ORDER = "order of a set differs"
     DICT_ORDER = "order of a dict differs"
-    # State of the process, the same list at the first compile and in mid-run.
+    # State of the process, at the first compile and in mid-run.
     AUTOCAST = "autocast differs"
     GRAD_MODE = "grad mode differs"
     DEFAULT_DTYPE = "default dtype differs"
@@ -43,7 +43,7 @@ class Cause(StrEnum):
     DETERMINISTIC = "deterministic algorithms differ"
     PROCESS_STATE = "state of the process differs"
     GUARD_ONLY = "guards differ, the graphs do not"
-    # What the compiler made of it.
+    # Lowering.
     AUTOTUNE = "autotuning chose per rank"
     PARTITIONER = "partitioner chose per rank"
     COMPILER_PASS = "compiler pass or lowering differs"
@@ -70,7 +70,7 @@ class Cause(StrEnum):
     COMPILE_SKEW = "ranks compile at different times"
     COMPILE_ORDER = "ranks compiled in a different order"
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
-    # What ran, not what was compiled.
+    # Calls of compiled code.
     CALL_COUNT = "one rank made more or fewer calls"
     WRONG_VARIANT = "one rank ran another of the compiled variants"
     UNKNOWN = "unknown"

@@ -10,7 +10,7 @@ from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first, grouped, phrase
+from tpcompile.evidence.several import find, first, grouped, phrase
 from tpcompile.evidence.splits import region_check
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -18,11 +18,11 @@ LIVE_ONLY = frozenset({
     CheckId.TIMED_OUT, CheckId.ALIVE, CheckId.AGREED, CheckId.NO_ERROR, CheckId.ARRIVED, CheckId.TOGETHER,
     CheckId.MOVING,
 })  # fmt: skip
-"""Checks that only the live run can make; a replay keeps their outcome."""
+"""Checks that only the live run can do; a replay keeps their outcome."""
 CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, CheckId.COMPILED}
-"""Checks whose failure explains a divergence, not the other way round."""
+"""Checks whose failure explains divergences; divergences explain the failure of all other checks."""
 _SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER})
-"""Checks that a run need not end for."""
+"""Checks whose failure is certain before the run has ended."""
 
 AGREE = "equal on all ranks"
 
@@ -36,12 +36,13 @@ def digests_by_rank(digests: Iterable[RankDigest]) -> Ranks:
 
 
 def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """Any program of the user: it may be several graphs, but unbroken and the same on all ranks."""
+    """Checks of any program: several graphs are fine, graph breaks and differences between ranks are not."""
     ranks = digests_by_rank(digests)
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
+    breaks = [no_breaks("", f"graph breaks in {phase}", phase, ranks, frames=False) for phase in phases]
     return [
         any_compiled("", ranks),
-        *(no_breaks("", f"graph breaks in {phase}", phase, ranks, frames=False) for phase in phases),
+        *breaks,
         region_check("", digests, phases=phases),
         *agreement("", ranks, divergences),
         tp_aware("", ranks),
@@ -50,12 +51,12 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
 
 
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """A program in mid-run: what the ranks compiled so far is the same."""
+    """Checks of a program in mid-run: what the ranks compiled so far is the same."""
     return agreement("", digests_by_rank(digests), divergences)
 
 
 def ended_early(judged: Sequence[Check]) -> list[Check]:
-    """Checks of a run that was stopped: what never happened is skipped, what was seen to be wrong stays red."""
+    """Checks of a run that was stopped: a failure that the early end may explain is skipped, any other stays red."""
     return [_skipped(check) if check.is_red and check.id not in _SEEN_EARLY else check for check in judged]
 
 
@@ -64,12 +65,12 @@ def _skipped(check: Check) -> Check:
 
 
 def any_compiled(mode: str, ranks: Ranks) -> Check:
-    """Something was compiled, and on every rank."""
+    """Check that something was compiled, on every rank."""
     graphs = ranks.map(lambda digest: sum(num_graphs(digest, phase) for phase in _phases(digest, mode)))
     none = graphs.where(lambda count: count == 0)
     observed = values_text(graphs, "graph")
     expected = "at least 1 graph on every rank"
-    # Some ranks only: the ranks disagree, which is another failure than "nothing compiled".
+    # Where only some ranks compiled nothing the ranks disagree: a different failure from "nothing was compiled".
     if len(none) < len(ranks):
         return make_check(mode, "every rank compiled", none, expected, observed, cause=Cause.COMPILE_DISABLED)
     return make_check(mode, "", none, expected, observed, cause=Cause.NOTHING_COMPILED, id=CheckId.COMPILED)
@@ -78,7 +79,7 @@ def any_compiled(mode: str, ranks: Ranks) -> Check:
 def no_breaks(
     mode: str, name: str, phase: str, ranks: Ranks, *, frames: bool = True, id: CheckId = CheckId.OTHER
 ) -> Check:
-    """Counter, frames and trace events all say so: any one alone misses leading or trailing breaks."""
+    """Check that a phase has no graph breaks, by counter, frames and trace events: each alone misses some breaks."""
     evidence = ranks.map(lambda digest: _break_evidence(digest, phase, frames=frames)).where(bool)
     breaks = _once(ranks.map(lambda digest: digest.breaks_in(phase)))
     return make_check(
@@ -95,37 +96,48 @@ def no_breaks(
 
 
 def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
+    """What shows graph breaks of one rank in a phase; empty for none."""
     counters = digest.counters_of(phase)
     num_events = len(digest.breaks_in(phase))
     has_more_frames = frames and counters.frames > max(1, counters.graphs)
-    return phrase(
-        f"break counter {counters.breaks}" if counters.breaks else "",
-        f"break events {num_events}" if num_events else "",
-        f"frames {counters.frames} for graphs {counters.graphs}" if has_more_frames else "",
-    )
+    found: list[str] = []
+    if counters.breaks:
+        found.append(f"break counter {counters.breaks}")
+    if num_events:
+        found.append(f"break events {num_events}")
+    if has_more_frames:
+        found.append(f"frames {counters.frames} for graphs {counters.graphs}")
+    return phrase(*found)
 
 
 def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:
-    """One check per layer: equal in the symmetry domain, or the first difference."""
+    """One check per layer: equal in every symmetry domain, or the first difference."""
     observed = {Layer.ENVIRONMENT, *_once(ranks.map(lambda digest: digest.observed))}
     mine = [divergence for divergence in divergences if _of_mode(divergence, mode)]
     return [_layer_check(mode, layer, mine, is_observed=layer in observed) for layer in Layer]
 
 
 def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, is_observed: bool) -> Check:
+    """The check of one layer: red for a difference in it, or as the consequence of one in a different layer."""
     by_layer = grouped(divergences, lambda found: (found.layer, found.is_red))
-    red, listed = by_layer.get((layer, True), []), by_layer.get((layer, False), [])
-    explains = [found for found in divergences if found.is_red and layer in found.consequences]
+    red = by_layer.get((layer, True), [])
+    listed = by_layer.get((layer, False), [])
     titles = [found.title for found in (*red[1:], *listed)]
-    agrees = _agrees(mode, layer, titles, _noted(listed), is_observed=is_observed)
-    cause = first([*red, *explains])
+    noted = _noted(listed)
+    agrees = _agrees(mode, layer, titles, noted, is_observed=is_observed)
+    if red:
+        failed = _failed_by(red[0], red[0].title) | {"line": red[0].line}
+        return agrees.model_copy(update=failed)
+    cause = find(divergences, lambda found: found.is_red and layer in found.consequences)
     if cause is None:
         return agrees
-    status = {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause}
-    if red:
-        return agrees.model_copy(update={**status, "observed": cause.title, "line": cause.line})
-    says = f"differs, a consequence of the {cause.layer}{_noted(listed)}"
-    return agrees.model_copy(update={**status, "observed": says, "is_consequence": True})
+    observed = f"differs, a consequence of the {cause.layer}{noted}"
+    return agrees.model_copy(update=_failed_by(cause, observed) | {"is_consequence": True})
+
+
+def _failed_by(cause: Divergence, observed: str) -> dict[str, object]:
+    """Fields of a check that failed because of this difference."""
+    return {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause, "observed": observed}
 
 
 def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_observed: bool) -> Check:
@@ -150,11 +162,11 @@ def _noted(listed: Sequence[Divergence]) -> str:
 
 
 def _of_mode(divergence: Divergence, mode: str) -> bool:
-    return not divergence.where or divergence.where.startswith(_prefix(mode))
+    return not divergence.where or divergence.where.startswith(phase_prefix(mode))
 
 
 def tp_aware(mode: str, ranks: Ranks) -> Check:
-    """No op whose behaviour on a shard nobody vouched for."""
+    """Check that every custom op and Triton kernel is declared to be correct on a shard."""
     found = ranks.map(lambda digest: digest.undeclared_ops).where(bool)
     subjects = _by_subject(found)
     return make_check(
@@ -169,7 +181,7 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
 
 
 def kept(mode: str, ranks: Ranks) -> Check:
-    """No reduce in place whose operand is read afterwards."""
+    """Check that no in-place all-reduce clobbers a live buffer."""
     found = ranks.map(lambda digest: digest.overwritten).where(bool)
     subjects = _by_subject(found)
     overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
@@ -197,29 +209,29 @@ def _first_line(found: Mapping[str, Item]) -> UserLine | None:
 
 
 def _once(found: Mapping[int, Iterable[K]]) -> dict[K, None]:
-    """What ranks have, each thing once, in order of the ranks."""
+    """The values of all ranks, each once, in order of the ranks."""
     return dict.fromkeys(itertools.chain.from_iterable(found.values()))
 
 
-def _prefix(mode: str) -> str:
-    """What names of phases of a mode begin with; of any mode, nothing."""
+def phase_prefix(mode: str) -> str:
+    """The prefix of a mode's phase names; empty for all modes."""
     return f"{mode}/" if mode else ""
 
 
 def _phases(digest: RankDigest, mode: str) -> list[str]:
     phases = [counters.phase for counters in digest.counters]
-    return [phase for phase in phases if phase.startswith(_prefix(mode))]
+    return [phase for phase in phases if phase.startswith(phase_prefix(mode))]
 
 
 def num_graphs(digest: RankDigest, phase: str) -> int:
-    """Graphs of a phase, the larger of Dynamo's counter and of the graphs in the trace."""
+    """Number of graphs of a phase: the larger of Dynamo's counter and of the graphs in the trace."""
     compiles = [compile_ for compile_ in digest.compiles if compile_.phase == phase]
     traced = sum(compile_.sha(Layer.COLLECTIVES) is not None for compile_ in compiles)
     return max(digest.counters_of(phase).graphs, traced)
 
 
 def values_text(values: Mapping[int, object], unit: str = "") -> str:
-    """`{0: 1, 1: 1, 2: 3}` -> `1 (ranks 0-1), 3 (rank 2)`; one value for all ranks is just the value."""
+    """`{0: 1, 1: 1, 2: 3}` -> `1 (rank 0-1), 3 (rank 2)`; only the value where it is equal on all ranks."""
     groups = grouped(values, lambda rank: _value_text(values[rank], unit))
     if len(groups) == 1:
         return next(iter(groups))
@@ -246,7 +258,7 @@ def make_check(
     line: UserLine | None = None,
     id: CheckId = CheckId.OTHER,
 ) -> Check:
-    """A check that fails where any rank is bad, for that cause and with those details more."""
+    """A check that fails if any rank is bad, with that cause and the details `on_failure`."""
     ranks = tuple(sorted(set(bad)))
     passed = Check(
         id=id,

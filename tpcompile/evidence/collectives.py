@@ -36,12 +36,12 @@ def _in_graph(graph: Graph) -> Iterator[Collective]:
 
 
 class _Scope:
-    """The nodes of one subgraph, and what reads what."""
+    """The nodes of one subgraph, and which of them are waited for and read."""
 
     def __init__(self, nodes: Sequence[Node], phase: str) -> None:
         self.nodes, self.phase = nodes, phase
         self.waits: dict[str, str] = {}
-        """Reference to a result -> that to its wait."""
+        """Reference to the result of a collective -> reference to its wait."""
         self.read: set[str] = set()
         for index, node in enumerate(nodes):
             self.read.update(*map(_ANY_REFERENCE.findall, node.arguments))
@@ -62,20 +62,22 @@ class _Scope:
         wait = self.waits.get(f"%{index}")
         is_in_place = _INPLACE.match(node.target) is not None
         is_waited = is_in_place or wait is not None
+        is_dropped = wait is not None and wait not in self.read
+        reduce_op = find(texts, lambda text: text in _REDUCE_OPS)
         return Collective(
             phase=self.phase,
             op=op,
-            reduce_op=find(texts, lambda text: text in _REDUCE_OPS) or "",
+            reduce_op=reduce_op or "",
             dtype=dtype,
             shape=shape,
             group=group.removeprefix(_GROUP),
             waited=is_waited,
-            used=is_in_place or wait is None or wait in self.read,
+            used=is_in_place or not is_dropped,
             line=blamed_line(self.nodes, index),
         )
 
     def operand(self, node: Node) -> Node:
-        """The node that is reduced or gathered, or the collective itself where none is named."""
+        """The node that is reduced or gathered, or the collective itself where its first argument is not a node."""
         found = _REFERENCE.match(node.args[0]) if node.args else None
         return self.nodes[int(found[1])] if found else node
 
@@ -83,8 +85,8 @@ class _Scope:
 def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
     """The user's line for a node.
 
-    Where that is library code and nothing in the log names the caller, the nearest node before it (else after it)
-    that came from user code is named instead.
+    For a node on a line of library code whose caller is not known, the line of the nearest node before it (else after
+    it) that is on a user's line.
     """
     outwards = itertools.chain(range(index, -1, -1), range(index + 1, len(nodes)))
     lines = (users(nodes[place].line) for place in outwards)

@@ -35,14 +35,14 @@ __all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
 def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
     """Compare the ranks of every symmetry domain, layer by layer from cause to effect.
 
-    A domain whose ranks cannot finish comes first: what else differs is in it as well, or follows.
+    A domain whose ranks cannot finish comes first: differences in other domains follow from it.
     """
     found = [_compare(Domain(name, ranks, fetch, allowed)) for name, ranks in by_domain(digests).items()]
     return tuple(itertools.chain.from_iterable(sorted(found, key=_can_finish)))
 
 
 def _can_finish(found: Iterable[Divergence]) -> bool:
-    """True unless ranks issue different collectives."""
+    """True unless the ranks issue different collectives."""
     return all(divergence.cls != DivergenceClass.COLLECTIVES for divergence in found)
 
 
@@ -54,7 +54,7 @@ def _compare(domain: Domain) -> list[Divergence]:
     for slot in slots:
         absent = tuple(sorted(whole.difference(slot.compiles)))
         if absent and explained.issuperset(slot.compiles):
-            continue  # compiled behind a graph break, or as a part of what others compile whole: named already
+            continue  # compiled after a graph break, or a part of what other ranks compile whole: already reported
         here = _of_slot(domain, slot, absent)
         explained.update(*map(_explains_others, here))
         found += here
@@ -62,49 +62,58 @@ def _compare(domain: Domain) -> list[Divergence]:
 
 
 def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
-    """What differs in one compile; a defect in naming the cause does not cost the finding."""
+    """What differs in one compile; the finding is kept, without a cause, when naming the cause fails."""
     try:
-        return [compiled_alone(domain, slot, absent)] if absent else of_slot(domain, slot)
+        if absent:
+            return [compiled_alone(domain, slot, absent)]
+        return of_slot(domain, slot)
     except DEFECTS as error:
-        if not (absent or slot.differing):
+        is_different = absent or slot.differing
+        if not is_different:
             raise
         return [unexplained(domain, slot, absent, error)]
 
 
 def _explains_others(divergence: Divergence) -> tuple[int, ...]:
-    """Ranks whose further compiles follow from this finding."""
-    if divergence.cause == Cause.REGIONAL_COMPILE:
-        return divergence.ranks
-    if divergence.cause == Cause.GRAPH_BREAK:
-        return ranks_of(group for group in divergence.groups if group.item)
-    return ()
+    """Ranks whose further compiles are a consequence of this finding."""
+    broken = [group for group in divergence.groups if group.item]
+    explained = {Cause.REGIONAL_COMPILE: divergence.ranks, Cause.GRAPH_BREAK: ranks_of(broken)}
+    return explained.get(divergence.cause, ())
 
 
 def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
-    """Equal content under other labels or in another order: information, unless collectives change places."""
+    """Equal content under different labels or in a different order: information, unless collectives are reordered."""
     complete = [slot for slot in slots if len(slot.compiles) == len(domain.ranks)]
     ranks = list(domain.digests)
     found = order.swapped(complete, ranks, domain.name)
-    if found is None:
-        name, labels = order.labels(complete, ranks)
-        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)] if labels.differ() else []
-    reason = domain.reason(Layer.COLLECTIVES, Row(group.item for group in found.groups))
-    if reason:
-        found = found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
-    return [found]
+    if found:
+        return [_unless_declared(domain, found)]
+    name, labels = order.labels(complete, ranks)
+    if labels.differ():
+        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)]
+    return []
+
+
+def _unless_declared(domain: Domain, found: Divergence) -> Divergence:
+    """The finding, listed as declared where the allow-list says that it is intended."""
+    shown = Row(group.item for group in found.groups)
+    reason = domain.reason(Layer.COLLECTIVES, shown)
+    if not reason:
+        return found
+    return found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
 
 
 def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
-    """Equal content, loaded from a cache by some ranks and compiled by others: information."""
-    outcomes = [slot.compiles.map(_cache_outcome).where(bool) for slot in slots]
-    split = find(outcomes, lambda ranks: ranks.differ())
-    if split is None:
-        return []
-    return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", split)]
+    """Equal content that some ranks loaded from a cache and others compiled: information."""
+    for slot in slots:
+        outcomes = slot.compiles.map(_cache_outcome).where(bool)
+        if outcomes.differ():
+            return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", outcomes)]
+    return []
 
 
 def _cache_outcome(compile_: CompileDigest) -> str:
-    """Whether any of it was compiled, or all of it loaded; nothing where no cache was asked."""
+    """`miss` where any part was compiled, `hit` where all was loaded, empty where no cache was used."""
     ends = {event.rpartition("_")[2] for event in compile_.cache}
     return find(("miss", "hit"), lambda outcome: outcome in ends) or ""
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +55,11 @@ def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
 
 @dataclass
 class LoggedEvents:
-    """Events of one compile, and what they say."""
+    """Events of one compile, and what is read from them."""
 
     compile_id: str
     before: TraceEvent | None = None
-    """Start of the compile before of the same frame."""
+    """Start of the previous compile of the same frame."""
     events: list[TraceEvent] = field(default_factory=list)
 
     def all(self, *names: str) -> list[TraceEvent]:
@@ -71,21 +71,21 @@ class LoggedEvents:
         return last(self.all(name))
 
     def of_last_attempt(self, name: str) -> list[TraceEvent]:
-        """Events of that name in the last attempt that has any: what earlier ones saw was thrown away."""
+        """Events of that name in the last attempt that has any; Dynamo discards the results of earlier attempts."""
         by_attempt = grouped(self.all(name), lambda event: event.attempt)
         return by_attempt[max(by_attempt)] if by_attempt else []
 
     def payloads(self, name: str) -> list[str]:
-        """What the events of that name carry."""
+        """Payloads of the events of that name."""
         return [event.payload for event in self.all(name)]
 
     @property
     def start(self) -> TraceEvent | None:
-        """Its own start; a call that exceeded the recompile limit has that of the compile before."""
+        """Its own `dynamo_start`; a call that exceeded the recompile limit has that of the frame's previous compile."""
         return self.last("dynamo_start") or self.before
 
     def record(self, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
-        """Read everything; `table` holds the file names torch sent, `is_ended` says that no event will follow."""
+        """Parse all events; `table` holds the interned file names, with `is_ended` no event will follow."""
         stack = start_stack(self.start, table) if self.start else ()
         graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
@@ -116,7 +116,7 @@ class LoggedEvents:
         )
 
     def graph_events(self) -> list[TraceEvent]:
-        """Graphs from the last attempt's Dynamo graph on: a restart after tracing throws the earlier ones away."""
+        """Graphs from the last attempt's Dynamo graph on; Dynamo discards earlier ones when it restarts."""
         found = self.all(*GRAPH_KINDS)
         traced = self.of_last_attempt("dynamo_output_graph")
         return found[found.index(traced[0]) :] if traced else found
@@ -124,9 +124,7 @@ class LoggedEvents:
     def inputs(self) -> tuple[InputTensor, ...]:
         """Tensors of the last attempt."""
         sources = self.of_last_attempt("describe_source")
-        attempts = {source.attempt for source in sources}
-        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
-        tensors = indexed((event.metadata["describe_tensor"] for event in described), _described)
+        tensors = self.tensors({source.attempt for source in sources})
         constants: dict[str, str] = {}
         inputs: dict[str, InputTensor] = {}
         for event in sources:
@@ -137,30 +135,35 @@ class LoggedEvents:
                 inputs[source] = _input(source, tensor)
         return tuple(dict(sorted(inputs.items())).values())
 
+    def tensors(self, attempts: Collection[int]) -> dict[tuple[object, object], Mapping[str, Any]]:
+        """Descriptions of the tensors of some attempts, by identity."""
+        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
+        return indexed((event.metadata["describe_tensor"] for event in described), _described)
+
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
-        """Of the generated code, forward before backward."""
+        """Kernels of the generated code, forward before backward."""
         parsed = [parse_kernels(code, roles=roles) for code in self.payloads("inductor_output_code")]
         parsed.sort(key=lambda part: part[0] == "backward")
         return tuple(kernel for _, kernels in parsed for kernel in kernels)
 
     def breaks(self) -> tuple[GraphBreak, ...]:
-        """Each once, by line."""
+        """Graph breaks, each once, in order of their lines."""
         found = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
         return tuple(sorted(found, key=lambda found: (str(found.line), found.reason)))
 
     def recompile_reasons(self) -> tuple[str, ...]:
-        """One per cache entry, as torch words them."""
+        """Recompile reasons, one per cache entry, in torch's words."""
         reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
         return tuple(map(normalise.generic, reasons))
 
     def rank_reads(self) -> tuple[RankRead, ...] | None:
-        """Reads of the rank in traced code; None when nobody looked."""
+        """Reads of the rank in traced code; None when they were not recorded."""
         found = self.payloads(RANK_READS)
         reads = itertools.chain.from_iterable(map(json.loads, found))
         return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
 
     def metrics(self) -> Mapping[str, Any]:
-        """What torch says at the end of the compile."""
+        """The metrics that torch logs at the end of the compile."""
         found = self.last("compilation_metrics")
         body = found.metadata["compilation_metrics"] if found else {}
         return body if isinstance(body, Mapping) else {}
@@ -170,15 +173,18 @@ class LoggedEvents:
         return normalise.error(str(self.metrics().get("fail_reason") or ""))
 
     def failure_line(self) -> UserLine | None:
-        """The user's line at which it failed."""
+        """The user's line at which the compile failed."""
         metrics = self.metrics()
-        file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
+        file = metrics.get("fail_user_frame_filename")
+        line = metrics.get("fail_user_frame_lineno")
         if not file or not line:
             return None
-        return users(UserLine(file=str(file), line=int(line)))
+        failed_at = UserLine(file=str(file), line=int(line))
+        return users(failed_at)
 
     def limit_reached(self) -> bool:
-        """Torch gave up on the frame: it emits reasons and metrics but no start, and runs the frame eager."""
+        """True when the frame has reached the recompile limit: torch logs reasons and metrics but no start, and runs it
+        eager."""
         metrics = self.metrics()
         is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
         return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
@@ -195,7 +201,6 @@ def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
-    marks = {key: tensor[key] for key in sorted(tensor) if _DYNAMIC_MARKS.match(key) and tensor[key]}
     return InputTensor(
         source=source,
         dtype=str(tensor.get("dtype", "")).removeprefix("torch."),
@@ -203,14 +208,21 @@ def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
         stride=str(tensor.get("stride", "")),
         device=normalise.device(str(tensor.get("device", ""))),
         requires_grad=bool(tensor.get("requires_grad", False)),
-        dynamic=json.dumps(marks, sort_keys=True) if marks else "",
+        dynamic=_dynamic_marks(tensor),
     )
 
 
+def _dynamic_marks(tensor: Mapping[str, Any]) -> str:
+    """Marks such as `dynamo_dynamic_indices` of a tensor as JSON; empty for none."""
+    marks = {name: value for name, value in tensor.items() if value and _DYNAMIC_MARKS.match(name)}
+    return json.dumps(marks, sort_keys=True) if marks else ""
+
+
 def _texts(payload: str) -> list[str]:
-    """A JSON list of texts; a payload that is none is one text."""
+    """A JSON list of strings; any other payload is one string."""
     try:
         data = json.loads(payload)
     except json.JSONDecodeError:
         return [payload]
-    return list(map(str, data)) if isinstance(data, list) else [str(data)]
+    texts = data if isinstance(data, list) else [data]
+    return list(map(str, texts))

@@ -7,6 +7,7 @@ nothing can be hashed that cannot be explained.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence.layers import SPECS
@@ -32,9 +33,11 @@ from tpcompile.evidence.text.reasons import nearest_reason
 
 
 def digest_rank(record: RankRecord) -> RankDigest:
-    """Hash everything one rank knows: what travels between ranks."""
+    """Hash the evidence of one rank; the digest is what ranks exchange."""
     compiles = record.compiles
     recompiled = [compile_ for compile_ in compiles if compile_.recompile_reasons]
+    cut = [compile_ for compile_ in compiles if compile_.is_cut]
+    overwritten = itertools.chain.from_iterable(map(overwritten_items, compiles))
     return RankDigest(
         rank=record.rank,
         domain=record.domain,
@@ -42,25 +45,30 @@ def digest_rank(record: RankRecord) -> RankDigest:
         environment=_sha(rank_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
         counters=record.counters,
-        is_cut=record.is_cut or any(compile_.is_cut for compile_ in compiles),
+        is_cut=record.is_cut or bool(cut),
         splits=splits_of(record),
         regions_counted=sum(region.calls for region in record.regions),
         breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
-        recompile_reasons=tuple((c.phase, nearest_reason(c.recompile_reasons)) for c in recompiled),
+        recompile_reasons=tuple(map(_reason, recompiled)),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
         places=record.places,
         suspects=_suspects(record),
-        is_code_seen=any(c.rank_reads is not None for c in compiles),
+        is_code_seen=any(compile_.rank_reads is not None for compile_ in compiles),
         undeclared_ops=record.undeclared_ops,
-        overwritten=tuple(item for compile_ in compiles for item in overwritten_items(compile_)),
+        overwritten=tuple(overwritten),
         facts=record.facts,
     )
+
+
+def _reason(compile_: CompileRecord) -> tuple[str, str]:
+    """Phase of a recompile, and the reason of the closest cache entry."""
+    return compile_.phase, nearest_reason(compile_.recompile_reasons)
 
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
     found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, _where(compile_))]
-    # The surest of a line is kept: one trace may have passed it by, another not.
+    # Of one line the surest suspect is kept: not every trace reaches every line.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
     return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())
 
@@ -120,7 +128,7 @@ def frame_name(compile_: CompileRecord) -> str:
 
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
-    """(layer, part) pairs there is evidence for, from cause to effect; the rest is *not observed*."""
+    """(layer, part) pairs that were observed, from cause to effect; all others are *not observed*."""
     return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
 
 
@@ -138,7 +146,7 @@ environment_items = rank_items
 
 
 def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
-    """A layer that is a set has every item once, sorted: its order says nothing."""
+    """Items of an ordered layer as they are; of an unordered one each once, sorted."""
     if is_ordered:
         return tuple(items)
     unique = indexed(items, lambda item: item.key)

@@ -1,4 +1,4 @@
-"""Ranks that must agree: their digests, what they are asked for, and what is allowed to differ."""
+"""Ranks that must agree: their digests, their items, and the differences that are allowed."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Domain:
     _known: dict[tuple[int, int, Layer, str], tuple[Item, ...]] = field(default_factory=dict)
 
     def items(self, rank: int, index: int, layer: Layer, part: str = "") -> tuple[Item, ...]:
-        """What a rank has in one layer of one compile; asked for once."""
+        """The items of a rank in one layer of one compile; fetched once."""
         key = rank, index, layer, part
         if key not in self._known:
             self._known[key] = tuple(self.fetch(*key))
         return self._known[key]
 
     def reason(self, layer: Layer, row: Row) -> str:
-        """Why the allow-list says that this difference is intended; empty when it does not."""
+        """The allow-list's reason for this difference; empty when it is not declared."""
         return reason_for([layer], [item.text for item in row.present], self.allowed)
 
     @property
     def is_cut(self) -> bool:
-        """True when the log of any rank ends early."""
+        """True when the log of at least one rank ends early."""
         return any(digest.is_cut for digest in self.ranks)
 
     @functools.cached_property
@@ -50,11 +50,11 @@ class Domain:
         return ByRank({digest.rank: digest for digest in self.ranks})
 
     def coordinates(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Places of some ranks in the domain."""
+        """Coordinates of these ranks in the domain."""
         return tuple(self.digests[rank].coordinate for rank in ranks)
 
     def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> ByGroup[Seen]:
-        """One compile as the first rank of each group saw it."""
+        """One compile on the first rank of each group."""
         return ByGroup(Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups)
 
     def seen_by(self, rank: int) -> list[Seen]:
@@ -64,7 +64,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Seen:
-    """One compile as a rank saw it."""
+    """One compile on one rank."""
 
     domain: Domain
     rank: int
@@ -72,20 +72,20 @@ class Seen:
 
     @property
     def digest(self) -> RankDigest:
-        """All that is known of the rank."""
+        """The digest of the rank."""
         return self.domain.digests[self.rank]
 
     def items(self, layer: Layer, part: str = "") -> tuple[Item, ...]:
-        """What the rank has in one layer of it."""
+        """The items of one layer."""
         return self.domain.items(self.rank, self.compile.index, layer, part)
 
     def observed(self, layer: Layer) -> tuple[Item, ...]:
-        """The same, only where the rank observed the layer."""
+        """The items of one layer; empty where the rank did not observe it."""
         return () if self.compile.sha(layer) is None else self.items(layer)
 
 
 def reason_for(layers: Collection[str], texts: Sequence[str], allowed: Allowed) -> str:
-    """Why the allow-list says for one of the layers that these texts may differ; empty when it does not."""
+    """The allow-list's reason why these texts of one of the layers may differ; empty when it has none."""
     for layer, contains, reason in allowed:
         if layer in layers and all(contains in text for text in texts):
             return reason
@@ -99,5 +99,5 @@ def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
 
 
 def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:
-    """Groups of ranks, each with what it has."""
+    """The groups of ranks with their items, for a divergence."""
     return tuple(RankGroup(ranks=ranks, item=item) for ranks, item in zip(groups, row, strict=True))

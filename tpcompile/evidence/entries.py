@@ -1,4 +1,4 @@
-"""Cache entries that did not fit, and the compile that followed -> why the entry that was meant did not fit."""
+"""Cache entries whose guards failed, and the compile that followed -> why the closest entry failed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _UNKNOWN = math.inf
 
 
 def reason_of(seen: Seen) -> str:
-    """The reason of the entry whose inputs are most like those that came; "" for a first compile.
+    """The reason of the entry whose inputs are most like those of the compile; "" for a first compile.
 
-    Torch gives one reason per entry, the first guard that failed. With an entry for the prompt and one for a token, a
-    parameter that was frozen fails in the second, and the size of the token in the first: that entry was never meant.
+    Torch gives one reason per cache entry, the first guard that failed. With one entry for a prompt and one for a
+    token, a call with a token and a newly frozen parameter fails in both: in the entry for the token on the parameter,
+    in that for the prompt on the size. The former is the reason.
     """
     reasons = seen.compile.recompile_reasons
     if len(reasons) < 2:
@@ -29,13 +30,16 @@ def reason_of(seen: Seen) -> str:
 
 
 def _distance(seen: Seen, reason: str) -> float:
-    """Fields of inputs in which the entry of a reason and a compile differ; unknown where one was not observed."""
+    """Number of input fields that differ between a compile and a reason's entry; unknown if either was not observed."""
     entries = seen.digest.called(parse_reason(reason).entry)
-    before = _inputs(replace(seen, compile=entries[-1])) if entries else {}
-    now = _inputs(seen)
-    if not before or not now:
+    if not entries:
         return _UNKNOWN
-    return sum(_num_differing(before[about], now[about]) for about in before.keys() & now)
+    before = _inputs(replace(seen, compile=entries[-1]))
+    now = _inputs(seen)
+    if before and now:
+        common = before.keys() & now
+        return sum(_num_differing(before[about], now[about]) for about in common)
+    return _UNKNOWN
 
 
 def _inputs(seen: Seen) -> dict[str, Item]:

@@ -17,18 +17,20 @@ _SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")
 _EXPLANATION = "Explanation: "
-"""Before what torch explains about a graph break, behind what it was doing."""
+"""The mark before torch's explanation of a graph break."""
 _WORD_END = re.compile(r"[ ,}]")
 _WORDS = {"dynamic": "dynamic marks"}
 
 
 def headline(row: Row, groups: Groups) -> str:
-    """`autocast cpu: off / on`, or what one side has and the others have not."""
+    """`autocast cpu: off / on`, or what only some ranks have."""
     if not row.present:
         return "the ranks differ"
     if row.is_full:
         return _between(row)
-    return f"{_alone(row.first)}, on rank {ranks_text(ranks_in(groups, row.owners))} only"
+    text = _alone(row.first)
+    owners = ranks_in(groups, row.owners)
+    return f"{text}, on rank {ranks_text(owners)} only"
 
 
 def spoken(source: str) -> str:
@@ -38,7 +40,7 @@ def spoken(source: str) -> str:
 
 
 def _alone(item: Item) -> str:
-    """An item that has no counterpart."""
+    """The text of an item that only some ranks have."""
     return _ALONE.get(item.kind, _said)(item)
 
 
@@ -47,7 +49,7 @@ def _said(item: Item) -> str:
 
 
 def _between(row: Row) -> str:
-    """Items that say different things about the same."""
+    """The text of items about one thing that differ."""
     return _BETWEEN.get(row.first.kind, _values)(row)
 
 
@@ -73,7 +75,8 @@ def _call(item: Item) -> str:
 def _guards(row: Row) -> str:
     notes = row.first.notes
     if row.has_all("value"):
-        return f"{spoken(notes.get('subject', row.first.about))} == {_versus(row.notes('value'))}"
+        subject = notes.get("subject", row.first.about)
+        return f"{spoken(subject)} == {_versus(row.notes('value'))}"
     about = f"guard on {spoken(row.first.about)}"
     properties = notes if "keys" in notes else {}
     differing = find(properties, row.differs_in_note)
@@ -83,13 +86,17 @@ def _guards(row: Row) -> str:
 
 
 def _fields(row: Row) -> str:
-    """The fields in which they differ, the first two."""
+    """The fields in which an input or a collective differs, the first two."""
     first = row.first
     differing = row.differing(first.fields)
     if "op" in differing:
         return f"{first.about}: {_versus(row.values('op'))}"
-    about = spoken(first.about) if first.kind == ItemKind.INPUT else f"{first.about} {first.fields['op']}"
-    shown = [f"{_WORDS.get(name, name)} {_versus(row.values(name))}" for name in differing[:2]]
+    is_input = first.kind == ItemKind.INPUT
+    about = spoken(first.about) if is_input else f"{first.about} {first.fields['op']}"
+    shown: list[str] = []
+    for name in differing[:2]:
+        word = _WORDS.get(name, name)
+        shown.append(f"{word} {_versus(row.values(name))}")
     return f"{about}: {', '.join(shown)}"
 
 
@@ -98,21 +105,26 @@ def _versus(texts: Iterable[str]) -> str:
 
 
 def differing_part(texts: Sequence[str]) -> list[str]:
-    """What tells texts apart: of texts that fit on a line the whole, of longer ones the part around the difference."""
+    """The difference between texts: short texts whole, of longer ones the part around the difference."""
     is_short = max(map(len, texts)) <= _BRIEF
     if is_short or not differ(texts):
         return list(map(_cut, texts))
-    before = _common_start(texts)
-    behind = _common_start([text[before:][::-1] for text in texts])
-    # Whole words: `dtype=float32`, not `32`.
-    start = _word_start(texts[0], before)
-    parts = [text[start : _word_end(text, len(text) - behind)] for text in texts]
+    parts = _differing_words(texts)
     shown_from = max(0, _common_start(parts) - _BRIEF // 2)
     return [_cut(part[shown_from:]) for part in parts]
 
 
+def _differing_words(texts: Sequence[str]) -> list[str]:
+    """The texts without their common start and end, in whole words: `dtype=float32`, not `32`."""
+    num_before = _common_start(texts)
+    reversed_rests = [text[num_before:][::-1] for text in texts]
+    num_behind = _common_start(reversed_rests)
+    start = _word_start(texts[0], num_before)
+    return [text[start : _word_end(text, len(text) - num_behind)] for text in texts]
+
+
 def _common_start(texts: Sequence[str]) -> int:
-    """Number of characters with which all of the texts begin."""
+    """Length of the common prefix of the texts."""
     same = itertools.takewhile(lambda column: not differ(column), zip(*texts, strict=False))
     return len(list(same))
 
@@ -138,11 +150,11 @@ _ALONE: Mapping[ItemKind, Callable[[Item], str]] = {
     ItemKind.GUARD: lambda item: _cut(spoken(item.fields["expression"])),
     ItemKind.COLLECTIVE: lambda item: _cut(f"{item.about} {item.says}"),
 }
-"""How an item is told that has no counterpart."""
+"""Kind -> the text of an item that only some ranks have."""
 _BETWEEN: Mapping[ItemKind, Callable[[Row], str]] = {
     ItemKind.NODE: _nodes,
     ItemKind.GUARD: _guards,
     ItemKind.INPUT: _fields,
     ItemKind.COLLECTIVE: _fields,
 }
-"""How items are told that say different things about the same."""
+"""Kind -> the text of items about one thing that differ."""

@@ -1,16 +1,17 @@
-"""Raw text of one compile -> what was normalised in it, counted and hashed: hidden from digests, not from people."""
+"""Raw text of one compile -> what is normalised in it, counted and hashed: not part of digests, shown in the report."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.align import Slot, align
 from tpcompile.evidence.domain import by_domain
 from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import differ, grouped
 
 OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
 
@@ -30,21 +31,26 @@ _LAYERS = {
 
 
 def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
-    """`(event name, raw text)` of one compile -> per layer and kind, how many lines hold it and the hash of it."""
+    """`(event name, raw text)` of one compile -> per layer and kind, the number of occurrences and their hash."""
     texts: defaultdict[Layer, list[str]] = defaultdict(list)
     for name, payload in payloads:
         if name in _LAYERS:
-            texts[_LAYERS[name]].append(payload)
+            layer = _LAYERS[name]
+            texts[layer].append(payload)
     removed: list[Normalised] = []
     for layer, parts in texts.items():
         text = "\n".join(parts)
-        removed += [_removed(kind, layer, pattern.findall(text)) for kind, pattern in _KINDS.items()]
-    return tuple(one for one in removed if one.num_items)
+        removed += _removed(layer, text)
+    return tuple(removed)
 
 
-def _removed(kind: str, layer: Layer, texts: Sequence[str]) -> Normalised:
-    sha = hashlib.sha256(repr(texts).encode()).hexdigest()
-    return Normalised(kind=kind, layer=layer, num_items=len(texts), sha256=sha)
+def _removed(layer: Layer, text: str) -> Iterator[Normalised]:
+    """What is normalised in the text of a layer, one record per kind that occurs."""
+    for kind, pattern in _KINDS.items():
+        found = pattern.findall(text)
+        if found:
+            sha = hashlib.sha256(repr(found).encode()).hexdigest()
+            yield Normalised(kind=kind, layer=layer, num_items=len(found), sha256=sha)
 
 
 _UNITS = {
@@ -56,11 +62,11 @@ _UNITS = {
 
 
 def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
-    """What the ranks' raw text differed in and the digests do not show: one check for information, or none."""
+    """Differences of the ranks' raw text that the digests leave out: one check for information, or none."""
     counts: Counter[tuple[str, Layer]] = Counter()
     for ranks in by_domain(digests).values():
         for slot in align(ranks):
-            counts += _hidden(slot)
+            counts += _hidden(slot)  # keeps positive counts only
     if not counts:
         return []
     texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
@@ -76,12 +82,14 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
-    """Kind and layer of what the raw text of one compile differs in -> how many lines."""
-    removed = [one for compile_ in slot.compiles.values() for one in compile_.normalised]
-    counts: Counter[tuple[str, Layer]] = Counter()
+    """Kind and layer -> number of lines that hold it, where the ranks' raw text of one compile differs in it."""
+    removed = itertools.chain.from_iterable(compile_.normalised for compile_ in slot.compiles.values())
     by_kind = grouped(removed, lambda one: (one.kind, one.layer))
-    for key, seen in by_kind.items():
-        hashes = {one.sha256 for one in seen}
-        if len(hashes) > 1:
-            counts[key] = max(one.num_items for one in seen)
-    return counts
+    return Counter({key: _num_differing(of_kind) for key, of_kind in by_kind.items()})
+
+
+def _num_differing(removed: Sequence[Normalised]) -> int:
+    """Number of lines on which the ranks differ, at most; 0 where their hashes agree."""
+    if differ(one.sha256 for one in removed):
+        return max(one.num_items for one in removed)
+    return 0

@@ -1,4 +1,4 @@
-"""One compile that all ranks made -> what is listed about it, and the one finding that explains the rest."""
+"""One compile that all ranks made -> its listed differences, and the one finding that explains the others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def environment(domain: Domain) -> list[Divergence]:
 
 
 def _as_compile(digest: RankDigest) -> CompileDigest:
-    """What belongs to the rank, in the form of a compile: details are asked for under the index -1."""
+    """The environment of a rank in the form of a compile; its items are fetched under the index -1."""
     layer = LayerDigest(layer=Layer.ENVIRONMENT, sha256=digest.environment, num_items=0)
     return CompileDigest(index=-1, compile_id="", phase="", frame="", layers=(layer,))
 
@@ -61,26 +61,34 @@ class _Compile:
     """One compile as all ranks saw it."""
 
     def __init__(self, domain: Domain, slot: Slot) -> None:
-        self.domain, self.slot = domain, slot
+        self.domain = domain
+        self.slot = slot
         differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
         self.differing = sorted(differing, key=lambda layer: layer.place)
-        """From cause to effect."""
+        """Layers and parts that differ, from cause to effect."""
         self.layers = list(dict.fromkeys(layer.layer for layer in self.differing))
 
     def findings(self) -> list[Divergence]:
-        """What is listed in the user's program, and the layer that says what happened, or else what differs below."""
+        """What is listed in the user's program, then the finding of the layer that explains the rest, or else what
+        differs in the lowered layers."""
         by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
-        strict, loose = by_kind.get(True, []), by_kind.get(False, [])
-        listed = [divergence for layer in strict for divergence in layer.listed]
-        red = [layer for layer in strict if layer.is_red]
+        strict = by_kind.get(True, [])
+        loose = by_kind.get(False, [])
+        found: list[Divergence] = []
+        red: list[_Layer] = []
+        for layer in strict:
+            found += layer.listed
+            if layer.is_red:
+                red.append(layer)
         if red:
-            below = self.explained_by(red)
+            found += self.explained_by(red)
         else:
-            below = self.lowered(strict, loose) or self.backends()
-        return [*listed, *below]
+            lowered = self.lowered(strict, loose)
+            found += lowered or self.backends()
+        return found
 
     def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
-        """Of several layers the one that names most directly what happened; the others are its consequences."""
+        """The finding of the layer that names most directly what happened; the others are its consequences."""
         found = min(red, key=lambda layer: layer.explanation.directness)
         # A backend that does not lower leaves the collectives of the Dynamo graph, worded differently.
         backends = self.backends() if found.layer == Layer.COLLECTIVES else []
@@ -93,31 +101,33 @@ class _Compile:
     def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
         """What differs below equal programs.
 
-        A declared input or constant is in the lowered graph too, and both are in the code made from it; a declared
+        A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
         is padded in the backward. Nothing of that explains why the code issues its collectives in another order. Of a
         log that ended before the guards of a compile none of that can be told.
         """
-        if self.domain.is_cut and self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None):
+        unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
+        if unguarded and self.domain.is_cut:
             return []
         found: list[Divergence] = []
         is_explained = any(layer.explains_below for layer in strict)
         for layer in loose:
-            is_consequence = is_explained or layer.is_made_from_lowered
-            if is_consequence and not layer.is_reordered:
+            if layer.is_consequence(is_explained=is_explained):
                 continue
             found += layer.findings()
-            if layer.is_red and not found[-1].is_choice:
+            if not layer.is_red:
+                continue
+            is_explained = True
+            if not found[-1].is_choice:
                 break
-            is_explained |= layer.is_red
         return found
 
     def backends(self) -> list[Divergence]:
-        """Ranks that lowered the same frame further than others, although none loaded it from a cache."""
-        compiles = self.slot.compiles
-        reached = compiles.map(_reached)
+        """The finding where some ranks lowered a frame further than others and none loaded it from a cache."""
+        reached = self.slot.compiles.map(_reached)
+        loaded = self.slot.compiles.where(lambda compile_: compile_.is_loaded)
         is_unknown = self.domain.is_cut or "" in reached.values()
-        if is_unknown or compiles.where(lambda compile_: compile_.is_loaded) or not reached.differ():
+        if is_unknown or loaded or not reached.differ():
             return []
         groups = reached.groups()
         row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
@@ -142,11 +152,13 @@ class _Compile:
 
 
 def _reached(compile_: CompileDigest) -> str:
-    """How far a compile went; nothing for a frame without a graph."""
+    """How far a compile was lowered; empty for a frame without a graph."""
     layers = {digest.layer for digest in compile_.layers}
-    if not layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES}):
+    has_graph = layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES})
+    if not has_graph:
         return ""
-    furthest = max(layers & _REACHED.keys(), key=list(_REACHED).index)
+    order = list(_REACHED)
+    furthest = max(layers & _REACHED.keys(), key=order.index)
     return _REACHED[furthest]
 
 
@@ -176,24 +188,29 @@ class _Layer:
 
     @property
     def is_red(self) -> bool:
-        """True when something is left that nobody declared."""
+        """True when a difference is left that is not declared."""
         return bool(self.difference.rows)
 
     @property
     def explains_below(self) -> bool:
-        """True where lowered graphs and code follow from what is listed here."""
+        """True where differences of lowered graphs and code follow from what is listed here."""
         return self.layer != Layer.GUARDS or bool(self._followed.rows)
 
     @property
     def is_made_from_lowered(self) -> bool:
-        """True for code whose lowered graph differs, too."""
+        """True for generated code whose lowered graph differs too."""
         layer, part = self.key
         return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.slot.differing
 
+    def is_consequence(self, *, is_explained: bool) -> bool:
+        """True where the code follows from its lowered graph, or from what a layer above explains."""
+        follows = is_explained or self.is_made_from_lowered
+        return follows and not self.is_reordered
+
     @property
     def is_reordered(self) -> bool:
-        """True when the code issues its collectives in another order, although the graphs have the same."""
-        # Where collectives are declared the code follows.
+        """True when the code issues its collectives in a different order under equal graphs."""
+        # Where a difference of collectives is declared, the code follows from it.
         is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
         return is_own and is_reordered(self._own_items)
 
@@ -207,21 +224,22 @@ class _Layer:
 
     @functools.cached_property
     def _followed(self) -> Followed:
-        """What follows the rank's coordinate, told from the rest."""
+        """Rows that follow the rank's coordinate, apart from the others."""
         rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
         return self.spec.follow(Difference(self.layer, self.groups, self._own_items, rows, self))
 
     @functools.cached_property
     def _by_reason(self) -> dict[str, list[Row]]:
-        """Why the rest is intended, as the allow-list says -> rows; under "" those that nobody declared."""
+        """Reason from the allow-list -> the other rows; under "" those that are not declared."""
         return grouped(self._followed.left, lambda row: self.whole.domain.reason(self.layer, row))
 
     @functools.cached_property
     def listed(self) -> list[Divergence]:
-        """What follows the rank's coordinate, and the first that is declared."""
+        """One divergence for the rows that follow the rank's coordinate, and one for the first declared row."""
         found: list[Divergence] = []
-        if self._followed.rows:
-            found.append(self._listed(self._followed.rows[0], DivergenceClass.RANK_PARAMETRIC, self._followed.says))
+        followed = self._followed
+        if followed.rows:
+            found.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
         reason = find(self._by_reason, bool)
         if reason:
             row = self._by_reason[reason][0]
@@ -230,7 +248,7 @@ class _Layer:
 
     @functools.cached_property
     def difference(self) -> Difference:
-        """What is left."""
+        """The rows that are neither rank-parametric nor declared."""
         return Difference(self.layer, self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
 
     @functools.cached_property
@@ -241,7 +259,7 @@ class _Layer:
     # What an explanation may ask of the compile.
 
     def items(self, layer: Layer) -> Items:
-        """Items of another layer, for the groups of this one; none where that layer was not observed."""
+        """Items of a different layer, for the groups of this one; none where that layer was not observed."""
         is_known = all(seen.compile.sha(layer) for seen in self._seen)
         return Items(seen.items(layer) if is_known else () for seen in self._seen)
 
@@ -269,16 +287,17 @@ class _Layer:
         return [*self.listed, self.red()] if self.is_red else self.listed
 
     def red(self) -> Divergence:
-        """The finding; the ranks that evidence names come last."""
+        """The finding; the ranks that the evidence names come last."""
         found = self.explanation
         order, groups = self._shown(found)
         row = found.row.picked(order)
         held, failed = _both_sides(found.guard, order)
-        # In generated code only the calls themselves say whether the ranks will wait for each other.
+        # For generated code the calls in it decide whether the ranks will wait for each other.
         follows = self.layer != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
+        hangs = found.hangs or follows
         return Divergence(
             layer=self.layer,
-            cls=DivergenceClass.COLLECTIVES if found.hangs or follows else DivergenceClass.CONTENT,
+            cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
             domain=self.whole.domain.name,
             where=self._where(),
             groups=self.whole.sides(groups, row, found.cause),
@@ -293,19 +312,21 @@ class _Layer:
         )
 
     def _shown(self, found: Explanation) -> tuple[list[int], Groups]:
-        """Groups to show: those that evidence names last, and one for all ranks that run the same program.
+        """Order of the groups, and their ranks: the guilty ones last, ranks with the same program in one group.
 
-        Each rank may have a guard of its own on its rank, and one of them alone a different program.
+        Every rank may have a guard of its own on its rank, while only one of them has a different program.
         """
-        programs = self._programs() if found.directness == Directness.VALUE else ()
+        is_value = found.directness == Directness.VALUE
+        programs = self._programs() if is_value else ()
         if len(programs) > 1:
-            firsts = [ranks[0] for ranks in self.groups]
-            return [firsts.index(ranks[0]) for ranks in programs], programs
+            index_of = {ranks[0]: index for index, ranks in enumerate(self.groups)}
+            order = [index_of[ranks[0]] for ranks in programs]
+            return order, programs
         order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
-        return order, tuple(self.groups[index] for index in order)
+        return order, ByGroup(self.groups).picked(order)
 
     def _programs(self) -> Groups:
-        """Ranks by program, where no group has more than one; else nothing."""
+        """Groups of ranks with equal programs; empty if the ranks of any group have different programs."""
         ranks = itertools.chain.from_iterable(self.groups)
         programs = self.whole.slot.compiles.among(ranks).map(lambda compile_: compile_.sha(Layer.GRAPH))
         is_split = any(programs.among(group).differ() for group in self.groups)
@@ -331,8 +352,9 @@ class _Layer:
 
 
 def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
-    """What the guard says on the first side and on the last; nothing unless all have it."""
-    if not guard or not guard.is_full:
+    """The guard of the first group and of the last; empty unless all groups have it."""
+    is_known = bool(guard) and guard.is_full
+    if not is_known:
         return "", ""
     shown = guard.picked(order).present
     return shown[0].says, shown[-1].says

@@ -1,4 +1,4 @@
-"""What a layer is, what it is given to explain a difference, and what it answers."""
+"""The interface of a layer: its specification, the difference that it is given, the explanation that it returns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Directness(IntEnum):
     """How directly an explanation names what happened: of several layers that differ, the lowest is the finding."""
 
     ENDED = 0
-    """A graph break or a failed compile: whatever comes later is missing."""
+    """A graph break or a failed compile: everything after it is missing."""
     TOOLCHAIN = 1
     """A different backend."""
     STATE = 2
     """A setting of the process that is guarded."""
     FED = 3
-    """A tensor that both sides have, with other metadata."""
+    """An input that both sides have, with different metadata."""
     ARRANGED = 4
     """Order of a container, tensors that are one object."""
     COLLECTIVE = 5
@@ -31,16 +31,16 @@ class Directness(IntEnum):
     VALUE = 6
     """A Python value that is guarded on both sides."""
     RESULT = 7
-    """A tensor in the program has other metadata: what it was made from says why."""
+    """A tensor in the program with different metadata; the reason is what it was computed from."""
     PROGRAM = 8
     """A different node of the program."""
     ONE_SIDED = 9
-    """Something that only one side has."""
+    """An item that only one side has."""
     LOWERED = 10
 
 
 class Compile(Protocol):
-    """The compile in which a layer differs, as all ranks saw it; groups are those of the difference."""
+    """The compile in which a layer differs, on all ranks; groups are those of the difference."""
 
     def items(self, layer: Layer) -> Items:
         """Items of a layer, of the first part."""
@@ -49,10 +49,10 @@ class Compile(Protocol):
         """True when the hashes of that layer differ."""
 
     def is_symbolic(self) -> ByGroup[bool]:
-        """For each group: a size is a symbol."""
+        """For each group: whether any size is symbolic."""
 
     def coordinates(self) -> Groups:
-        """For each group: places of its ranks in the domain."""
+        """For each group: coordinates of its ranks in the domain."""
 
     def rank_reads(self) -> Sequence[RankRead]:
         """Reads of the rank in the traced code of this frame, sure ones only."""
@@ -66,7 +66,7 @@ class Difference:
     groups: Groups
     items: Items
     rows: tuple[Row, ...]
-    """What differs and nobody declared."""
+    """The rows that differ and are not declared."""
     compile: Compile
 
     def rows_with(self, note: str) -> list[Row]:
@@ -74,17 +74,17 @@ class Difference:
         return [row for row in self.rows if row.has_all(note)]
 
     def following(self, rows: Sequence[Row], says: str) -> Followed:
-        """These rows follow the rank's coordinate, the others are left."""
+        """`Followed` with these rows; the others are left."""
         left = [row for row in self.rows if row not in rows]
         return Followed(left, rows, says if rows else "")
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What follows the rank's coordinate in a layer: healthy, and listed."""
+    """The rows of a layer that follow the rank's coordinate: healthy, and listed."""
 
     left: Sequence[Row]
-    """What does not."""
+    """The rows that do not."""
     rows: Sequence[Row] = ()
     says: str = ""
 
@@ -96,18 +96,18 @@ class Explanation:
     cause: Cause
     directness: Directness
     row: Row
-    """The items to show, one per group."""
+    """The items that are shown, one per group."""
     headline: str = ""
-    """The difference in one line; by default that of the row."""
+    """The difference in one line; by default made from the row."""
     guilty: frozenset[int] = frozenset()
-    """Indices of the groups that evidence names."""
+    """Indices of the groups that the evidence names."""
     hangs: bool = False
     guard: Row = field(default_factory=Row)
-    """The guard behind it, where there is one."""
+    """The guard that shows the cause, where there is one."""
 
 
 def in_one_part(*, is_observed: bool) -> Sequence[str]:
-    """The parts of a layer that has one only."""
+    """The parts of a layer that has only one."""
     return ("",) if is_observed else ()
 
 
@@ -119,12 +119,12 @@ class LayerSpec:
     explain: Callable[[Difference], Explanation]
     items: Callable[[CompileRecord, str], Iterable[Item]] = lambda _compile, _part: ()
     parts: Callable[[CompileRecord], Sequence[str]] = lambda _compile: ()
-    """Parts of the layer that were observed; the rest is *not observed*, never different."""
+    """Parts of the layer that were observed; all others are *not observed*, never different."""
     of_rank: Callable[[RankRecord], Iterable[Item]] = field(default=lambda _record: ())
     """Items that belong to the rank, not to a compile."""
     follow: Callable[[Difference], Followed] = lambda difference: Followed(difference.rows)
-    """Rows that follow the rank's coordinate, told from the rest."""
+    """Separates rows that follow the rank's coordinate from the others."""
     is_strict: bool = True
-    """The user's program: equal on every rank of a domain, or red."""
+    """True for a layer of the user's program: any difference within a domain is red unless declared."""
     is_ordered: bool = True
-    """Compared by position; else by what items are about."""
+    """True when items are compared by position, False when by what they are about."""

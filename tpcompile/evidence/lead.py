@@ -1,4 +1,4 @@
-"""A finding or a failed check -> what a reader needs first, and the same in one line."""
+"""A finding or a failed check -> what the report shows first, and the same in one line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from tpcompile.evidence.text.ranks import ranks_text
 
 
 def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
-    """The first red thing: a check of `causes` explains a difference, a difference explains every other check."""
-    cause = find(checks, lambda check: check.is_red and check.id in causes)
+    """The failure to show first: a check of `causes`, else a red divergence, else any other failed check."""
+    failed = [check for check in checks if check.is_red]
+    cause = find(failed, lambda check: check.id in causes)
     if cause:
         return of_check(cause)
     differing = find(divergences, lambda divergence: divergence.is_red)
     if differing:
         return of_divergence(differing)
-    failed = find(checks, lambda check: check.is_red)
-    return of_check(failed) if failed else None
+    if failed:
+        return of_check(failed[0])
+    return None
 
 
 def num_passed(checks: Sequence[Check]) -> int:
@@ -42,7 +44,7 @@ def of_divergence(divergence: Divergence) -> Lead:
 
 
 def of_check(check: Check) -> Lead:
-    """The same of a failed check; its name stands for a cause where there is none."""
+    """The same of a failed check; one without a cause is shown by its name."""
     is_named = check.cause != Cause.UNKNOWN
     return Lead(
         cause=check.cause,
@@ -59,11 +61,12 @@ def cause_text(lead: Lead) -> str:
 
 
 def who_text(lead: Lead) -> str:
-    """`rank 1`, or `ranks 0-1 differ` where nothing says which is wrong; empty for none."""
+    """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks."""
     if not lead.ranks:
         return ""
     name = "rank" if len(lead.ranks) == 1 else "ranks"
-    return f"{name} {ranks_text(lead.ranks)}" + ("" if lead.is_rank_known else " differ")
+    text = f"{name} {ranks_text(lead.ranks)}"
+    return text if lead.is_rank_known else f"{text} differ"
 
 
 def summary(lead: Lead) -> str:

@@ -1,4 +1,4 @@
-"""Compiles that all ranks made -> whether they came in the same order: a hang where collectives change places."""
+"""Compiles that all ranks made -> whether the order is the same: a hang where collectives are reordered."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tpcompile.evidence.several import differ
 
 
 def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Divergence | None:
-    """Programs with collectives that ranks entered in another order: code runs when it is compiled.
+    """The first program with collectives that ranks entered in a different order: code runs when it is compiled.
 
-    Variants of one function that issue the same collectives may change places.
+    Variants of one function that issue the same collectives may be entered in any order.
     """
     issuing = list(filter(_has_collectives, slots))
     entered = ByRank({rank: _entered(issuing, rank) for rank in ranks})
     issued = entered.map(_all_issued)
-    if not issued.differ():
-        return None
     groups = issued.groups()
-    columns = list(zip(*(entered[ranks[0]] for ranks in groups), strict=True))
-    place = [differ(map(_issues, column)) for column in columns].index(True)
-    return _at_place(groups, columns[place], place + 1, domain)
+    columns = zip(*(entered[ranks[0]] for ranks in groups), strict=True)
+    for number, column in enumerate(columns, start=1):
+        if differ(map(_issues, column)):
+            return _at_place(groups, column, number, domain)
+    return None
 
 
 def _at_place(groups: Groups, slots: Sequence[Slot], number: int, domain: str) -> Divergence:
@@ -51,7 +51,7 @@ def _side(ranks: tuple[int, ...], slot: Slot, number: int) -> RankGroup:
 
 
 def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str]]:
-    """What each rank calls the compiles that all made: their order, or where that is the same their ids."""
+    """The order of the compiles that all ranks made, by rank; where the order is the same, their compile ids."""
     orders = ByRank({rank: str(_order(slots, rank)) for rank in ranks})
     ids = ByRank({rank: str(_ids(slots, rank)) for rank in ranks})
     return ("order of compiles", orders) if orders.differ() else ("compile ids", ids)
@@ -74,7 +74,7 @@ def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:
 
 
 def _issues(slot: Slot) -> tuple[str, str | None]:
-    """What tells slots apart for whoever waits in them; where its ranks differ, that is a finding of its own."""
+    """Frame and collectives of a slot on its first rank; where its ranks differ, that is a finding of its own."""
     first = slot.compiles[min(slot.compiles)]
     return first.frame, first.sha(Layer.COLLECTIVES)
 

@@ -1,12 +1,13 @@
-"""Lowered items, or guards, of several ranks -> what follows the rank's coordinate.
+"""Lowered items, or guards, of several ranks -> those that follow the rank's coordinate.
 
-A healthy DTensor model differs here: vocabulary-shard bounds, the index of a split. Such a constant *addresses*
-data (a bound, an offset, an index). One that *scales* data, a float or a factor of a float tensor, changes the
-numbers and is never explained away, although two ranks would always fit a line.
+Healthy DTensor models differ here: vocabulary-shard bounds, the index of a split. Such a constant *addresses* data
+(a bound, an offset, an index). A constant that *scales* data, a float or a factor of a float tensor, changes the
+numbers and is always reported, although the values of two ranks always fit a line.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -32,8 +33,10 @@ def lowered_constants(difference: Difference) -> Followed:
     if difference.compile.differs(Layer.COLLECTIVES):
         return nothing
     rows = constants(difference.items, difference.compile.coordinates())
+    if not rows:
+        return nothing
     says = f"{len(rows)} lowered constant(s) follow the rank's coordinate under equal Dynamo graphs"
-    return Followed((), rows, says) if rows else nothing
+    return Followed((), rows, says)
 
 
 def uneven_shards(difference: Difference) -> Followed:
@@ -45,14 +48,14 @@ def uneven_shards(difference: Difference) -> Followed:
 
 
 def constants(items: Items, coordinates: Groups) -> list[Row]:
-    """Rows of items that differ between ranks only in rank-parametric constants; none when anything else differs.
+    """Rows of items that differ only in constants that follow the rank's coordinate; none when anything else differs.
 
-    `items[k]` are the lowered items of the ranks at `coordinates[k]`; each rank must be alone in its group.
+    `items[k]` are the lowered items of the ranks at `coordinates[k]`; every group must have exactly one rank.
     """
-    is_alone = set(map(len, coordinates)) == {1}
-    if not is_alone or items.differ(len):
+    places = list(itertools.chain.from_iterable(coordinates))
+    has_one_rank_each = len(places) == len(coordinates)
+    if items.differ(len) or not has_one_rank_each:
         return []
-    places = [at for (at,) in coordinates]
     rows = items.differing()
     are_parametric = all(_is_parametric(row, places) for row in rows)
     return rows if are_parametric else []
@@ -63,7 +66,7 @@ def _is_parametric(row: Row, coordinates: Sequence[int]) -> bool:
 
 
 def addresses(row: Row) -> bool:
-    """True for nodes that differ in integers only, and use them to address data."""
+    """True for nodes that differ only in integers, and use them to address data."""
     if not row.all_are(lambda item: item.kind == ItemKind.NODE) or not row.agree_in(_call):
         return False
     is_bound = _ADDRESSING.match(row.first.fields["target"]) is not None
@@ -82,25 +85,31 @@ def _call(item: Item) -> tuple[str, ...]:
 
 
 def integers(text: str) -> list[int]:
-    """Integers in the text of arguments; references to nodes are none."""
+    """Integers in the text of arguments, without references to nodes."""
     return list(map(int, _INTEGER.findall(text)))
 
 
 def is_uneven_shard(row: Row, coordinates: Groups) -> bool:
-    """True for the guard on the local tensor of a DTensor whose dimension the ranks do not divide.
+    """True for guards on the local tensor of a DTensor whose sharded dimension is not divisible by the ranks.
 
-    `row[k]` is what the ranks at `coordinates[k]` have: equal but for one size, which every rank but the last to hold
-    anything has whole, as `torch.chunk` splits; strides follow the sizes.
+    `row[k]` is what the ranks at `coordinates[k]` have. They must be equal except for one size, split as `torch.chunk`
+    does: whole chunks, then the rest, then nothing; strides follow the sizes.
     """
-    if not row.all_are(_is_local_tensor) or not row.agree_in(_without_sizes):
+    differs_in_size = row.all_are(_is_local_tensor) and row.agree_in(_without_sizes)
+    if not differs_in_size:
         return False
     sizes = list(map(integers, row.notes("size")))
     strides = list(map(integers, row.notes("stride")))
-    if differ(map(len, sizes)):
+    if differ(map(len, sizes)) or not _have_one_layout(sizes, strides):
         return False
     uneven = list(filter(differ, zip(*sizes, strict=True)))
-    has_one_layout = not differ(map(tuple, strides)) or strides == list(map(_contiguous, sizes))
-    return len(uneven) == 1 and has_one_layout and _is_chunked(uneven[0], coordinates)
+    return len(uneven) == 1 and _is_chunked(uneven[0], coordinates)
+
+
+def _have_one_layout(sizes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
+    """True where the strides are equal, or each are those of a contiguous tensor of its size."""
+    are_equal = not differ(map(tuple, strides))
+    return are_equal or list(strides) == list(map(_contiguous, sizes))
 
 
 def _is_local_tensor(item: Item) -> bool:

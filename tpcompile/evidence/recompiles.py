@@ -64,21 +64,19 @@ _ADVICE = {
 def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
     """The recompile of a record that has reasons; its line is that of the guard when torch names none.
 
-    Torch gives one reason per cache entry; that of the entry that fitted best is taken.
+    Torch gives one reason per cache entry; the reason of the closest entry is taken.
     """
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
     line = reason.line or _line_of(reason.source, compile_)
-    head = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
-    return Recompile(
-        phase=compile_.phase,
-        frame=frame,
-        reason=head,
-        line=line and with_whole_path(line, {frame.file for frame in compile_.stack}),
-    )
+    if line is not None:
+        files = {frame.file for frame in compile_.stack}
+        line = with_whole_path(line, files)
+    text = f"{reason.entry}: {reason.guard}" if reason.entry else reason.guard
+    return Recompile(phase=compile_.phase, frame=frame, reason=text, line=line)
 
 
 def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
-    """Where the program first asks for the value: the guard of this compile on the same source."""
+    """The line where the program first reads the value, by this compile's guard on the same source."""
     names = {source, f"L['{source}']"} if source else set[str]()
     asked = [guard for guard in compile_.guards if guard.source in names]
     return first(lines_of(asked)) or compile_.line
@@ -87,8 +85,8 @@ def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
 def recompile_causes(
     digests: Sequence[RankDigest], *, expected_phases: Sequence[str] = ()
 ) -> tuple[RecompileCause, ...]:
-    """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` are left out: they were asked
-    to recompile."""
+    """Recompiles of all ranks by guard and line, most frequent first. `expected_phases` recompile by design and are
+    left out."""
     seen = [_Seen(digest.rank, recompile) for digest in digests for recompile in digest.recompiles]
     unasked = [one for one in seen if one.recompile.phase not in expected_phases]
     causes = map(_cause, grouped(unasked, lambda one: one.key).values())
@@ -115,7 +113,7 @@ class _Seen:
 
     @property
     def change(self) -> str:
-        """`8 -> 9`, or what was expected where torch does not say what came."""
+        """`8 -> 9`, or the expected value where torch does not log the actual one."""
         reason = self.reason
         return f"{reason.expected} -> {reason.actual}" if reason.actual else reason.expected
 
@@ -136,6 +134,6 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
 
 
 def advice_for(reason: Reason) -> str:
-    """What stops recompiles for this reason, with the user's own names and indices in it."""
+    """How to avoid recompiles for this reason, in terms of the user's names and indices."""
     source = _LOCAL.sub(r"\1", reason.source)
     return _ADVICE[reason.kind].format(source=source or "it", dim=reason.dim, expected=reason.expected)

@@ -8,29 +8,32 @@ from difflib import SequenceMatcher
 
 from tpcompile.evidence.bygroup import ByGroup, Items, Row, side_by_side
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.several import first, grouped
 
 _WINDOW = 300
-"""Items compared behind the first difference: what differs first is the finding, and aligning is quadratic."""
+"""Items compared from the first difference on: the first difference is the finding, and aligning is quadratic."""
 
 
 def rows_of(items: Items, *, is_ordered: bool) -> tuple[Row, ...]:
-    """Rows of items, one per group, wherever the groups do not all say the same."""
+    """Rows of items, one item per group, wherever the groups differ."""
     if not is_ordered:
         return _rows_by_subject(items)
     start = first_difference(items)
-    rest = Items(group[start : start + _WINDOW] for group in items)
-    return _aligned(*rest) if len(rest) == 2 else _by_position(rest)
+    window = slice(start, start + _WINDOW)
+    rest = Items(group[window] for group in items)
+    if len(rest) == 2:
+        return _aligned(*rest)
+    return _by_position(rest)
 
 
 def first_difference(groups: Iterable[Sequence[Item]]) -> int:
-    """The first place at which the groups do not say the same; one may end there."""
+    """The first position at which the groups differ; the shortest group may end there."""
     columns = map(Row, zip(*groups, strict=False))
     return len(list(itertools.takewhile(lambda row: not row.differs, columns)))
 
 
 def _rows_by_subject(items: Items) -> tuple[Row, ...]:
-    """Items about the same thing in one row; a value that differs comes before a thing that only one side has."""
+    """Items about the same thing in one row; values that differ come before things that only some groups have."""
     columns = items.own().map(lambda group: grouped(group, lambda item: item.about))
     subjects = dict.fromkeys(itertools.chain.from_iterable(columns))
     rows = [row for about in subjects for row in _about(columns, about)]
@@ -42,24 +45,25 @@ def _about(columns: ByGroup[dict[str, list[Item]]], about: str) -> list[Row]:
 
 
 def _by_position(items: Items) -> tuple[Row, ...]:
-    """Of more than two groups: the item that some have more, or else what stands at the same place."""
+    """Rows of more than two groups: an item that only some have, or else the items at the same position."""
     return tuple(_inserted(items) or items.differing())
 
 
 def _inserted(items: Items) -> list[Row]:
-    """The first item, where every longer group has more before what the shorter ones begin with; else nothing."""
+    """The first item of every longer group, where each begins with extra items and then goes on as the shortest."""
     length = min(map(len, items))
     has_longer = items.differ(len)
-    if not length or not has_longer:
+    if length == 0 or not has_longer:
         return []
-    if items.differ(lambda group: _skeleton(group[-length])):
+    goes_on_alike = not items.differ(lambda group: _skeleton(group[-length]))
+    if not goes_on_alike:
         return []
-    extra = [group[0] if len(group) > length else None for group in items]
+    extra = items.map(lambda group: first(group[:-length]))
     return [Row(extra)]
 
 
 def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
-    """Rows of two groups after inserted and removed items are taken out, and edges that lead elsewhere."""
+    """Rows of two groups: inserted, removed and changed items, then nodes that read different nodes."""
     matcher = SequenceMatcher(None, list(map(_skeleton, ours)), list(map(_skeleton, theirs)), autojunk=False)
     same: dict[str, str] = {}
     changed: list[Row] = []
@@ -71,13 +75,13 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
             edges += [row for row in rows if not _reads_the_same(row, same)]
         else:
             changed += rows
-    # What is inserted moves edges: that is its consequence.
+    # An inserted node changes what later nodes read: a consequence, not a difference of its own.
     is_moved = not all(row.is_full for row in changed)
     return tuple(changed if is_moved else [*changed, *edges])
 
 
 def _places(rows: Iterable[Row]) -> Mapping[str, str]:
-    """Place of a node on one side -> its place on the other."""
+    """Name of a node in one group -> its name in the other."""
     pairs = [row.present for row in rows if row.is_full]
     return {ours.about: theirs.about for ours, theirs in pairs}
 

@@ -1,4 +1,4 @@
-"""A run directory <-> records: the only module that knows file names; every write is atomic."""
+"""A run directory <-> records: the only module that knows its file names; every write is atomic."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class RankStatus(Frozen):
-    """What a rank was last seen doing; rewritten at every phase, so a killed rank leaves its last word."""
+    """The last known activity of a rank; rewritten at every phase, so that it is there after a rank was killed."""
 
     rank: int
     world_size: int
     pid: int
     host: str
     namespace: str = ""
-    """Where `pid` means something; names of hosts repeat."""
+    """PID namespace of `pid`: host names are not unique."""
     phase: str
     state: str
     """`running`, `finished`, `failed` (an exception) or `stopped` (by a signal)."""
@@ -40,7 +40,7 @@ class RunDir:
     verdict.json          the conclusion, written once: the first writer wins
     junit.xml             the same for CI
     rank_N/record.json    all evidence of rank N
-    rank_N/status.json    what rank N was last doing
+    rank_N/status.json    last known activity of rank N
     rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
     trace/ logs/          TORCH_TRACE files when asked for, and log lines per rank
     """
@@ -115,11 +115,11 @@ class RunDir:
         return [self._read(RankRecord, path) for path in self._rank_files("record.json")]
 
     def write_status(self, status: RankStatus) -> None:
-        """Write what a rank is doing."""
+        """Write the activity of a rank."""
         self._write(f"rank_{status.rank}/status.json", status.to_json())
 
     def read_statuses(self) -> list[RankStatus]:
-        """Last word of every rank that started, by rank."""
+        """Last status of every rank that started, by rank."""
         return [self._read(RankStatus, path) for path in self._rank_files("status.json")]
 
     def write_verdict(self, verdict: Verdict) -> bool:
@@ -156,7 +156,7 @@ class RunDir:
         return sorted(self.path.glob(f"rank_*/{name}"), key=lambda p: int(p.parent.name.removeprefix("rank_")))
 
     def _write(self, name: str, text: str) -> Path:
-        """Raises PreflightError where the disk is full or the folder must not be written."""
+        """Write a file. Raises PreflightError when the disk is full or the folder is not writable."""
         path = self.path / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

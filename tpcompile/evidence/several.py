@@ -1,4 +1,4 @@
-"""Several values -> one of them, whether they are one, or by what they have in common."""
+"""Several values -> one of them, whether they differ, or groups of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def first(values: Iterable[T]) -> T | None:
 
 
 def find(values: Iterable[T], holds: Callable[[T], object]) -> T | None:
-    """The first value of which that holds, None when there is none."""
+    """The first value that satisfies the predicate, None when there is none."""
     return first(filter(holds, values))
 
 
@@ -26,12 +26,12 @@ def last(values: Sequence[T]) -> T | None:
 
 
 def differ(values: Iterable[Hashable]) -> bool:
-    """True unless all values are one."""
+    """True unless all values are equal."""
     return len(set(values)) > 1
 
 
 def phrase(*parts: str) -> str:
-    """`C/first, forward model.py:3`: the parts that there are, in one line."""
+    """`C/first, forward model.py:3`: the parts that are not empty, in one line."""
     return ", ".join(filter(None, parts))
 
 
@@ -43,7 +43,7 @@ def listed(texts: Iterable[str], *, by: str, at_most: int) -> str:
 
 
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
-    """Values by what they have in common, both in order of appearance."""
+    """Values by key; keys and values in order of appearance."""
     found: dict[K, list[T]] = {}
     for value in values:
         found.setdefault(by(value), []).append(value)
@@ -51,18 +51,18 @@ def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def indexed(values: Iterable[T], by: Callable[[T], K]) -> dict[K, T]:
-    """Values by something of their own; of several that have the same, the last."""
+    """One value per key; of several with the same key, the last."""
     return {by(value): value for value in values}
 
 
 def unlike(values: Iterable[T], others: Iterable[T], by: Callable[[T], Hashable]) -> list[T]:
-    """Values that have nothing in common with any of the others."""
+    """Values whose key no value of `others` has."""
     taken = set(map(by, others))
     return [value for value in values if by(value) not in taken]
 
 
 def first_answer(questions: Iterable[Callable[[T], A | None]], about: T) -> A | None:
-    """What the first question says that has an answer."""
+    """The first answer that is not None."""
     for ask in questions:
         answer = ask(about)
         if answer is not None:
@@ -71,7 +71,7 @@ def first_answer(questions: Iterable[Callable[[T], A | None]], about: T) -> A | 
 
 
 def decided(rules: Iterable[tuple[Callable[[T], bool], A]], about: T, *, otherwise: A) -> A:
-    """What the first rule says that holds."""
+    """The answer of the first rule that holds."""
     for holds, says in rules:
         if holds(about):
             return says

@@ -1,15 +1,15 @@
 """Counted regions and stacks of compiles -> compiled callables that do not run as one region, and why.
 
-A graph break inside of a loop, or a compile that fails, makes Dynamo skip that *code object* for the life of the
+A graph break inside a loop, or a compile that fails, makes Dynamo skip that *code object* for the life of the
 process. Every other instance of the class then runs region by region, with all graph-break counters at zero and with
-`fullgraph=True` satisfied (pytorch 144820, 132923). What tells is the number of regions that a call enters, and in a
-trace the frames of user code between the compiled callable and the compiled frame.
+`fullgraph=True` satisfied (pytorch 144820, 132923). It is detected by the number of regions that a call enters, and in
+a trace by the frames of user code between the compiled callable and the compiled frame.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.records import (
     Check,
@@ -39,7 +39,7 @@ _ADVICE = (
 def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
     """Compiled callables of one rank that entered more than one region in a call.
 
-    Where nobody counted, as in a trace file: those inside of which a frame was compiled on its own.
+    Where regions were not counted, as in a trace file: those inside which a frame was compiled on its own.
     """
     failed = filter(None, map(_failed_frame, record.compiles))
     skipped = (*record.skipped, *failed)
@@ -53,7 +53,7 @@ def runs_at(compile_: CompileRecord) -> UserLine | None:
     """The user's line below the compiled callable from which this frame was entered; None for the callable itself."""
     below = list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack)))
     if len(below) == len(compile_.stack):
-        return None  # nobody knows where it was entered from
+        return None  # the compiled callable is not on the stack
     return last(own_lines(below[1:]))
 
 
@@ -64,35 +64,36 @@ def skipped_frame(at: UserLine, failed: Iterable[SkippedFrame]) -> SkippedFrame 
 
 
 def region_check(mode: str, digests: Sequence[RankDigest], *, phases: Iterable[str]) -> Check:
-    """Red where a call of a compiled callable enters more than one region."""
+    """Check that every call of a compiled callable enters one region."""
     wanted = set(phases)
     splits = [(rank, split) for rank, split in _of_all(digests) if split.phase in wanted]
     if splits:
-        worst = max(splits, key=lambda pair: pair[1].regions_per_call)
-        return _check(mode, Status.FAIL, splits, worst[1])
+        _, worst = max(splits, key=lambda pair: pair[1].regions_per_call)
+        return _check(mode, Status.FAIL, splits, worst)
     is_counted = any(digest.regions_counted for digest in digests)
+    status, observed = (Status.PASS, "1") if is_counted else (Status.SKIPPED, "not counted")
     return Check(
         id=CheckId.ONE_REGION,
         mode=mode,
-        status=Status.PASS if is_counted else Status.SKIPPED,
+        status=status,
         expected=_EXPECTED,
-        observed="1" if is_counted else "not counted",
+        observed=observed,
     )
 
 
 def split_note(digests: Sequence[RankDigest]) -> list[Check]:
-    """The same of a job's trace files, as information: a program may be meant to run in several regions."""
+    """The same for a job's trace files, as information: a program may run in several regions by design."""
     splits = _of_all(digests)
     return [_check("", Status.INFO, splits, splits[0][1])] if splits else []
 
 
 def _of_all(digests: Sequence[RankDigest]) -> list[tuple[int, SplitCall]]:
-    """What every rank runs in several regions."""
+    """(rank, callable that it runs in several regions), of all ranks."""
     return [(digest.rank, split) for digest in digests for split in digest.splits]
 
 
 def _check(mode: str, status: Status, splits: Sequence[tuple[int, SplitCall]], shown: SplitCall) -> Check:
-    """A check over the callables that ranks run in several regions, in the words of one of them."""
+    """A check over the callables that ranks run in several regions; `shown` is described in it."""
     ranks = tuple(dict(splits))
     return Check(
         id=CheckId.ONE_REGION,
@@ -121,7 +122,7 @@ def _failed_frame(compile_: CompileRecord) -> SkippedFrame | None:
 def _counted(
     count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]
 ) -> SplitCall | None:
-    """The callable, unless all that it enters is one region."""
+    """The callable, unless its calls enter only one region."""
     at = count.runs_at
     if at is None or count.most < 2:
         return None
@@ -144,9 +145,8 @@ def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
 
 
 def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]) -> Iterable[SplitCall]:
-    traced = [compile_ for compile_ in compiles if compile_.graphs]
-    entered = [(at, compile_) for compile_ in traced if (at := runs_at(compile_))]
-    by_function = grouped(entered, lambda pair: (pair[1].phase, *_function(pair[0])))
+    """Functions that run in Python inside of a compiled callable, from the stacks of what was compiled in them."""
+    by_function = grouped(_entered(compiles), lambda pair: (pair[1].phase, *_function(pair[0])))
     for (phase, *_), pairs in by_function.items():
         at, _ = pairs[0]
         yield SplitCall(
@@ -156,6 +156,14 @@ def _from_stacks(compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFra
             pieces=_lines(compile_ for _, compile_ in pairs),
             skipped=skipped_frame(at, skipped),
         )
+
+
+def _entered(compiles: Iterable[CompileRecord]) -> Iterator[tuple[UserLine, CompileRecord]]:
+    """Compiles that were entered from code that runs in Python, each with the line there."""
+    for compile_ in compiles:
+        at = runs_at(compile_)
+        if at and compile_.graphs:
+            yield at, compile_
 
 
 def _is_inside(at: UserLine, target: UserLine) -> bool:

@@ -22,7 +22,7 @@ _CAUSES = {
     "fp32_precision": Cause.MATMUL_PRECISION,
     "matmul_precision": Cause.MATMUL_PRECISION,
 }
-"""What the name of a setting begins with -> its cause, the one that says most first."""
+"""Prefix of a setting's name -> its cause; of several settings that differ, the first in this order is reported."""
 _GUARDED = re.compile(r"against (?P<state>\{.*\})")
 _DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuse1", "mps")
 """at::autocast::_AUTOCAST_SUPPORTED_DEVICES, the order in which the state of autocast lists them."""
@@ -37,38 +37,48 @@ def cause_of(setting: str) -> Cause:
 
 
 def settings_of(expression: str) -> dict[str, str]:
-    """The guard `___check_global_state() against {...}` -> setting -> value; empty for text that is no such guard."""
+    """Setting -> value, from the guard `___check_global_state() against {...}`; empty for any other guard."""
     match = _GUARDED.search(expression)
+    if match is None:
+        return {}
     try:
-        state = json.loads(match["state"]) if match else {}
+        state = json.loads(match["state"])
     except json.JSONDecodeError:
         return {}
     return dict(_settings(state))
 
 
 def settings_changed(reason: str) -> list[str]:
-    """`grad_mode num_threads` of a recompile reason -> the settings, the one that says most first."""
+    """`grad_mode num_threads` of a recompile reason -> the settings, in the order of `_CAUSES`."""
     order = list(_CAUSES.values())
     names = reason.split()
     return sorted(names, key=lambda name: order.index(cause) if (cause := cause_of(name)) in order else len(order))
 
 
 def _settings(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings and their values as text, from torch's JSON."""
     for name, value in state.items():
         if name == "autocast_state":
             yield from _autocast(value)
         elif name == "default_dtype":
-            yield name, _DTYPES.get(value, str(value))
+            yield name, _dtype(value)
         else:
             yield name, _shown(value)
 
 
 def _autocast(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for device, enabled in zip(_DEVICES, state.get("enabled", ()), strict=False):
-        yield f"autocast {device}", _shown(enabled)
-    for device, dtype in zip(_DEVICES, state.get("dtype", ()), strict=False):
-        yield f"autocast dtype {device}", _DTYPES.get(dtype, str(dtype))
+    """State of autocast: whether it is on, and its dtype, by device."""
+    enabled = state.get("enabled", ())
+    dtypes = state.get("dtype", ())
+    for device, is_on in zip(_DEVICES, enabled, strict=False):
+        yield f"autocast {device}", _shown(is_on)
+    for device, dtype in zip(_DEVICES, dtypes, strict=False):
+        yield f"autocast dtype {device}", _dtype(dtype)
     yield "autocast cache", _shown(state.get("cached_enabled", True))
+
+
+def _dtype(scalar_type: int) -> str:
+    return _DTYPES.get(scalar_type, str(scalar_type))
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,6 @@
-"""One compile of one rank -> its rank reads and the guards whose source has a rank's name: what travels.
+"""One compile of one rank -> its reads of the rank and its guards on values with a rank's name, for the digest.
 
-What one rank cannot know, whether the values differ, is decided in `taint` with all ranks at hand.
+Whether the values differ between ranks is decided in `taint`, which has the digests of all ranks.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 
 from tpcompile.evidence.records import CompileRecord, Guard, RankRead, TaintKind
-from tpcompile.evidence.several import first
 from tpcompile.evidence.text.guards import parts_of
 
 VALUE_GUARDS = frozenset({
     "EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "LAMBDA_GUARD", "SHAPE_ENV", "SYMBOLIC_SHAPE_GUARD",
     "RELATIONAL_GUARD",
 })  # fmt: skip
-"""Guards on a Python number, text or flag; all others say that a value is a tensor, an object or a container."""
+"""Guards on a Python number, string or flag; all other types are about a tensor, an object or a container."""
 
 _SEGMENT = re.compile(r"\['([^']*)'\]|\[b'([^']*)'\]|\.(\w+)")
 _NAMES = (
@@ -32,7 +31,8 @@ _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 
 def suspects_of(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
-    """Rank reads of traced code, surer where graph or guards confirm them, and guards on values named like a rank."""
+    """Reads of the rank in traced code, marked sure where graph or guards confirm them, and guards on values named
+    like a rank."""
     reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]
     named = [_named(guard, kind, where) for guard in compile_.guards if (kind := kind_of_name(guard))]
     return (*reads, *named)
@@ -44,26 +44,29 @@ def _named(guard: Guard, kind: TaintKind, where: str) -> RankRead:
 
 
 def kind_of_name(guard: Guard) -> TaintKind | None:
-    """What the last name in a guard's source promises, for a guard on a Python value."""
-    names = list(map("".join, _SEGMENT.findall(guard.source)))
-    # Variables of the environment are told apart by their values.
-    if guard.type not in VALUE_GUARDS or "environ" in guard.source:
+    """Which number of a rank the last name in a guard's source denotes; None for a guard on no Python value."""
+    # Environment variables are compared by their values, not by name.
+    is_variable = "environ" in guard.source
+    if is_variable or guard.type not in VALUE_GUARDS:
         return None
+    names = ["", *map("".join, _SEGMENT.findall(guard.source))]
     if names[-2:] == ["device", "index"]:
         return TaintKind.DEVICE_INDEX
-    name = "".join(names[-1:])
-    return first(kind for pattern, kind in _NAMES if pattern.search(name))
+    for pattern, kind in _NAMES:
+        if pattern.search(names[-1]):
+            return kind
+    return None
 
 
 def _confirmed(read: RankRead, compile_: CompileRecord, where: str) -> RankRead:
-    """A guard or node from the same line shows that the line was traced; a guard shows what the receiver is."""
+    """A guard or node on the same line shows that the line was traced; a guard shows what the receiver is."""
     receiver = "" if _is_group(read, compile_) else read.receiver
     is_sure = read.is_sure or _is_traced(read, compile_)
     return read.model_copy(update={"where": where, "is_sure": is_sure, "receiver": receiver})
 
 
 def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
-    """True when something of this compile came from the line; a guard has only the end of the file's path."""
+    """True when a node or guard of this compile is on that line; a guard has only the end of the file's path."""
     if read.line is None or _is_split(read):
         return False
     files = [line.file for line in compile_.traced_lines if line.line == read.line.line]
@@ -71,7 +74,7 @@ def _is_traced(read: RankRead, compile_: CompileRecord) -> bool:
 
 
 def _is_split(read: RankRead) -> bool:
-    """True for a line of which a part may run without the rest: it proves nothing about the read."""
+    """True for a line with a conditional part: that the line was traced does not show that the read was."""
     code = read.line.code if read.line else ""
     return bool(re.search(r"\b(?:if|and|or|else|lambda)\b", code))
 

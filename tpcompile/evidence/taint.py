@@ -1,7 +1,7 @@
-"""`RankDigest`s of all ranks -> every guard, graph constant and read that depends on the rank, agreeing or not.
+"""`RankDigest`s of all ranks -> every guard, graph constant and read that depends on the rank, equal graphs or not.
 
-Values decide before names do: what differs across ranks is certain, what is equal on ranks that differ cannot be
-the rank.
+Values count before names: a value that differs between ranks is certain, one that is equal on all ranks is not the
+rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
     "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOSTNAME",
 })  # fmt: skip
-"""Variables that differ by nature: listed when traced code reads them, whatever they hold today."""
+"""Variables that differ between ranks by design: listed whenever traced code reads them, whatever their values."""
 
 _NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
 _STRING = re.compile(r"'[^']*'")
@@ -44,7 +44,7 @@ _NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
     TaintKind.LOCAL_RANK: lambda digest: digest.places.get("local rank"),
     TaintKind.DEVICE_INDEX: lambda digest: digest.places.get("device index"),
 }
-"""Numbers that tell ranks apart."""
+"""Numbers that differ between ranks."""
 _MAY_BE_EQUAL = frozenset({TaintKind.ENVIRONMENT, TaintKind.HOSTNAME})
 _LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
 """The layer under which an entry of the allow-list may name a taint."""
@@ -62,27 +62,28 @@ _SUGGESTIONS = {
 
 
 def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Taint, ...]:
-    """Every taint once, the surest first. `fetch` is asked for guards and graphs only where their hashes differ.
+    """Every taint once, the surest first. Guards and graphs are fetched only where their hashes differ.
 
-    An entry of `allowed` gives its reason to a taint when its layer is `taint`, or the layer of a guard or constant,
-    and the taint's text or line contains its text.
+    An entry of `allowed` gives its reason to a taint if its layer is `taint`, or that of the guard or constant, and the
+    taint's text or line contains its text.
     """
     found: list[Taint] = []
     for name, ranks in by_domain(digests).items():
-        found += _Tainted(Domain(name, ranks, fetch)).taints()
+        domain = Domain(name, ranks, fetch)
+        found += _Tainted(domain).taints()
     order = list(Grade)
     reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in _once(found)]
     return tuple(sorted(reasoned, key=lambda t: (order.index(t.grade), str(t.line), t.text)))
 
 
 def _once(taints: Sequence[Taint]) -> list[Taint]:
-    """Each taint of a line once, the first compile's: a recompile bakes the same constant into another node."""
+    """Each taint of a line once, that of the first compile: a recompile has the same constant in a different node."""
     by_subject = grouped(taints, lambda taint: (taint.what, taint.kind, str(taint.line), _subject(taint)))
     return [same[0] for same in by_subject.values()]
 
 
 def _subject(taint: Taint) -> str:
-    """What tells taints of one line apart; a constant is told by its line, where it has one."""
+    """What distinguishes taints of one line; constants on one line are one taint."""
     return "" if taint.what == "constant" and taint.line is not None else taint.text
 
 
@@ -94,7 +95,7 @@ def _reason(taint: Taint, allowed: Allowed) -> str:
 
 
 class _Tainted:
-    """Ranks that must agree, and what of them depends on the rank."""
+    """The taints of one symmetry domain."""
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
@@ -102,12 +103,12 @@ class _Tainted:
         self.numbers = {kind: self.numbers_by(number) for kind, number in _NUMBERS.items()}
 
     def numbers_by(self, number: Callable[[RankDigest], int | None]) -> ByRank[str]:
-        """A number of every rank; nothing unless all know theirs."""
+        """A number of every rank; empty unless it is known of all ranks."""
         known = self.domain.digests.found(number)
         return known.map(str) if len(known) == len(self.ranks) else ByRank({})
 
     def taints(self) -> list[Taint]:
-        """Constants with the read that made them, guards with the read that asked for them, then what is left."""
+        """Constants and guards, each with the read that it comes from, then the other reads, then guards by name."""
         slots = align(self.ranks)
         reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
         differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
@@ -117,96 +118,106 @@ class _Tainted:
         return [*observed, *left, *named]
 
     def guards(self, slot: Slot) -> Iterator[Taint]:
-        """Guards about one value that say different things."""
+        """Guards on one Python value that differ."""
         groups = slot.groups(Layer.GUARDS)
-        # A different program has different guards: a consequence, not a cause.
+        # Guards that only some ranks have are a consequence where the programs differ.
         is_same_program = len(slot.groups(Layer.GRAPH)) == 1
         for row in self.rows(slot, Layer.GUARDS, groups):
-            is_own = row.is_full or is_same_program
-            if is_own and _is_of_python(row):
-                yield _observed("guard", self.kind_of_guard(row, groups), row.first.about, row, groups, slot)
+            is_consequence = not (row.is_full or is_same_program)
+            if is_consequence or not _is_of_python(row):
+                continue
+            kind = self.kind_of_guard(row, groups)
+            yield _observed("guard", kind, row.first.about, row, groups, slot)
 
     def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
-        """What the values are that a guard compares with."""
-        is_variable = "variable" in row.first.notes
-        return TaintKind.ENVIRONMENT if is_variable else self.kind_of(_by_rank(groups, row.notes("value")))
+        """Which number of the ranks a guard compares with."""
+        if "variable" in row.first.notes:
+            return TaintKind.ENVIRONMENT
+        return self.kind_of(_by_rank(groups, row.notes("value")))
 
     def constants(self, slot: Slot) -> Iterator[Taint]:
-        """Nodes that are equal but for numbers, or texts, in their arguments."""
+        """Nodes that differ only in numbers or strings among their arguments."""
         groups = slot.groups(Layer.GRAPH)
         rows = self.rows(slot, Layer.GRAPH, groups)
         if not all(map(_differs_in_constants, rows)):
-            return  # other ops: another program, which the graph layer reports
+            return  # different ops: a different program, which the graph layer reports
         for row in rows:
             calls = list(map(_call, row.present))
             kind = self.kind_of_constant(groups, calls)
             yield _observed("constant", kind, listed(calls, by=" / ", at_most=2), row, groups, slot)
 
     def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
-        """What differs in one layer of one compile; nothing when the hashes agree."""
+        """Rows that differ in one layer of one compile; empty when the hashes agree."""
         if len(groups) < 2:
             return ()
         items = self.domain.leaders(slot.compiles, groups).map(lambda seen: seen.items(layer))
         return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
 
     def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
-        """What the first number is that follows the ranks."""
+        """Which number of the ranks the first matching constant of the calls equals."""
         columns = zip(*map(_NUMBER.findall, calls), strict=False)
         kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
         return min(kinds, key=lambda kind: kind == TaintKind.DIFFERS, default=TaintKind.DIFFERS)
 
     def kind_of(self, values: ByRank[str]) -> TaintKind:
-        """Which number of the ranks these values are, on every rank and with at least two of them distinct."""
-        if values.differ():
-            for kind, numbers in self.numbers.items():
-                if values.items() <= numbers.items():
-                    return kind
-        return TaintKind.DIFFERS
+        """Which number of the ranks these values equal on every rank; DIFFERS for none, or where all are equal."""
+        if not values.differ():
+            return TaintKind.DIFFERS
+        same = find(self.numbers, lambda kind: values.items() <= self.numbers[kind].items())
+        return same or TaintKind.DIFFERS
 
     def read(self, seen: ByRank[RankRead]) -> Taint:
-        """A read in traced code, of one line and text over all ranks and compiles."""
+        """The taint of one read in traced code, given by rank."""
         reads = seen.map(lambda read: read.value)
         shown = seen.first
-        # torch says what a rank read gives; of a host or variable only a difference shows that it matters.
-        matters = shown.kind not in _MAY_BE_EQUAL or reads.differ()
-        is_sure = not shown.receiver and bool(seen.where(lambda read: read.is_sure))
-        grade = Grade.CERTAIN if is_sure and matters else Grade.LIKELY
-        # By the number of that kind, where the rank did not say what it read.
+        # Where the value that a rank read was not recorded, its number of that kind is taken.
         numbers = self.numbers.get(shown.kind, ByRank({}))
         values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
-        return _of_suspect(shown, grade, ByRank(values))
+        return _of_suspect(shown, _grade_of_read(seen), ByRank(values))
 
     def named(self) -> Iterator[Taint]:
-        """Guards on a value with a rank's name that say the same on every rank."""
+        """Guards on a value with a rank's name that are equal on every rank."""
         for seen in self.suspects("guard"):
             suspect = seen.first
             if len(seen) == len(self.ranks) and self.could_be_rank(suspect.value):
                 yield _of_suspect(suspect, Grade.POSSIBLE, ByRank(dict.fromkeys(seen, "")))
 
     def could_be_rank(self, value: str) -> bool:
-        """False for a number no rank has (a LoRA rank of 16); a value that is no number says nothing."""
+        """False for a number that no rank has (a LoRA rank of 16); True for anything that is not a number."""
         if not value.lstrip("-").isdigit():
             return True
         return 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
 
     def suspects(self, what: str) -> list[ByRank[RankRead]]:
-        """Suspects of one kind, those of one text and line together, each with the rank that has it."""
+        """Suspects of one kind: for each text and line, the suspect of every rank that has it."""
         found: dict[tuple[str, str], dict[int, RankRead]] = {}
         for digest in self.ranks:
             for suspect in digest.suspects_of(what):
-                found.setdefault((suspect.text, str(suspect.line)), {})[digest.rank] = suspect
+                key = suspect.text, str(suspect.line)
+                by_rank = found.setdefault(key, {})
+                by_rank[digest.rank] = suspect
         return list(map(ByRank, found.values()))
 
 
+def _grade_of_read(seen: ByRank[RankRead]) -> Grade:
+    """Certain for a read of the rank that was traced; of a host name or variable, only where the values differ."""
+    may_be_equal = seen.first.kind in _MAY_BE_EQUAL
+    if may_be_equal and not seen.differ(lambda read: read.value):
+        return Grade.LIKELY
+    is_of_known_object = not seen.first.receiver
+    is_traced = bool(seen.where(lambda read: read.is_sure))
+    return Grade.CERTAIN if is_of_known_object and is_traced else Grade.LIKELY
+
+
 def _is_setting(seen: ByRank[RankRead]) -> bool:
-    """True for a variable that is equal everywhere: an ordinary setting."""
+    """True for an environment variable that is equal on all ranks: an ordinary setting."""
     read = seen.first
     is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
     return is_variable and not seen.differ(lambda read: read.value)
 
 
 def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
-    """The taint with kind, and line where it has none, of the read that caused it."""
+    """The taint with the kind, line and suggestion of the read that caused it."""
     read = find(reads, lambda read: _is_asked_by(taint, read))
     if read is None:
         return taint
@@ -226,7 +237,7 @@ def _is_asked_by(taint: Taint, read: Taint) -> bool:
 
 
 def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
-    """A suspect with what it gives on each rank, where that is known."""
+    """The taint of a suspect, with its value on each rank where that is known."""
     row = [value_item("read", value, line=suspect.line) if value else None for _, value in values.sides()]
     return Taint(
         what=suspect.what,
@@ -244,7 +255,7 @@ def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
 def _observed(
     what: Literal["guard", "constant"], kind: TaintKind, text: str, row: Row, groups: Groups, slot: Slot
 ) -> Taint:
-    """A value in a compile that was seen to differ."""
+    """The taint of a value that differs in a compile."""
     return Taint(
         what=what,
         kind=kind,
@@ -263,7 +274,7 @@ def _is_of_python(row: Row) -> bool:
 
 
 def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
-    """Values of groups, of those that have one."""
+    """The values of groups by rank; groups whose value is empty are left out."""
     found: dict[int, str] = {}
     for ranks, value in zip(groups, values, strict=True):
         if value:
@@ -272,12 +283,12 @@ def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
 
 
 def _differs_in_constants(row: Row) -> bool:
-    """True for nodes that are one op on the same operands, with other numbers or texts."""
+    """True for nodes that are one op on the same operands, with different numbers or strings."""
     return row.agree_in(_skeleton)
 
 
 def _skeleton(item: Item) -> tuple[str, ...]:
-    """What an item says without the numbers and texts an argument may hold."""
+    """The fields of an item, without the numbers and strings among its arguments."""
     fields = item.fields
     if item.kind != ItemKind.NODE:
         return item.key
@@ -291,7 +302,7 @@ def _call(item: Item) -> str:
 
 
 def value_text(item: Item) -> str:
-    """What one group of ranks has: the value a guard compares with, the call, or what was read."""
+    """The value of one group of ranks: what a guard compares with, the call, or what was read."""
     if item.kind == ItemKind.NODE:
         return _call(item)
     return item.notes.get("value") or item.says

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tpcompile.evidence.checks import phase_prefix
 from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
-from tpcompile.evidence.records.base import at_text
+from tpcompile.evidence.records.base import at_text, lines_of
+from tpcompile.evidence.several import first
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 
@@ -15,41 +17,45 @@ _KINDS = (*(grade.value for grade in Grade), _ALLOWED)
 
 
 def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
-    """One check over the taints of a mode: listed, or red for the certain ones nobody allowed when `fails`."""
-    prefix = f"{mode}/" if mode else ""
+    """One check over the taints of a mode: for information, or red when `fails` and a certain one is not allowed."""
+    prefix = phase_prefix(mode)
     mine = [taint for taint in taints if taint.where.startswith(prefix)]
-    red = [taint for taint in mine if fails and _is_red(taint)]
-    # What makes the check red comes first, what is allowed last.
-    mine.sort(key=lambda taint: (taint not in red, bool(taint.reason)))
-    status, observed = _counted(mine, red) if mine else _untainted(digests)
+    # Taints that can fail the check come first, allowed ones last.
+    mine.sort(key=lambda taint: (not _can_fail(taint), bool(taint.reason)))
+    status, observed = (Status.INFO, _counted(mine)) if mine else _untainted(digests)
     is_code_seen = any(digest.is_code_seen for digest in digests)
-    return Check(
+    if not is_code_seen:
+        observed = f"{observed}; traced code was not looked at"
+    check = Check(
         id=CheckId.UNTAINTED,
         mode=mode,
         status=status,
         expected="none, or allowed with a reason",
-        observed=observed if is_code_seen else f"{observed}; traced code was not looked at",
+        observed=observed,
         details=tuple(map(taint_text, mine)),
-        line=mine[0].line if mine else None,
-        ranks=ranks_of(mine[0].groups) if red else (),
+        line=first(lines_of(mine[:1])),
     )
+    is_red = fails and any(map(_can_fail, mine))
+    if not is_red:
+        return check
+    return check.model_copy(update={"status": Status.FAIL, "ranks": ranks_of(mine[0].groups)})
 
 
-def _is_red(taint: Taint) -> bool:
+def _can_fail(taint: Taint) -> bool:
     return taint.grade == Grade.CERTAIN and not taint.reason
 
 
 def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
-    """What is said where nothing was found."""
+    """Status and text where no taint was found."""
     is_observed = any(digest.compiles for digest in digests)
     return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
 
 
-def _counted(taints: Sequence[Taint], red: Sequence[Taint]) -> tuple[Status, str]:
+def _counted(taints: Sequence[Taint]) -> str:
+    """`2 certain, 1 allowed; first: ...`."""
     kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
-    said = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
-    shown = min(taints, key=lambda taint: bool(taint.reason))
-    return Status.FAIL if red else Status.INFO, f"{', '.join(said)}; first: {shown.text}"
+    counts = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
+    return f"{', '.join(counts)}; first: {taints[0].text}"
 
 
 def taint_text(taint: Taint) -> str:

@@ -1,7 +1,7 @@
 """Structured-trace events, live or from a TORCH_TRACE file -> `CompileRecord`s.
 
-The one parser of torch's structured trace. A live handler and a log file both give `TraceEvent`s; from there on
-nothing knows which it was.
+The one parser of torch's structured trace. A live handler and a log file both give `TraceEvent`s; everything after
+that is the same for both.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = [
 
 
 class CompileNumbers:
-    """Which compile of a rank an event belongs to: after torch.compiler.reset() compile ids begin again at 0/0."""
+    """Assigns events of a rank to compiles: after torch.compiler.reset() compile ids begin again at 0/0."""
 
     def __init__(self) -> None:
         self._latest: dict[str, int] = {}
         self._of_frame: dict[str, int] = {}
         self._names: list[set[str]] = []
         self.before: list[int | None] = []
-        """By compile: the compile before of the same frame."""
+        """By compile: the previous compile of the same frame."""
 
     def __call__(self, item: TraceEvent) -> int:
-        """The number of the compile, from 0; a new number is one more than the last."""
+        """Number of the event's compile, from 0; a new compile gets the next number."""
         assert item.compile_id is not None, "only an event of a compile has a number"
         number = self._latest.get(item.compile_id)
         if number is None or self._is_again(item, self._names[number]):
@@ -68,7 +68,7 @@ class CompileNumbers:
 
     @staticmethod
     def _is_again(item: TraceEvent, names: set[str]) -> bool:
-        """True when a compile id starts over; the reasons of a recompile come before its start."""
+        """True when an event begins a new compile with the same id; recompile reasons are logged before its start."""
         if item.name == "recompile_reasons":
             return "compilation_metrics" in names
         return item.name == "dynamo_start" and item.attempt == 0 and "dynamo_start" in names
@@ -83,9 +83,9 @@ def compile_records(
 ) -> tuple[CompileRecord, ...]:
     """Events of one rank, in order -> its compiles, in order of their first event.
 
-    `roles` maps process-group names to mesh roles; `strings` is the table of interned file names, for a live
-    source that started to listen after torch had sent some of them. `is_ended` says that no event will follow:
-    a compile without its last event is marked as cut.
+    `roles` maps process-group names to mesh roles; `strings` is the table of interned file names, for a live source
+    that began to listen after torch had sent some of them. With `is_ended` no event will follow: a compile without its
+    last event is marked as cut.
     """
     table = dict(strings or {})
     compiles: list[LoggedEvents] = []
@@ -108,6 +108,6 @@ def compile_records(
 def compile_record(
     events: Sequence[TraceEvent], *, before: TraceEvent | None, roles: GroupRoles, strings: Mapping[int, str]
 ) -> CompileRecord:
-    """Events of one compile in a finished log -> its record; `before` started the compile before of its frame."""
+    """Events of one compile in a finished log -> its record; `before` is the start of the frame's previous compile."""
     compile_ = LoggedEvents(str(events[0].compile_id), before, list(events))
     return compile_.record(roles, strings, is_ended=True)

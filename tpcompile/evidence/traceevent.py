@@ -25,7 +25,7 @@ WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
 }  # fmt: skip
 """Events the parser reads; everything else is dropped at the source."""
 RANK_READS = "tpcompile_rank_reads"
-"""Our own event, for what torch's trace lacks: reads of the rank in traced code."""
+"""An event of tpcompile's own, which torch's trace lacks: reads of the rank in traced code."""
 
 RESERVED = frozenset({
     "rank", "compiled_autograd_id", "frame_id", "frame_compile_id", "attempt", "severity", "timestamp", "pathname",
@@ -58,11 +58,12 @@ def event(
     name = _name(metadata)
     if name not in wanted:
         return None
-    is_read = name not in CACHE_EVENTS  # of a cache only the outcome counts, its key is 60 kB
+    is_cache_event = name in CACHE_EVENTS  # only the outcome is needed, the cache key is 60 kB
+    text = "" if payload is None or is_cache_event else payload
     return TraceEvent(
         name=name,
         metadata=metadata,
-        payload=(payload or "") if is_read else "",
+        payload=text,
         compile_id=_compile_id(metadata),
         attempt=int(metadata.get("attempt") or 0),
         phase=phase,
@@ -71,7 +72,7 @@ def event(
 
 
 def _name(metadata: Mapping[str, Any]) -> str:
-    """The key that says what the record is; an artifact has a name of its own."""
+    """The key that names the kind of record; of an artifact, its own name."""
     name = find(metadata, lambda key: key not in RESERVED) or ""
     body = metadata.get(name)
     if name == "artifact" and isinstance(body, Mapping):
@@ -80,16 +81,18 @@ def _name(metadata: Mapping[str, Any]) -> str:
 
 
 def _compile_id(metadata: Mapping[str, Any]) -> str | None:
-    frame, again = metadata.get("frame_id"), metadata.get("frame_compile_id")
+    """`1/0` of frame 1, or `!0/1/0` inside of compiled autograd; None for a record of no compile."""
+    frame = metadata.get("frame_id")
     if frame is None:
         return None
+    number = metadata.get("frame_compile_id")
     autograd = metadata.get("compiled_autograd_id")
     prefix = "" if autograd is None else f"!{autograd}/"
-    return f"{prefix}{frame}/{again}"
+    return f"{prefix}{frame}/{number}"
 
 
 TRACED = frozenset({"dynamo_output_graph", "dynamo_graph_break_reason"})
-"""Events at which torch still knows what it traced; a break before the first op leaves no graph."""
+"""Events at which the traced code is still known; a graph break before the first op leaves no graph."""
 
 
 def rank_reads_event(at: TraceEvent, reads: Iterable[RankRead]) -> TraceEvent:

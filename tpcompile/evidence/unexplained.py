@@ -1,4 +1,4 @@
-"""A compile that differs between ranks, whose explanation failed by a defect of ours -> what is certain without it."""
+"""A compile that differs between ranks and whose explanation raised -> a divergence with what is certain."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value
 from tpcompile.evidence.several import first
 
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
-"""What a mistake in the code that names causes raises; a store that is gone raises something else."""
+"""Exceptions of a defect in the code that names causes; a lost store raises a different one."""
 _ADVICE = "The difference is real; that it has no name is a defect of tpcompile. Please report it with this text."
 
 
 def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Exception) -> Divergence:
-    """The layers that differ and the ranks that have the same, or the ranks that did not compile it."""
+    """The layers that differ and the groups of equal ranks, or the ranks that did not compile it."""
     layers = list(dict.fromkeys(layer for layer, _ in slot.differing))
-    hashes = ByRank({rank: _hashes(slot, rank) for rank in [*slot.compiles, *absent]})
+    names = ", ".join(layers) or "compiles"
+    hangs = Layer.COLLECTIVES in layers
+    ranks = [*slot.compiles, *absent]
+    hashes = ByRank({rank: _hashes(slot, rank) for rank in ranks})
     row = Row(value_item("compiled", text) for _, text in hashes.sides())
     raised = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__}: {error} at {Path(raised.filename).name}:{raised.lineno}"
     return Divergence(
         layer=first(layers) or Layer.GRAPH,
-        cls=DivergenceClass.COLLECTIVES if Layer.COLLECTIVES in layers else DivergenceClass.CONTENT,
+        cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
         domain=domain.name,
         where=slot.where,
         groups=sides(hashes.groups(), row),
-        title=f"{', '.join(layers) or 'compiles'} of {slot.frame} not equal; naming the cause failed ({where})",
+        title=f"{names} of {slot.frame} not equal; naming the cause failed ({where})",
         cause=Cause.UNKNOWN,
         step=slot.step,
         advice=_ADVICE,
@@ -41,7 +44,7 @@ def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Except
 
 
 def _hashes(slot: Slot, rank: int) -> str:
-    """What the rank compiled, as hashes."""
+    """The hashes of what one rank compiled, in the layers that differ."""
     compile_ = slot.compiles.get(rank)
     if compile_ is None:
         return "nothing"

@@ -1,8 +1,8 @@
 """Graphs whose nodes name the library's frame -> the same with the user's line that called it.
 
-Torch prints the innermost frame of a node only. For a collective that is a line of torch or of our wrappers; the
-user's call stands between the nodes before and after it. Guards name lines of the same function, and so does the
-source file, where it is at hand and still the one that was traced.
+Torch prints only the innermost frame of a node. For a collective that is a line of torch or of our wrappers; the
+user's call is between the lines of the nodes before and after it. Candidates are the lines of the same function that
+guards name, and those of the source file where it is readable and unchanged since it was traced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_LINES = 60
 
 
 def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
-    """Replace the lines of library code, where the caller can be told."""
+    """Replace lines of library code by the user's calling line, where that can be determined."""
     lines = set(lines_of([*nodes_of(graphs), *guards]))
     own = set(own_lines(lines))
     if own == lines:
@@ -32,28 +32,32 @@ def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[G
 
 
 class _Lines:
-    """The nodes of one graph, in order, and the user's line reached so far."""
+    """The nodes of one graph, in order, and the last user's line seen so far."""
 
     def __init__(self, graph: Graph, known: set[UserLine]) -> None:
         self.graph, self.known = graph, known
         self.before: UserLine | None = None
         self.called: list[UserLine] = []
-        """Calls found since the last line of the user, in order."""
+        """Calls found since the last user's line, in order."""
 
     def replaced(self) -> Graph:
+        """The graph with the user's lines."""
         return self.graph.model_copy(update={"nodes": tuple(map(self.node, self.graph.nodes))})
 
     def node(self, node: Node) -> Node:
+        """The node; one on a line of library code gets the user's line that called it."""
         if node.line is None:
             return node
         if not is_library(node.line):
             self.before, self.called = node.line, []
             return node
-        line = self.caller(node, node.line, self.before) if self.before else None
+        if self.before is None:
+            return node
+        line = self.caller(node, node.line, self.before)
         return node.model_copy(update={"line": line or node.line})
 
     def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
-        """The user's call of the function that a library line stands in."""
+        """The user's line that calls the function of a library line."""
         names = {line.function, _op(node)} - {""}
         if "wait_tensor" not in names:
             found = self.next_call(_candidates(before, self.known, names), last(self.called) or before)
@@ -61,7 +65,7 @@ class _Lines:
         return last(self.called)
 
     def next_call(self, candidates: Mapping[int, UserLine], after: UserLine) -> UserLine | None:
-        """The next call in the direction in which the graph goes through the source, or the only one."""
+        """The next call in source order, in reverse order for a backward graph; with one candidate, that one."""
         if len(candidates) == 1:
             return first(candidates.values())
         is_backward = self.graph.kind == "backward"
@@ -69,19 +73,18 @@ class _Lines:
 
 
 def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) -> dict[int, UserLine]:
-    """Lines of the function of a line that call one of these, by number."""
+    """Lines in the function around `before` that call any of these names, by line number."""
     near = [line for line in known if _same_function(line, before)]
     calling = [line for line in [*near, *_source_around(before)] if _calls(line, names)]
     return indexed(calling, lambda line: line.line)
 
 
 def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
-    """The nearest line on one side of a start, which counts unless it is taken."""
-    if with_start and start in lines:
-        return lines[start]
-    ordered = sorted({*lines, start})
-    place = ordered.index(start) + (-1 if is_backward else 1)
-    return lines[ordered[place]] if 0 <= place < len(ordered) else None
+    """The nearest line after the start, or before it in a backward graph; the start itself counts `with_start`."""
+    in_order = sorted({*lines, start}, reverse=is_backward)
+    skipped = in_order.index(start) + (not with_start)
+    left = in_order[skipped:]
+    return first(lines[number] for number in left if number in lines)
 
 
 def _op(node: Node) -> str:
@@ -100,7 +103,7 @@ def _calls(line: UserLine, names: set[str]) -> bool:
 
 
 def _source_around(line: UserLine) -> list[UserLine]:
-    """The lines of its function, as the file has them; none when it is another file now."""
+    """The lines of its function in the source file; none when the file has changed."""
     source = linecache.getlines(line.file)
     if not _is_there(line, source):
         return []
@@ -113,7 +116,7 @@ def _source_around(line: UserLine) -> list[UserLine]:
 
 
 def _is_there(line: UserLine, source: Sequence[str]) -> bool:
-    """True when the file still has that code on that line."""
+    """True when the source still has that code on that line."""
     here = source[max(0, line.line - 1) : line.line]
     return bool(line.code) and any(line.code in text for text in here)
 

@@ -24,14 +24,14 @@ from tpcompile.evidence.records import (
     Taint,
     Verdict,
 )
-from tpcompile.evidence.several import indexed
+from tpcompile.evidence.several import find, indexed
 from tpcompile.evidence.taint import find_taints
 from tpcompile.evidence.taintcheck import taint_check
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A rank without a digest, and what it was last seen doing."""
+    """A rank that left no digest, and its last known activity."""
 
     rank: int
     last_seen: str
@@ -39,26 +39,26 @@ class Absent:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is asked of a run."""
+    """What a run must satisfy."""
 
     judge: Callable[[Sequence[RankDigest], Sequence[Divergence]], list[Check]]
     """Digests and divergences -> checks."""
     timeout_s: float
-    """Seconds ranks had to report; for the text of a missing rank."""
+    """Seconds the ranks had to report; named in the check of a missing rank."""
     allowed: Allowed = ()
     """Intended differences."""
     preset: str = ""
     modes: tuple[str, ...] = ()
     taint: Literal["off", "list", "fail"] = "off"
-    """What becomes of rank-dependent guards and constants under equal graphs."""
+    """How rank-dependent guards and constants under equal graphs are treated."""
     taint_modes: tuple[str, ...] = ("",)
-    """Modes of which the taints are judged."""
+    """Modes whose taints are judged."""
     expected_recompiles: tuple[str, ...] = ()
-    """Phases that change something on purpose."""
+    """Phases that change a guarded value on purpose."""
     timings: Callable[[Sequence[RankDigest]], dict[str, float]] = lambda _digests: {}
     """Median ms per call, by mode."""
     revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
-    """What the source of the digests knows besides them: adds divergences, or says that one is none."""
+    """Correction by the source of the digests, from what the digests do not hold: adds or removes divergences."""
 
 
 SENTINEL = "sentinel"
@@ -66,12 +66,12 @@ SENTINEL = "sentinel"
 
 
 def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
-    """What can be asked of any program: something was compiled, no breaks, ranks agree, no undeclared op."""
+    """Rules for any program: something was compiled, no graph breaks, the ranks agree, no undeclared custom op."""
     return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
 
 
 def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
-    """What is asked of a program in mid-run: the ranks compiled the same."""
+    """Rules for a program in mid-run: the ranks compiled the same programs."""
     return Rules(checks.agreed, timeout_s, allowed, preset="running program")
 
 
@@ -84,7 +84,7 @@ def conclude(
     absent: Sequence[Absent] = (),
     problems: Sequence[Check] = (),
 ) -> Verdict:
-    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that already failed on the way."""
+    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that failed before the comparison."""
     divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
@@ -114,7 +114,7 @@ def conclude(
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
-    """Details out of the records themselves."""
+    """A `Fetch` that reads the items from the records themselves."""
     by_rank = indexed(records, lambda record: record.rank)
 
     def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
@@ -136,13 +136,14 @@ def _absent_check(rules: Rules, absent: Absent) -> Check:
 
 
 def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
+    """The exit code of a run; `is_red` is true where any check failed or any divergence is red."""
+    if not is_red:
+        return ExitCode.PASS
     failed = {check.id for check in found if check.is_red}
-    if CheckId.TIMED_OUT in failed:
-        return ExitCode.TIMEOUT
-    # With nothing compiled no other check says anything, so this code wins over a plain failure.
-    if CheckId.COMPILED in failed:
-        return ExitCode.NOTHING_COMPILED
-    return ExitCode.FAIL if is_red else ExitCode.PASS
+    # If nothing was compiled, the outcome of every other check is meaningless.
+    own_codes = {CheckId.TIMED_OUT: ExitCode.TIMEOUT, CheckId.COMPILED: ExitCode.NOTHING_COMPILED}
+    decisive = find(own_codes, lambda check_id: check_id in failed)
+    return own_codes[decisive] if decisive else ExitCode.FAIL
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:

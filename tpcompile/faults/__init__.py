@@ -1,8 +1,8 @@
-"""Known faults, to watch the gate go red: `--fault NAME`, also the negative controls of the test suite.
+"""Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
 
 program.py        the user's program: prints, rank branches and constants, custom ops
-triton_kernel.py  an undeclared Triton kernel, imported only when it is asked for
-collectives.py    how collectives are issued: other reduce op, dropped result, double copy, local norm
+triton_kernel.py  an undeclared Triton kernel, imported only when it is used
+collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
 process.py        the process itself: killed, never arrives, does not compile
 """
 

@@ -1,12 +1,12 @@
-"""Faults in how collectives are issued or what is reduced."""
+"""Faults in how collectives are issued and in what they reduce."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from tpcompile.collectives import Dst
 from tpcompile.collectives import api as collectives
-from tpcompile.collectives.api import Dst
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, TpComm
 from tpcompile.faults.fault import Fault, FaultContext
 from tpcompile.nn.linear import RowParallelLinear
@@ -25,7 +25,7 @@ class OtherReduceOp(Collectives):
 
 
 class LocalNorm(Collectives):
-    """Each rank normalises over its own shard: the statistics are never summed."""
+    """Each rank normalises over its own shard; the statistics are not summed."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Scale the local sum instead of summing over the group."""
@@ -33,7 +33,7 @@ class LocalNorm(Collectives):
 
 
 class DroppedResult(Collectives):
-    """An out-of-place reduce whose result is dropped, as a public diffusion stack does."""
+    """An out-of-place reduce whose result is dropped, as seen in a public diffusion model."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Issue the reduce, return the input."""

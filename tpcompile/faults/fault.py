@@ -1,4 +1,4 @@
-"""What a fault is: hooks the gate calls, each a no-op unless the fault needs it."""
+"""A fault is a set of hooks that the gate calls; each does nothing unless the fault replaces it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 
 @dataclass(frozen=True)
 class FaultContext:
-    """Where the fault is being injected."""
+    """The rank that the hooks run on, and the rank that gets the fault."""
 
     rank: int
     world_size: int
@@ -48,13 +48,13 @@ class Fault:
 
     name: str
     what: str
-    """One line: what is broken."""
+    """One line on what is broken."""
     needs_gpu: bool = False
     comm: Callable[[Collectives, FaultContext], TpComm] = _same_comm
     """Replaces the way collectives are issued."""
     program: Callable[[nn.Module, FaultContext], nn.Module] = _same_program
     """Wraps or edits the stack before it is compiled."""
     compile: Callable[[Any, FaultContext, Callable[[Any], Any]], Any] = _compile
-    """Compiles the program, or does not."""
+    """Compiles the program, or returns it uncompiled."""
     phase: Callable[[str, FaultContext], None] = _no_phase
-    """Called when a phase begins, with `start` before there are other ranks, with `compiling` when Dynamo starts."""
+    """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""

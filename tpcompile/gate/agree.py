@@ -6,18 +6,24 @@ Comparing afterwards would be too late: collectives that differ hang. What diffe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from tpcompile.config import RunConfig
-from tpcompile.ranks.store import RankStore
+from tpcompile.errors import ExitCode
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.digest import frame_name, layer_items
-from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
 from tpcompile.evidence.rows import first_difference
+from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
-from tpcompile.gate.watch import ALARM
+from tpcompile.ranks.exchange import Exchange, Fetch, Side
+from tpcompile.ranks.store import RankStore
+
+_SAME = "the same collectives on every rank"
 
 
 class Agreement:
@@ -36,38 +42,60 @@ class Agreement:
             return
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
-            return  # nobody can hang in it; if only one rank has it, the verdict says so
-        self._counts[self.phase] += 1
+            return  # no rank can hang in it; if only one rank has it, the verdict says so
         keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
-        self._store.put(self._key(self._store.rank), [i.model_dump(mode="json") for i in items])
         if self.phase == f"C/{STEADY}" and unchanged:
-            return  # a recompile the others may not share, but one that cannot hang them
-        self._compare(compile_, items)
+            return  # a recompile that other ranks may not share, but one that cannot hang them
+        check = self._compare(compile_, items)
+        if check is not None:
+            self._end(check)
 
-    def _key(self, rank: int) -> str:
-        return f"compile/{self.phase}/{self._counts[self.phase]}/{rank}"
+    def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> Check | None:
+        """What is wrong with the collectives of this compile, the same on every rank; None where they agree.
 
-    def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> None:
-        asked = {rank: self._key(rank) for rank in range(self._store.world_size)}
-        found, late = self._store.gather(
-            asked, timeout_s=self._config.gate.store_timeout_s, stop_at=ALARM, gone=self._board.is_gone
-        )
-        if late:
-            self._end(self._one_rank(compile_, late))
-        issued = ByRank(found).map(lambda items: tuple(Item.model_validate(item) for item in items))
+        They are small, so that they travel whole and no rank is asked for details.
+        """
+        self._counts[self.phase] += 1
+        store = self._store.under(f"compile/{self.phase}/{self._counts[self.phase]}")
+        digest = [item.model_dump(mode="json") for item in mine]
+        side = Side(digest, answer=lambda question: None, judge=partial(self._judge, compile_))
+        ranks, timeout_s = range(store.world_size), self._config.gate.store_timeout_s
+        verdict = Exchange(store, ranks, others=self._board, timeout_s=timeout_s).verdict(side)
+        if verdict is None:
+            return self._check(_SAME, "the rank that compares them stopped responding", compile_, ranks=())
+        return first(verdict.checks)
+
+    def _judge(
+        self, compile_: CompileRecord, digests: Mapping[int, Any], absent: Mapping[int, str], _: Fetch
+    ) -> Verdict:
+        issued = ByRank(digests).map(lambda items: tuple(Item.model_validate(item) for item in items))
         # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
         odd = issued.unlike_most(_keys)
-        if odd:
-            self._end(self._differ(compile_, issued, odd))
+        check = None
+        if absent:
+            check = self._not_on_all(compile_, issued.ranks, absent)
+        elif odd:
+            check = self._differ(compile_, issued, odd)
+        return Verdict(
+            status=Status.PASS if check is None else Status.FAIL,
+            exit_code=ExitCode.PASS if check is None else ExitCode.FAIL,
+            world_size=self._store.world_size,
+            summary="" if check is None else check.observed,
+            checks=() if check is None else (check,),
+        )
 
-    def _one_rank(self, compile_: CompileRecord, late: Sequence[int]) -> Check:
+    def _not_on_all(self, compile_: CompileRecord, ranks: Sequence[int], absent: Mapping[int, str]) -> Check:
+        """Some ranks compiled it: at fault in the steady phase, where none should; elsewhere the others are."""
+        late = sorted(absent)
+        is_steady = self.phase == f"C/{STEADY}"
+        new = " with different collectives than before" if is_steady else ""
         return self._check(
             f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
-            f"rank {self._store.rank} compiled it, rank {ranks_text(late)} did not within "
-            f"{self._config.gate.store_timeout_s:g} s ({self._seen(late)})",
+            f"rank {ranks_text(ranks)} compiled it{new}, rank {ranks_text(late)} did not within "
+            f"{self._config.gate.store_timeout_s:g} s ({_seen(absent)})",
             compile_,
-            ranks=late,
+            ranks=ranks if is_steady else late,
         )
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
@@ -75,26 +103,24 @@ class Agreement:
         sides = [odd[0], issued.without(odd).ranks[0]]
         number = first_difference(tuple(issued[rank] for rank in sides))
         said = [(rank, issued[rank][number]) for rank in sides if number < len(issued[rank])]
-        who, first = said[0]
-        what = f"#{number} is on rank {who} only: {first.says}"
+        who, item = said[0]
+        what = f"#{number} is on rank {who} only: {item.says}"
         if len(said) > 1:
-            what = f"#{number} is " + " and ".join(f"{item.says} on rank {who}" for who, item in said)
-        check = self._check("the same collectives on every rank", what, compile_, ranks=odd)
-        return check.model_copy(update={"line": first.line})
+            what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
+        check = self._check(_SAME, what, compile_, ranks=odd)
+        return check.model_copy(update={"line": item.line})
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""
+        seen = {rank: self._board.last_seen(rank) for rank in late}
         return Check(
             id=CheckId.ARRIVED,
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
-            observed=f"rank {ranks_text(late)} is missing ({self._seen(late)})",
+            observed=f"rank {ranks_text(late)} is missing ({_seen(seen)})",
             ranks=tuple(late),
         )
-
-    def _seen(self, late: Sequence[int]) -> str:
-        return "; ".join(f"rank {rank} last seen {self._board.last_seen(rank)}" for rank in late)
 
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(
@@ -107,6 +133,10 @@ class Agreement:
             line=compile_.line,
             ranks=tuple(ranks),
         )
+
+
+def _seen(absent: Mapping[int, str]) -> str:
+    return "; ".join(f"rank {rank} last seen {seen}" for rank, seen in sorted(absent.items()))
 
 
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:

@@ -194,13 +194,15 @@ def _schedule(ranks: Ranks) -> Check:
     declared = first(schedules.values()) or Schedule()
     shown = first(wrong.values()) or declared
     number = len(declared.declared)
+    observed = shown.first_difference if wrong else f"the same {number}"
+    lines = dict.fromkeys(shown.lines)
     return make_check(
         "C",
         "collectives as declared by the block",
         wrong,
         f"{number} collectives, in order",
-        shown.first_difference if wrong else f"the same {number}",
-        on_failure=[f"compiled at {line}" for line in dict.fromkeys(shown.lines)],
+        observed,
+        on_failure=[f"compiled at {line}" for line in lines],
     )
 
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.capture import CaptureSession
-from tpcompile.config import Mode, RunConfig
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
+from tpcompile.config import Mode, RunConfig
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
 from tpcompile.gate import numerics
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY

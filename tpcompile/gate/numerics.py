@@ -7,8 +7,8 @@ import gc
 import torch
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives, TpComm
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

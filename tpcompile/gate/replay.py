@@ -34,10 +34,12 @@ def replay(run_dir: RunDir) -> Verdict:
     if not records:
         raise ConfigError(f"{run_dir.path} holds no rank records; was the run stopped before anything compiled?")
     world_size = max(record.world_size for record in records)
-    missing = set(range(world_size)).difference(record.rank for record in records)
+    reported = {record.rank for record in records}
+    missing = set(range(world_size)) - reported
+    digests = [digest_rank(record) for record in records]
     return conclude(
         _rules_of(run_dir),
-        [digest_rank(record) for record in records],
+        digests,
         fetch_from(records),
         world_size=world_size,
         absent=_absent(run_dir, sorted(missing)),

@@ -20,11 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tpcompile import faults, logs
 from tpcompile.capture import CaptureSession
 from tpcompile.config import RunConfig
-from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
-from tpcompile.ranks.exchange import Exchange
-from tpcompile.ranks.mesh import mesh_roles
-from tpcompile.ranks.recorded import record_side
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
@@ -35,6 +30,11 @@ from tpcompile.gate.numerics import Reference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import Watch
+from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
 from tpcompile.report.publish import publish
 
 _LAST_WORDS_TIMEOUT_S = 8.0
@@ -157,7 +157,7 @@ class _Gate:
         )
 
     def compile_starts(self, fault: Fault, context: FaultContext, compile_id: str) -> None:
-        """Say so: a rank that dies or stays in a compile is named with it."""
+        """Publish the compile id, so that a rank that dies or hangs in it is reported with it."""
         self.board.doing(f"compiling {compile_id}")
         fault.phase("compiling", context)
 
@@ -177,7 +177,8 @@ class _Gate:
         """True when any rank says so; ranks must not branch on what only they know before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
-        found, late = self.store.gather(keys, timeout_s=self.config.gate.store_timeout_s)
+        timeout_s = self.config.gate.store_timeout_s
+        found, late = self.store.gather(keys, timeout_s=timeout_s)
         if late:
             self.watch.end(self.agreement.missing(question, late))
         return any(found.values())

@@ -7,9 +7,9 @@ import socket
 
 from rich.console import Console
 
+from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
-from tpcompile.evidence.rundir import RankStatus, RunDir
 
 
 class StatusBoard:

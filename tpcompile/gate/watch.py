@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from tpcompile.ranks.signals import SigtermPipe
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
+from tpcompile.ranks.signals import SigtermPipe
+from tpcompile.ranks.store import RankStore
 
 _POLL_S = 0.2
 ALARM = "alarm"
@@ -88,15 +88,14 @@ class Watch:
         try:
             alarm = self._store.peek(ALARM)
         except RuntimeError:
-            return self._check(
-                CheckId.ALIVE, "all ranks run to the end", "the job's store is gone: torchrun or its node died"
-            )
+            observed = "the job's store is gone: torchrun or its node died"
+            return self._check(CheckId.ALIVE, "all ranks run to the end", observed)
         if alarm is not None:
             return Check.model_validate(alarm)
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            return self._check(
-                CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", f"phase {self._phase} did not end in time"
-            )
+        is_over = self._deadline is not None and time.monotonic() > self._deadline
+        if is_over:
+            observed = f"phase {self._phase} did not end in time"
+            return self._check(CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", observed)
         return None
 
     def _check(self, id: CheckId, expected: str, observed: str) -> Check:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.config import BlockConfig
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm

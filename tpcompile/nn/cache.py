@@ -61,7 +61,7 @@ class KVCache(nn.Module):
             raise ConfigError(f"{length} tokens do not fit in a cache of {self.max_len}; raise its max_len to {length}")
 
     def reset(self) -> None:
-        """Forget everything, in place."""
+        """Clear all cached keys and values, in place."""
         self.k_BTgE.zero_()
         self.v_BTgE.zero_()
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import HeadLayout
@@ -28,7 +28,7 @@ class CausalLM(nn.Module):
     Embedding and projection are sharded over the vocabulary; uneven="pad" pads it where tp does not divide it. With
     `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `tpcompile.nn.checkpoints`.
     In the sequence-parallel form activations are sharded over tokens from the embedding to the projection, and S must
-    be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a config of another form.
+    be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a config of a different form.
     """
 
     def __init__(self, config: BlockConfig, comm: TpComm, *, vocab_size: int, tied: bool = False) -> None:
@@ -148,15 +148,18 @@ class CausalLM(nn.Module):
         """Collectives of `loss` for ids [batch, seq_len], forward then (if `train`) backward, in order."""
         if self.comm.size == 1:
             return ()
-        dtype, dim = self.embedding.weight.dtype, self.embedding.weight.shape[1]
+        weight = self.embedding.weight
+        dtype = weight.dtype
         tokens = (seq_len, batch) if self.sequence_parallel else (batch, seq_len)
-        shape = (*tokens, dim)
+        shape = (*tokens, weight.shape[1])
         total = self.embedding.declared(tokens)
         for layer in self.stack.layers:
             assert isinstance(layer, TransformerBlock), type(layer)
             total = total.then(layer.declared(shape, shape, dtype))
-        total = total.then(self.norm.declared(dtype)).then(self.head.declared(shape, dtype))
-        return total.then(declared_cross_entropy(batch * seq_len, dtype)).select(train=train)
+        total = total.then(self.norm.declared(dtype))
+        total = total.then(self.head.declared(shape, dtype))
+        total = total.then(declared_cross_entropy(batch * seq_len, dtype))
+        return total.select(train=train)
 
 
 def _check_form(config: BlockConfig) -> None:

@@ -54,7 +54,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
         """x of any shape and seed [1] int64, equal on all ranks and new in every step -> same shape.
 
-        Raises ConfigError for no seed or one of another shape or dtype, and a `sharded_dim` that x lacks.
+        Raises ConfigError for no seed or one of the wrong shape or dtype, and a `sharded_dim` that x lacks.
         """
         if not self.training or self.p == 0:
             return x

@@ -22,7 +22,7 @@ from tpcompile.nn.sharding import Declared, Part, ShardSpec, reduced, scattered
 class ParallelEmbedding(nn.Module):
     """Lookup in a table whose rows are sharded: ids [...] -> [..., D] replicated, equal to F.embedding.
 
-    Every rank looks up the ids it owns, the others get zeros, and the sum over the ranks adds nothing but zeros to the
+    Every rank looks up the ids it owns, the others get zeros, and the sum over the ranks adds only zeros to the
     one row: exact in every dtype. The sequence-parallel form shards dim 0 of the ids: [T] -> [T / tp, D] token-major,
     [S, B] -> [S / tp, B, D]; pass `ids.flatten()` or `ids.t()` for ids [B, S].
 
@@ -56,7 +56,7 @@ class ParallelEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """[...] int64 or int32 -> [..., D]; sequence parallel: dim 0 becomes this rank's share of it.
 
-        Raises ConfigError for ids of another dtype or without a dim.
+        Raises ConfigError for ids of the wrong dtype or without a dim.
         """
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() == 0:
             raise ConfigError(f"ids are {ids.dtype} with {ids.dim()} dims; pass int64 or int32 with at least one dim")
@@ -74,7 +74,7 @@ class ParallelEmbedding(nn.Module):
 
     def _own_rows(self, ids: Tensor) -> Tensor:
         known = (ids >= 0) & (ids < self.num_embeddings)
-        # All ranks hold the same number of rows, so quotient and remainder say owner and row. Ids of other ranks read
+        # All ranks hold the same number of rows, so quotient and remainder are owner and row. Ids of other ranks read
         # the row of their remainder and not row 0: their zero gradients would all meet there.
         own = known & (ids // self.num_local == self.comm.rank_index(ids.device))
         blank = torch.zeros_like(ids, dtype=self.weight.dtype).masked_fill(~known, float("nan"))

@@ -121,8 +121,9 @@ class PackedColumnLinear(_ColumnLinear):
 class RowParallelLinear(nn.Module):
     """[..., I / tp] -> [..., O] replicated; the bias is added after the reduce, or it would count tp times.
 
-    Sequence parallel: [S, B, I / tp] -> [S / tp, B, O]; every rank then adds the bias to other tokens, so its gradient
-    is partial and summed. Raises ConfigError when tp does not divide `in_features`, unless that is a padded `Part`.
+    Sequence parallel: [S, B, I / tp] -> [S / tp, B, O]; every rank then adds the bias to different tokens, so its
+    gradient is partial and summed. Raises ConfigError when tp does not divide `in_features`, unless it is a padded
+    `Part`.
     """
 
     def __init__(

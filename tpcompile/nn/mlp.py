@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.config import BlockConfig
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.sharding import Declared, Part

@@ -13,8 +13,8 @@ from tpcompile.nn.sharding import Declared, ShardSpec, entered, stat_dtype
 class Modulation(nn.Module):
     """Table [1, 6, D] + embedding [B, 6, D] -> six tensors that broadcast over the tokens, in float32.
 
-    Order: shift, scale, gate of attention, then of the MLP. In the sequence-parallel form every rank modulates other
-    tokens, so the gradient of the sum is partial: it enters the region here, once for the table and the embedding.
+    Order: shift, scale, gate of attention, then of the MLP. In the sequence-parallel form every rank modulates
+    different tokens, so the gradient of the sum is partial: it enters the region here, once for table and embedding.
     """
 
     def __init__(

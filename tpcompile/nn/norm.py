@@ -20,8 +20,8 @@ from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced, s
 class RMSNorm(nn.Module):
     """Norm of whole vectors; the weight is replicated; none without `affine`.
 
-    With `tokens_over` each rank has other tokens (sequence parallel), so the weight's gradient is partial and summed
-    over that group; without it ranks repeat the same work, and the gradient is the same on all of them.
+    With `tokens_over` each rank has different tokens (sequence parallel), so the weight's gradient is partial and is
+    summed over that group; without it all ranks repeat the same work, and the gradient is equal on all of them.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class DistributedQKNorm(nn.Module):
 class PerHeadRMSNorm(nn.Module):
     """Norm of each head on its own, [..., h * E] -> same; no statistic crosses ranks.
 
-    The weight [E] is replicated but every rank applies it to other heads, so its gradient is partial on each rank:
+    The weight [E] is replicated but every rank applies it to different heads, so its gradient is partial on each rank:
     `copy_to_tp` on the parameter sums it, inside the one graph (a backward hook would break it). Heads that `replicas`
-    ranks hold are used by other query heads on each, so theirs is partial in the same way.
+    ranks hold are used by different query heads on each, so theirs is partial in the same way.
     """
 
     def __init__(self, head_dim: int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:

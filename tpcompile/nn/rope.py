@@ -75,8 +75,10 @@ def video_rope_tables(
     if len(grid) != 3 or min(grid) < 1 or head_dim < 6:
         raise ConfigError(f"grid={tuple(grid)}, head size {head_dim}: pass (frames, rows, columns) and at least 6")
     plane = 2 * (head_dim // 6)
+    widths = (head_dim - 2 * plane, plane, plane)
+    axes = zip(grid, widths, strict=True)
     angles = []
-    for axis, (size, width) in enumerate(zip(grid, (head_dim - 2 * plane, plane, plane), strict=True)):
+    for axis, (size, width) in enumerate(axes):
         positions = torch.arange(size, device=device, dtype=torch.float64)
         own = positions[:, None] * frequencies(width, base=base, device=device)
         shape = [1, 1, 1, own.shape[1]]

@@ -19,7 +19,7 @@ _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f6
 
 @dataclass(frozen=True)
 class Part:
-    """Rows (or columns) that are spread over the ranks as one: whole units in order, each rank the same number."""
+    """Rows (or columns) that are sharded together: whole units in order, the same number on every rank."""
 
     size: int
     """Rows of the full tensor."""
@@ -28,12 +28,12 @@ class Part:
     replicas: int = 1
     """Neighbouring ranks that hold the same share: more ranks than kv heads."""
     padded: bool = False
-    """Rows of zeros fill the last shares, so that all ranks have equal shapes and with them equal graphs."""
+    """Rows of zeros fill the last shares, so that shapes and with them graphs are equal on all ranks."""
     align: int = 1
     """Shares that need padding are filled up to a multiple of this many rows."""
 
     def share(self, tp: int, name: str = "size") -> int:
-        """Rows of every rank; raises ConfigError when they do not come out even and the part is not padded."""
+        """Rows of every rank; raises ConfigError when they do not divide evenly and the part is not padded."""
         owners, units = tp // self.replicas, self.size // self.unit
         if units % owners and not self.padded:
             good = [n for n in _divisors(units) if n <= 64]
@@ -52,10 +52,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """How one parameter is laid out; a module says so in `shard_specs()`, nobody guesses from names."""
+    """Layout of one parameter, as its module declares it in `shard_specs()`; nothing is inferred from names."""
 
     kind: Kind
-    """What the numbers are, which decides their scale in test weights."""
+    """Role of the parameter, which decides the scale of test weights."""
     dim: int | None = None
     """Sharded dim; None for a replicated parameter."""
     parts: Sequence[Part | int] = ()
@@ -81,7 +81,7 @@ class ShardSpec:
         return tuple(shape)
 
     def take(self, full: Tensor, *, rank: int, size: int) -> Tensor:
-        """Slice of rank `rank` of `size`: from every part its own share, never a chunk of the packed tensor."""
+        """Slice of rank `rank` of `size`: its share of every part, never a chunk of the packed tensor."""
         if self.dim is None or size == 1:
             return full
         pieces = []
@@ -95,11 +95,14 @@ class ShardSpec:
         if self.dim is None or len(shards) == 1:
             return shards[0]
         tp = len(shards)
-        local = [shard.split([part.share(tp) for part in self.packed], self.dim) for shard in shards]
+        shares = [part.share(tp) for part in self.packed]
+        local = [shard.split(shares, self.dim) for shard in shards]
         pieces = []
         for index, part in enumerate(self.packed):
             for rank in range(0, tp, part.replicas):
-                pieces.append(local[rank][index].narrow(self.dim, 0, part.rows(rank=rank, tp=tp)[1]))
+                rows = local[rank][index]
+                _, count = part.rows(rank=rank, tp=tp)
+                pieces.append(rows.narrow(self.dim, 0, count))
         return torch.cat(pieces, self.dim)
 
 
@@ -175,21 +178,16 @@ def specs_of(module: nn.Module) -> dict[str, ShardSpec]:
     Raises TpCompileError when a parameter is not declared or a declaration has no parameter.
     """
     specs: dict[str, ShardSpec] = {}
-    for prefix, child in module.named_modules():
+    for owner, child in module.named_modules():
+        prefix = f"{owner}." if owner else ""
         if isinstance(child, Sharded):
-            specs |= {f"{prefix}.{name}" if prefix else name: spec for name, spec in child.shard_specs().items()}
-    names = {name for name, _ in module.named_parameters()}
-    if undeclared := sorted(names ^ set(specs)):
+            for name, spec in child.shard_specs().items():
+                specs[f"{prefix}{name}"] = spec
+    parameters = dict(module.named_parameters())
+    undeclared = sorted(parameters.keys() ^ specs.keys())
+    if undeclared:
         raise TpCompileError(f"parameters and shard_specs() disagree on {undeclared}; declare each parameter once")
     return specs
-
-
-def share_of(name: str, full: int, *, size: int) -> int:
-    """`full / size`; raises ConfigError when it is not whole."""
-    if full % size:
-        good = [n for n in _divisors(full) if n <= 64]
-        raise ConfigError(f"{name}={full} is not divisible by tp={size}; choose tp from {good}")
-    return full // size
 
 
 def stat_dtype(dtype: torch.dtype) -> torch.dtype:

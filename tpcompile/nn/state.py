@@ -15,11 +15,13 @@ from tpcompile.nn.sharding import ShardSpec, specs_of
 def load_full_state_dict(module: nn.Module, full: Mapping[str, Tensor]) -> None:
     """Copy this rank's slice of every full tensor into `module`, bit for bit; padding becomes zeros.
 
-    Raises ConfigError naming missing and unexpected keys, and any tensor of another shape or dtype than expected;
-    nothing is copied then. Build on the meta device and call `to_empty` first.
+    Raises ConfigError naming missing and unexpected keys, and any tensor of the wrong shape or dtype; nothing is copied
+    then. Build on the meta device and call `to_empty` first.
     """
-    specs, parameters = specs_of(module), dict(module.named_parameters())
-    missing, unexpected = sorted(set(specs) - set(full)), sorted(set(full) - set(specs))
+    specs = specs_of(module)
+    parameters = dict(module.named_parameters())
+    missing = sorted(set(specs) - set(full))
+    unexpected = sorted(set(full) - set(specs))
     if missing or unexpected:
         raise ConfigError(f"state dict does not fit: missing {missing}, unexpected {unexpected}")
     for name, parameter in parameters.items():
@@ -38,9 +40,9 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gather_full(name: str, local: Tensor, *, module: nn.Module) -> Tensor:
-    """The unsharded form of a parameter, or of anything shaped like it, from the slices of all ranks (a collective).
+    """The unsharded form of a parameter, or of a tensor of its shape, from the slices of all ranks (a collective).
 
-    Raises ConfigError for a name that is no parameter of `module`.
+    Raises ConfigError for a name that is not a parameter of `module`.
     """
     spec, comm = _layout(name, module)
     if spec.dim is None or comm is None or comm.size == 1:
@@ -51,9 +53,9 @@ def gather_full(name: str, local: Tensor, *, module: nn.Module) -> Tensor:
 
 
 def local_slice_of(name: str, full: Tensor, *, module: nn.Module) -> Tensor:
-    """This rank's slice of a full parameter, or of anything shaped like it, such as its gradient.
+    """This rank's slice of a full parameter, or of a tensor of its shape, such as its gradient.
 
-    Raises ConfigError for a name that is no parameter of `module`.
+    Raises ConfigError for a name that is not a parameter of `module`.
     """
     spec, comm = _layout(name, module)
     return full if comm is None else spec.take(full, rank=comm.rank, size=comm.size)
@@ -65,7 +67,8 @@ def _layout(name: str, module: nn.Module) -> tuple[ShardSpec, TpComm | None]:
         owner = module.get_submodule(owner_name)
     except AttributeError:
         owner = None
-    specs = owner.shard_specs() if owner is not None and hasattr(owner, "shard_specs") else {}
+    shard_specs = getattr(owner, "shard_specs", dict)
+    specs: Mapping[str, ShardSpec] = shard_specs()
     if leaf not in specs:
         raise ConfigError(f"{name!r} is no parameter of this module; it has {sorted(specs_of(module))}")
     return specs[leaf], getattr(owner, "comm", None)

@@ -1,13 +1,13 @@
-"""Are the ranks set up alike? Asked before the first compile, with names for what is not; no collective, no hang.
+"""Before the first compile, check that the ranks are set up alike, and name what differs; no collective, no hang.
 
 handshake.py    `check_parity`, `Handshake`: facts of all ranks -> one verdict on every rank
 inputs.py       `InputParity`: the inputs of a call, bit for bit, on demand
-arguments.py    arguments of a call -> named leaves and what counts of them
-facts.py        what one rank says about itself, by group
-backends.py     which backend torch would really take
+arguments.py    arguments of a call -> named leaves and the aspects that must be equal
+facts.py        the facts of one rank, by group
+backends.py     the backend that `auto` resolves to
 weights.py      which parameters are replicated, which sharded, and their fingerprints
 fingerprint.py  tensor -> text equal exactly when the bits are
-shards.py       shapes of all shards of a tensor -> do they fit together
+shards.py       shapes of all shards of a tensor -> do they tile the full tensor
 judge.py        facts of all ranks -> checks and divergences
 conclusion.py   checks -> verdict
 differences.py  values of one key by rank -> a named difference

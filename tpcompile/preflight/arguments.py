@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> leaf of positional and keyword arguments; looks into lists, tuples, dicts and dataclasses."""
+    """Name -> leaf of positional and keyword arguments; descends into lists, tuples, dicts and dataclasses."""
     leaves: dict[str, Any] = {}
     for index, value in enumerate(args):
         leaves |= _walk(f"args[{index}]", value)
@@ -46,17 +46,18 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def aspects_of(name: str, leaf: Any, group: Group, sharded: Iterable[str]) -> dict[str, str]:
-    """What must be equal of a leaf: of a tensor its form and bits, of a shard its form, of other objects the class."""
+    """Aspects that must be equal: metadata and bits of a tensor, metadata of a shard, value or class of the rest."""
     if not isinstance(leaf, Tensor):
-        text = repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
-        return {"value": normalise.device(normalise.objects(text))}
+        return {"value": _value_text(leaf)}
     said = layout_by_dtensor(leaf, group)
-    is_shard = any(fnmatchcase(name, p) for p in sharded) or (said is not None and said.layout == Layout.SHARDED)
+    is_sharded_dtensor = said is not None and said.layout == Layout.SHARDED
     local = local_of(leaf)
-    kind = type(leaf).__qualname__ + (f" {leaf.placements}" if isinstance(leaf, DTensor) else "")
+    kind = type(leaf).__qualname__
+    if isinstance(leaf, DTensor):
+        kind += f" {leaf.placements}"
     aspects = {"class": kind, "dtype": str(leaf.dtype), "dims": str(leaf.dim())}
     aspects["requires_grad"] = str(leaf.requires_grad)
-    if is_shard:
+    if is_sharded_dtensor or any(fnmatchcase(name, pattern) for pattern in sharded):
         return aspects
     layout = str(list(local.stride())) if local.layout == torch.strided else str(local.layout)
     device = f"on {local.device.type}"
@@ -65,3 +66,8 @@ def aspects_of(name: str, leaf: Any, group: Group, sharded: Iterable[str]) -> di
         "stride": f"{layout} {device}",
         "bits": f"{describe(local)} {bits(local)}",
     }
+
+
+def _value_text(leaf: Any) -> str:
+    text = repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
+    return normalise.device(normalise.objects(text))

@@ -1,4 +1,4 @@
-"""This process's settings -> the backends torch would really take, as text: `auto` is not an answer."""
+"""Settings of this process -> the backends that torch would select, as text: `auto` is resolved."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.text import normalise
+from tpcompile.torch_api import compiler as compat
 
 Resolvers = Mapping[str, Any]
-"""Name -> what was resolved: text, a function or class, or a callable without arguments that says it."""
+"""Name -> the resolved backend: text, a function or class, or a callable without arguments that returns it."""
 
 _TYPICAL = [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 128)]
 _HEADS, _TOKENS = 8, 128
 
 
 def sdpa_backend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str:
-    """Backend `scaled_dot_product_attention` takes for tensors [B, H, S, D], e.g. `FLASH_ATTENTION`; computes nothing.
+    """Backend that `scaled_dot_product_attention` selects for [B, H, S, D], e.g. `FLASH_ATTENTION`; computes nothing.
 
     `options` are those of `scaled_dot_product_attention`: attn_mask, dropout_p, is_causal, scale, enable_gqa.
     """
@@ -34,12 +34,13 @@ def resolved_backends(device: torch.device) -> dict[str, str]:
 
 
 def attention_choices(device: torch.device) -> dict[str, str]:
-    """What SDPA takes for typical self-attention, with and without a causal mask."""
+    """Backends that SDPA selects for typical self-attention, with and without a causal mask."""
     found = {}
     for dtype, head_dim in _TYPICAL:
         qkv = [torch.empty(1, _HEADS, _TOKENS, head_dim, dtype=dtype, device=device)] * 3
         for is_causal in (False, True):
-            name = f"sdpa {str(dtype).removeprefix('torch.')} head_dim {head_dim}{' causal' if is_causal else ''}"
+            mask = " causal" if is_causal else ""
+            name = f"sdpa {str(dtype).removeprefix('torch.')} head_dim {head_dim}{mask}"
             found[name], _ = answer_of(partial(sdpa_backend, *qkv, is_causal=is_causal))
     return found
 
@@ -48,7 +49,8 @@ def answers(resolvers: Resolvers) -> tuple[dict[str, str], dict[str, str]]:
     """The caller's own resolvers -> (`backend NAME` -> text, name -> error of those that raised)."""
     found, failed = {}, {}
     for name, resolver in resolvers.items():
-        text, is_answer = answer_of(resolver if callable(resolver) else partial(str, resolver))
+        ask = resolver if callable(resolver) else partial(str, resolver)
+        text, is_answer = answer_of(ask)
         found[f"backend {name}"] = text
         if not is_answer:
             failed[name] = text
@@ -56,10 +58,10 @@ def answers(resolvers: Resolvers) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def answer_of(ask: Callable[[], Any]) -> tuple[str, bool]:
-    """(what was resolved as text without addresses, True), or (the error, False): another rank may have an answer."""
+    """(the resolved value as text without addresses, True), or (the error, False): a different rank may succeed."""
     try:
         value = ask()
-    except Exception as error:  # a missing package on one rank is exactly what is looked for
+    except Exception as error:  # a package that is missing on one rank is a difference to report
         return f"raised {type(error).__name__}: {normalise.objects(str(error))}".splitlines()[0], False
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}", True

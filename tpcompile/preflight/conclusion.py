@@ -17,16 +17,19 @@ MAX_LISTED = 100
 
 
 def reported(num_reported: int, absent: Mapping[int, str], *, timeout_s: float, silent: Sequence[int] = ()) -> Check:
-    """Red when a rank is `absent` (rank -> what it was last seen doing) or was `silent` when asked for details."""
-    late = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
-    late += [f"rank {rank} did not send its details" for rank in silent]
+    """Red when a rank is `absent` (rank -> its last published state) or `silent`: it did not send details."""
+    missing = [f"rank {rank} is missing; last seen {seen}" for rank, seen in sorted(absent.items())]
+    unanswered = [f"rank {rank} did not send its details" for rank in silent]
+    late = missing + unanswered
+    late_ranks = sorted({*absent, *silent})
+    status = Status.FAIL if late else Status.PASS
     return Check(
         id=CheckId.REPORTED,
         mode="",
-        status=Status.FAIL if late else Status.PASS,
+        status=status,
         expected=f"every rank within {timeout_s:g} s",
         observed="; ".join(late) or f"all {num_reported}",
-        ranks=tuple(sorted({*absent, *silent})),
+        ranks=tuple(late_ranks),
         cause=_why_late(absent, silent),
     )
 
@@ -38,32 +41,38 @@ def _why_late(absent: Mapping[int, str], silent: Sequence[int]) -> Cause:
 
 
 def group_check(group: str, found: Sequence[Divergence], names: Sequence[str], num_keys: int) -> Check:
-    """One line of the table for one group of facts."""
+    """The check of one group of facts."""
     red = [divergence for divergence in found if divergence.is_red]
     equal = "consistent" if group == SHARDS else "equal"
     listed = f"{len(found)} declared" if found else f"{equal}: {num_keys}"
+    details = names[:MAX_LISTED] if len(names) > MAX_NAMED else ()
     check = Check(
         name=f"{group} {equal} on all ranks",
         mode="",
         status=Status.PASS,
         expected=equal,
         observed=listed,
-        details=tuple(names[:MAX_LISTED]) if len(names) > MAX_NAMED else (),
+        details=tuple(details),
     )
     if not red:
         return check
-    more = f"; {len(names) - 3} more" if len(red) > 3 else ""
+    shown = red[:3]
+    num_more = len(names) - len(shown)
+    titles = "; ".join(divergence.title for divergence in shown)
+    more = f"; {num_more} more" if len(red) > len(shown) else ""
+    odd_ranks = set[int]().union(*map(_odd_ranks, red))
+    ranks = sorted(odd_ranks)
     failed = {
         "status": Status.FAIL,
-        "observed": "; ".join(divergence.title for divergence in red[:3]) + more,
-        "ranks": tuple(sorted(set[int]().union(*map(_odd_ranks, red)))),
+        "observed": titles + more,
+        "ranks": tuple(ranks),
         "cause": red[0].cause,
     }
     return check.model_copy(update=failed)
 
 
 def _odd_ranks(divergence: Divergence) -> tuple[int, ...]:
-    """Ranks outside of the largest group; all of them when two are the largest."""
+    """Ranks outside of the largest group; all ranks when two groups are equally large."""
     groups = divergence.groups
     has_largest = len(groups) == 1 or len(groups[0].ranks) > len(groups[1].ranks)
     return ranks_of(groups[int(has_largest) :])
@@ -77,7 +86,7 @@ def conclude(
     title: str,
     domains: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Verdict:
-    """Checks and divergences -> the verdict; the first red thing is its summary."""
+    """Checks and divergences -> the verdict; the first red one is its summary."""
     told = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
     status, exit_code = (Status.FAIL, ExitCode.FAIL) if told else (Status.PASS, ExitCode.PASS)
     return Verdict(

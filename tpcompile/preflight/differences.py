@@ -1,4 +1,4 @@
-"""Values of one key on all ranks -> groups of equal ranks, a title that names both sides, and a `Divergence`."""
+"""Values of one key on all ranks -> groups of ranks with equal values, and a `Divergence` titled with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BRIEF = 100
 _HASH = re.compile(r"\b((?:sha256|mix128|wrapped):[0-9a-f]{12})[0-9a-f]+(?:-[0-9a-f]+)?")
 
 Groups = Sequence[tuple[tuple[int, ...], str | None]]
-"""(ranks, their value), largest group first; None for a key the ranks do not have."""
+"""(ranks, their value), largest group first; None when the ranks do not have the key."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Kind:
     advice: str
     cls: DivergenceClass = DivergenceClass.CONTENT
     missing: str = UNSET
-    """What a key means on ranks that do not have it."""
+    """Text for ranks that do not have the key."""
 
 
 def groups_of(values: Mapping[int, str | None]) -> Groups:
-    """Ranks by equal value; the odd ones out come last."""
+    """Ranks grouped by equal value, the largest group first."""
     return ByRank(values).sides()
 
 
@@ -53,9 +53,10 @@ def difference(
     found: str = "",
     step: int | None = None,
 ) -> Divergence:
-    """One difference, declared when the allow-list says why; the title ends in `note`, or says `found` only."""
+    """One difference, declared when it is in the allow-list; `found` replaces the title's values, `note` ends it."""
     ranks = [group for group, _ in groups]
-    items = [value_item(key, kind.missing if value is None else value) for _, value in groups]
+    texts = [kind.missing if value is None else value for _, value in groups]
+    items = [value_item(key, text) for text in texts]
     cls, advice = kind.cls, f"{kind.advice} {kind.cause.advice}".strip()
     reason = reason_for([kind.layer], [item.text for item in items], allowed)
     if reason:

@@ -1,6 +1,6 @@
-"""A fixed set of ranks that exchanges again and again -> one verdict each time, and what every rank last did.
+"""A fixed set of ranks that exchanges repeatedly -> one verdict each time, and the last state of every rank.
 
-`Details` is what a judge asks for: what stands behind the hashes that ranks sent.
+`Details` are the facts behind the hashes that ranks publish; the judge asks for them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
-from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
+from tpcompile.ranks.store import RankStore
 
-_ROOT = "tpcompile/parity"
+_ROOT = "tpcompile/preflight"
 _num_exchanges: Counter[str] = Counter()
 _T = TypeVar("_T")
 
 
 _ASKED = 2
-"""Ranks of one hash that are asked at most: each that is silent costs the timeout."""
+"""Ranks asked at most for one hash: each that does not answer costs the timeout."""
 
 
 class Details(Generic[_T]):
-    """What ranks say in full, asked for once per hash: whoever has the same hash says the same, also for the dead."""
+    """Facts of ranks, asked for once per hash: a rank with the same hash answers for one that is dead."""
 
     def __init__(self, fetch: Fetch, question: Question, shas: Mapping[int, str], parse: Callable[[Any], _T]) -> None:
         self.shas = shas
@@ -40,15 +40,20 @@ class Details(Generic[_T]):
         self._known: dict[str, _T | None] = {}
 
     def of(self, ranks: Iterable[int]) -> ByRank[_T]:
-        """What these ranks say; a rank is missing when nobody with its hash answers."""
+        """Facts of these ranks; a rank is missing when no rank with its hash answers."""
         return ByRank({rank: rank for rank in ranks}).found(self._of)
 
     def _of(self, rank: int) -> _T | None:
         sha = self.shas[rank]
         if sha not in self._known:
-            alike = [other for other, said in self.shas.items() if said == sha]
-            self._known[sha] = self._first_answer(dict.fromkeys([rank, *alike]))
+            self._known[sha] = self._first_answer(self._alike(rank))
         return self._known[sha]
+
+    def _alike(self, rank: int) -> Iterable[int]:
+        """This rank, then the other ranks with the same hash."""
+        sha = self.shas[rank]
+        alike = [other for other, other_sha in self.shas.items() if other_sha == sha]
+        return dict.fromkeys([rank, *alike])
 
     def _first_answer(self, ranks: Iterable[int]) -> _T | None:
         for rank in islice(ranks, _ASKED):
@@ -59,7 +64,7 @@ class Details(Generic[_T]):
 
 
 class Meeting:
-    """The place where a fixed set of ranks exchanges, again and again; every rank makes and uses it alike."""
+    """Repeated exchanges among a fixed set of ranks; every rank makes it and calls it in the same order."""
 
     def __init__(self, name: str, *, ranks: Sequence[int], store: dist.Store | None, timeout_s: float) -> None:
         self.rank, self.ranks, self.timeout_s = dist.get_rank(), tuple(sorted(ranks)), timeout_s
@@ -69,22 +74,22 @@ class Meeting:
         self._root = _connect(store, rank=self.rank, timeout_s=timeout_s)
 
     def say(self, doing: str) -> None:
-        """Leave word of what this rank does, for the verdict in case it never gets further."""
+        """Publish what this rank is doing, for the verdict in case it gets no further."""
         with self._store_errors():
             self._root.put(f"seen/{self.rank}", f"{doing} for {self._name}, number {_num_exchanges[self._name]}")
 
     def last_seen(self, rank: int) -> str:
-        """What a rank last said, in any exchange."""
+        """The last state that a rank published, in any exchange."""
         return str(self._root.peek(f"seen/{rank}") or "never: it entered no parity check")
 
     def is_gone(self, rank: int) -> bool:
-        """Nobody knows: ranks say what they do, not in which process."""
+        """Always False: ranks publish their state here, not their process."""
         return False
 
     def verdict(self, side: Side) -> Verdict:
-        """Publish, then judge or answer until there is a verdict.
+        """Publish this rank's digest, then judge or answer until there is a verdict.
 
-        Raises DivergenceError when the judge falls silent or the store is gone.
+        Raises DivergenceError when the judge stops responding or the store is gone.
         """
         self.say("waiting")
         number = _num_exchanges[self._name]
@@ -97,7 +102,7 @@ class Meeting:
                 f"rank {self.rank} got no verdict of {self._name} within {self.timeout_s:g} s; the judging rank fell "
                 "silent"
             )
-        with suppress(dist.DistError):  # the verdict is here; others may be gone already
+        with suppress(dist.DistError):  # the verdict is known; the rank that serves the store may have exited
             self._root.put(f"seen/{self.rank}", f"done with {self._name}, number {number}")
         return verdict
 

@@ -1,4 +1,4 @@
-"""This process -> `RankFacts`: what one rank says about itself, by group; only hashes of it travel unasked."""
+"""This process -> `RankFacts`: the facts of one rank, by group; ranks publish only hashes of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
 from tpcompile.evidence.several import phrase
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
 from tpcompile.preflight.weights import Group, Layout, Weight
+from tpcompile.torch_api import compiler as compat
 
 VERSIONS, ENV, CONFIG, BACKENDS, DEVICE = "versions", "environment variables", "compiler settings", "backends", "device"
 TOPOLOGY, DTYPES, WEIGHTS, SHARDS = "topology", "dtype policy", "replicated weights", "shards"
@@ -32,30 +32,30 @@ _PLACES = {
     "env": (ENV, ""),
     "config": (CONFIG, ""),
 }
-"""First word of a fact of the environment layer -> its group here and what its key begins with; others are backends."""
+"""First word of a fact of the environment layer -> (its group, prefix of its key); all other facts are backends."""
 _PACKAGES = (
     "tpcompile", "flash-attn", "flash_attn_3", "flashinfer-python", "xformers", "sageattention", "transformer-engine",
     "torchao", "deep-ep", "nvidia-cutlass-dsl", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "kernels", "transformers",
     "diffusers",
 )  # fmt: skip
-"""Packages whose presence or version changes which backend `auto` becomes."""
+"""Packages whose presence or version changes the backend that `auto` resolves to."""
 
 
 class RankFacts(Frozen):
-    """Everything one rank brings to a parity check."""
+    """Everything that a parity check compares of one rank."""
 
     schema_version: int = SCHEMA_VERSION
     groups: dict[str, dict[str, str]] = {}
-    """Group -> key -> value; equal on all ranks of the scope, or a difference named by key."""
+    """Group -> key -> value; a key whose values are not equal on all ranks of the domain is a difference."""
     shards: dict[str, Weight] = {}
-    """Sharded parameters and buffers, without their bits: shapes must fit together."""
+    """Sharded parameters and buffers, without their bits; their shapes must tile the full tensor."""
 
     def of(self, group: str) -> dict[str, str]:
-        """The facts of one group, nothing for one that was not taken."""
+        """The facts of one group; empty when they were not collected."""
         return self.groups.get(group, {})
 
     def part(self, group: str) -> RankFacts:
-        """The facts of one group alone: what travels when it is asked for."""
+        """The facts of one group alone, as they are sent when asked for."""
         if group == SHARDS:
             return RankFacts(shards=self.shards)
         return RankFacts(groups={group: self.of(group)})
@@ -66,7 +66,7 @@ class RankFacts(Frozen):
 
 
 class ParityDigest(Frozen):
-    """What every rank publishes: hashes by group, and what differs by nature, for the list of it."""
+    """What every rank publishes: hashes by group, and the facts in which healthy ranks differ."""
 
     schema_version: int = SCHEMA_VERSION
     rank: int
@@ -74,9 +74,9 @@ class ParityDigest(Frozen):
     """Ranks with the same text must agree."""
     shas: dict[str, str]
     unresolved: dict[str, str] = {}
-    """Resolvers of the caller that raised, with the error."""
+    """Resolver of the caller that raised -> its error."""
     own: dict[str, str] = {}
-    """Normalised: host, process, device index, cache places; listed, never compared."""
+    """Host, process, device index, cache folders; listed, never compared."""
 
 
 def rank_facts(
@@ -95,7 +95,7 @@ def rank_facts(
 
 
 def weight_facts(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
-    """dtypes of all tensors, and the prints of those that are not shards."""
+    """dtypes of all tensors, and the fingerprints of those that are not shards."""
 
     def prints(layout: Layout) -> dict[str, str]:
         return {f"weight {name}": weight.print for name, weight in weights.items() if weight.layout == layout}
@@ -110,7 +110,7 @@ def _dtype_text(weight: Weight) -> str:
 
 
 def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
-    """World, mesh and groups as this rank sees them; the same on all ranks, whichever group they are in."""
+    """World, mesh and groups as this rank sees them; equal on all ranks, in whichever group they are."""
     facts = {"topology world size": str(dist.get_world_size()), "topology default backend": dist.get_backend()}
     if mesh is None:
         return facts | {"topology ranks": ranks_text(group.ranks)}
@@ -119,15 +119,16 @@ def topology(mesh: DeviceMesh | None, group: Group) -> dict[str, str]:
     for dim, name in enumerate(names):
         process_group = mesh.get_group(dim)
         facts[f"topology backend of {name}"] = dist.get_backend(process_group)
-        ranks, row = dist.get_process_group_ranks(process_group), _mesh_row(mesh, dim)
-        facts[f"topology group of {name}"] = (
-            "as the mesh says" if sorted(ranks) == sorted(row) else f"{ranks}, the mesh says {row}"
-        )
+        ranks = dist.get_process_group_ranks(process_group)
+        row = _mesh_row(mesh, dim)
+        is_expected = sorted(ranks) == sorted(row)
+        group_text = "as the mesh says" if is_expected else f"{ranks}, the mesh says {row}"
+        facts[f"topology group of {name}"] = group_text
     return facts
 
 
 def own_facts(device: torch.device) -> dict[str, str]:
-    """What differs between healthy ranks."""
+    """Facts in which healthy ranks differ."""
     variables = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
     facts = {"host": socket.gethostname(), "process id": str(os.getpid()), "device": str(device)}
     facts |= {f"env {name}": os.environ[name] for name in variables if name in os.environ}
@@ -163,7 +164,7 @@ def _autocast(device: torch.device) -> dict[str, str]:
 
 
 def _mesh_row(mesh: DeviceMesh, dim: int) -> list[int]:
-    """Ranks along one axis through this rank, by the mesh."""
+    """The ranks along one mesh dim through this rank."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "this rank is among the ranks of the mesh"
     at = tuple(slice(None) if i == dim else index for i, index in enumerate(coordinate))

@@ -1,9 +1,9 @@
-"""Tensor -> a short text that is equal exactly when dtype, shape and every bit are; parts of it to find where not.
+"""Tensor -> a short text, equal exactly when dtype, shape and every bit are; hashes of pieces locate a difference.
 
-On the CPU it is SHA-256 of the raw bytes. Elsewhere copying gigabytes to the host would be the cost, so the bytes are
-mixed on the device as 64-bit words: every word is bound to its position, passed through a bijection (splitmix64) and
-summed modulo 2**64, in two lanes with other constants. A change of one word always changes the sum. Two different
-tensors meet in both lanes with odds of about 2**-128, as long as nobody builds the pair on purpose.
+On the CPU it is SHA-256 of the raw bytes. On other devices the bytes are hashed in place, which saves copying gigabytes
+to the host: each 64-bit word is combined with its position, passed through a bijection (splitmix64) and summed modulo
+2**64, in two lanes with different constants. A change of one word always changes the sum. Two different tensors have
+equal sums in both lanes with a probability of about 2**-128, unless the pair was constructed for it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.text import normalise
+from tpcompile.torch_api import compiler as compat
 
 _WORD_BYTES = 8
 _CHUNK_WORDS = 1 << 22
 """Words mixed at a time: bounds the temporaries to about 100 MB beside the tensor."""
 _LANES = ((-7046029254386353131, -4658895280553007687), (-3335678366873096957, -7723592293110705685))
-"""Odd constants per lane: one binds the position, one the lane."""
+"""Per lane, an odd multiplier of the position and a constant that is added."""
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers as signed numbers
 
 
@@ -42,7 +42,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds: the local shard of a DTensor, the awaited result of a collective, else the tensor."""
+    """Local shard of a DTensor, awaited result of an asynchronous collective, else the tensor itself."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return compat.settled(tensor.detach())
@@ -80,7 +80,7 @@ def piece_hashes(raw: Tensor, *, start: int, stop: int, size_bytes: int) -> list
 
 
 def _hash(raw: Tensor) -> tuple[str, str]:
-    """(method, hash) of bytes [n] uint8 where they are."""
+    """(method, hash) of bytes [n] uint8, computed on their device."""
     return ("sha256", _sha256(raw)) if raw.device.type == "cpu" else ("mix128", mix128(raw))
 
 
@@ -107,19 +107,19 @@ def _words(raw: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _splitmix(words: Tensor) -> Tensor:
-    """The finaliser of splitmix64: a bijection on 64-bit words, every input bit in every output bit."""
+    """The finaliser of splitmix64, a bijection on 64-bit words; every input bit affects every output bit."""
     words = (words ^ _shifted(words, 30)) * _MIX_1
     words = (words ^ _shifted(words, 27)) * _MIX_2
     return words ^ _shifted(words, 31)
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:
-    """Logical shift to the right: int64 shifts copy the sign."""
+    """Logical shift to the right; the shift of int64 is arithmetic."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 
 def _sha256(raw: Tensor) -> str:
     if not raw.numel():
         return hashlib.sha256().hexdigest()
-    # Not through numpy, which need not be there; the tensor keeps the memory alive.
+    # Not through numpy, which need not be installed; the tensor keeps the memory alive.
     return hashlib.sha256((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).hexdigest()

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.ranks.exchange import Fetch, Question, Side
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
@@ -29,6 +28,9 @@ from tpcompile.preflight.facts import (
 from tpcompile.preflight.judge import Judge
 from tpcompile.preflight.locate import answer_elements
 from tpcompile.preflight.weights import Group, Layout, ShardedBy, Weight, weights_of
+from tpcompile.ranks.exchange import Fetch, Question, Side
+
+_LAYERS = [layer.value for layer in Layer]
 
 
 def check_parity(
@@ -67,9 +69,9 @@ def check_parity(
 
 
 class Handshake:
-    """`check_parity` that remembers the weights: `recheck` names those that one part of the ranks changed since.
+    """`check_parity` that remembers the weights: `recheck` names those that changed on some of the ranks since.
 
-    `frozen` says that nothing may write to the weights after `check`, as in inference; all weights are hashed then.
+    `frozen` declares that nothing may write to the weights after `check`, as in inference; all weights are then hashed.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Handshake:
         self._before: dict[str, Weight] = {}
 
     def check(self) -> Verdict:
-        """Compare everything, and remember the weights. Raises DivergenceError when the judging rank falls silent."""
+        """Compare all facts and keep the weights. Raises DivergenceError when the judging rank stops responding."""
         self._meeting.say("taking fingerprints of the weights")
         weights = self._weights()
         self._meeting.say("collecting facts")
@@ -106,9 +108,9 @@ class Handshake:
         return self._exchange(facts, title="parity handshake", groups=KNOWN_GROUPS, unresolved=unresolved)
 
     def recheck(self, *, step: int | None = None) -> Verdict:
-        """Compare the weights with those at `check`: what changed on a part of the ranks is red, on all it is listed.
+        """Compare the weights with those at `check`: red when some ranks changed them, listed when all ranks did.
 
-        Replicated weights must be bit-equal again as well. Raises ConfigError unless `frozen` and checked before.
+        Replicated weights must also still be bit-equal. Raises ConfigError unless `frozen`, and before `check`.
         """
         if not self._frozen or self._module is None:
             raise ConfigError("recheck compares frozen weights: make it Handshake(module, frozen=True)")
@@ -164,6 +166,10 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError("no process group: call torch.distributed.init_process_group before the parity check")
     if mesh is None:
         return Group(axis, tuple(range(dist.get_world_size())))
+    return _group_of_mesh(mesh, axis)
+
+
+def _group_of_mesh(mesh: DeviceMesh, axis: str) -> Group:
     names = mesh.mesh_dim_names or ()
     if mesh.ndim == 1 and not names:
         names = (axis,)
@@ -171,17 +177,18 @@ def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
         raise ConfigError(f"the mesh has no axis {axis!r}; its axes are {list(names)}")
     if mesh.get_coordinate() is None:
         raise ConfigError(f"rank {dist.get_rank()} is not in the mesh; only its members may call")
-    return Group(axis, tuple(dist.get_process_group_ranks(mesh.get_group(names.index(axis)))))
+    process_group = mesh.get_group(names.index(axis))
+    return Group(axis, tuple(dist.get_process_group_ranks(process_group)))
 
 
 def _check_arguments(*, allowed: Allowed, timeout_s: float) -> None:
     if timeout_s <= 0:
         raise ConfigError(f"timeout_s={timeout_s:g} must be positive")
-    layers = [layer.value for layer in Layer]
     for layer, text, reason in allowed:
-        if layer not in layers or not text or not reason:
+        is_complete = bool(text and reason)
+        if layer not in _LAYERS or not is_complete:
             raise ConfigError(
-                f"allowed entry {(layer, text, reason)} must be (layer, text it contains, reason); layers are {layers}"
+                f"allowed entry {(layer, text, reason)} must be (layer, text it contains, reason); layers are {_LAYERS}"
             )
 
 
@@ -194,11 +201,14 @@ def _device_of(mesh: DeviceMesh | None) -> torch.device:
 
 
 def _changes(before: dict[str, Weight], now: dict[str, Weight]) -> dict[str, str]:
-    """Parameters and replicated buffers whose bits are not what they were; a buffer of one rank's own may change."""
-    weights = before | now
-    watched = [name for name, weight in weights.items() if weight.is_parameter or weight.layout == Layout.REPLICATED]
-    changed = [name for name in watched if _print(before.get(name)) != _print(now.get(name))]
-    return {f"weight {name}": f"changed since the handshake ({weights[name].layout.value})" for name in changed}
+    """Parameters and replicated buffers whose bits changed; a buffer that is not replicated may change."""
+    found = {}
+    for name, weight in (before | now).items():
+        is_watched = weight.is_parameter or weight.layout == Layout.REPLICATED
+        is_changed = _print(before.get(name)) != _print(now.get(name))
+        if is_watched and is_changed:
+            found[f"weight {name}"] = f"changed since the handshake ({weight.layout.value})"
+    return found
 
 
 def _print(weight: Weight | None) -> str:

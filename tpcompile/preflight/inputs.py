@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.ranks.exchange import Fetch, Question, Side
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
@@ -23,9 +22,10 @@ from tpcompile.preflight.differences import Groups, Kind, difference
 from tpcompile.preflight.exchange import Details, Meeting
 from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import answer_elements, located
+from tpcompile.ranks.exchange import Fetch, Question, Side
 
 _PASSED = ""
-"""The aspect of an argument that says that it was passed at all."""
+"""The aspect that every passed argument has."""
 _KINDS = {
     _PASSED: Kind(
         Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
@@ -39,7 +39,7 @@ _KINDS = {
     "bits": Kind(Layer.INPUTS, Cause.INPUT_VALUES, ""),
     "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE, ""),
 }
-"""Aspects of an argument from form to content; JSON does not keep their order."""
+"""Aspects of an argument, metadata before content; JSON does not keep their order."""
 _STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
 
 
@@ -58,11 +58,11 @@ class InputFacts(Frozen):
 
 
 class InputParity:
-    """Compares the inputs of calls among the ranks of a group, only when asked.
+    """Compares the inputs of single calls among the ranks of a group.
 
-    All arguments must be bit-equal, but those whose name matches a pattern of `sharded`, and sharded DTensors: of
-    them dtype, number of dims and requires_grad are compared. Names are `args[0]` or the keyword, inside containers
-    `batch['tokens']`. Costs a hash of every tensor and a few store operations a call; no collective.
+    All arguments must be bit-equal, except sharded DTensors and those whose name matches a pattern of `sharded`: of
+    these only class, dtype, number of dims and requires_grad are compared. Names are `args[0]` or the keyword, inside
+    containers `batch['tokens']`. Costs a hash of every tensor and a few store operations a call; no collective.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class InputParity:
     def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> Verdict:
         """Compare the arguments of one call; every rank of the group calls it and gets the verdict.
 
-        Raises DivergenceError when the judging rank falls silent; a rank that does not come is a failed check.
+        Raises DivergenceError when the judging rank stops responding; a rank that does not arrive is a failed check.
         """
-        self._meeting.say(f"hashing the inputs{'' if step is None else f' of step {step}'}")
+        of_step = "" if step is None else f" of step {step}"
+        self._meeting.say(f"hashing the inputs{of_step}")
         leaves = named_leaves(args, kwargs)
         aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
         passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
@@ -130,11 +131,11 @@ def _judge(
 
 @dataclass(frozen=True)
 class _Row:
-    """An argument in which ranks differ."""
+    """An argument that differs between ranks."""
 
     name: str
     aspect: str
-    """The first that differs."""
+    """The first aspect that differs."""
     groups: Groups
 
 
@@ -146,7 +147,7 @@ def _rows(facts: ByRank[InputFacts]) -> list[_Row]:
 
 
 def _first_row(name: str, facts: ByRank[InputFacts]) -> _Row | None:
-    """The first aspect in which ranks differ, if there is one."""
+    """The first aspect that differs between ranks; None when all are equal."""
     rows = [_row(name, aspect, facts) for aspect in _KINDS]
     return find(rows, lambda row: len(row.groups) > 1)
 
@@ -156,7 +157,7 @@ def _row(name: str, aspect: str, facts: ByRank[InputFacts]) -> _Row:
 
 
 def _located(row: _Row, fetch: Fetch) -> str:
-    """The first element that differs, of a tensor that differs in its bits only."""
+    """Text for the first element that differs, of a tensor of which only the bits differ."""
     return located(fetch, row.groups, row.name) if row.aspect == "bits" else ""
 
 

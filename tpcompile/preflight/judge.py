@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpcompile.ranks.exchange import Fetch
 from tpcompile.evidence.byrank import ByRank, entry
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.compare import Allowed
@@ -33,6 +32,7 @@ from tpcompile.preflight.facts import (
 from tpcompile.preflight.locate import located
 from tpcompile.preflight.shards import misfit, shard_text
 from tpcompile.preflight.weights import Weight
+from tpcompile.ranks.exchange import Fetch
 
 _BACKEND = (
     "`auto` was resolved per rank, by what is installed and set there: name the backend instead of `auto`, or install "
@@ -56,22 +56,22 @@ KINDS: dict[str, Kind] = {
     WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="not there"),
     SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="not there"),
 }
-"""Groups in the order they are asked for, cause before effect."""
+"""Group of facts -> how its differences are reported; causes before their effects."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """One key in which ranks of a scope differ."""
+    """A key that differs between the ranks of a domain."""
 
     key: str
     groups: Groups
     note: str = ""
-    """What is wrong with it besides, at the end of the title."""
+    """A remark that ends the title."""
 
 
 @dataclass
 class Judge:
-    """One judgement. `fetch` asks ranks for facts, `title` heads the verdict."""
+    """Makes one verdict. `fetch` asks a rank for facts, `title` is the verdict's."""
 
     digests: Sequence[ParityDigest]
     absent: Mapping[int, str]
@@ -111,13 +111,13 @@ class Judge:
         )
 
     def _scopes(self, group: str) -> dict[str, list[int]]:
-        """Domain -> ranks. Topology is one for the whole job: ranks that differ in it also claim different domains."""
+        """Domain -> ranks. Topology has one domain, the job: ranks that differ in it do not agree on domains."""
         if group not in self._details:
             return {}
         return {"": list(self._by_rank)} if group == TOPOLOGY else dict(sorted(self._domains.items()))
 
     def _known(self, group: str, *, num_ranks: int = 1) -> list[ByRank[RankFacts]]:
-        """What the ranks of each scope say of a group, of scopes with so many ranks or more."""
+        """Facts of the ranks of each domain that has at least `num_ranks` ranks."""
         scopes = self._scopes(group).values()
         return [self._details[group].of(ranks) for ranks in scopes if len(ranks) >= num_ranks]
 
@@ -139,7 +139,7 @@ class Judge:
         return group_check(group, found, names, num_keys), found
 
     def _silent(self, group: str, domain: str, ranks: Sequence[int], known: Mapping[int, RankFacts]) -> Divergence:
-        """Ranks that did not send what their hashes stand for."""
+        """Ranks that did not send the facts behind their hashes."""
         silent = sorted(set(ranks).difference(known))
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
@@ -147,7 +147,7 @@ class Judge:
         return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
-        """The first rows as divergences, what nobody declared before a long list of what was."""
+        """The first rows as divergences; those that are not in the allow-list come first."""
         named = sorted(rows, key=lambda row: not self._divergence(group, domain, row).is_red)[:MAX_NAMED]
         return [self._divergence(group, domain, row, at=self._located(group, row)) for row in named]
 
@@ -168,7 +168,7 @@ class Judge:
             return ""
         return located(self.fetch, row.groups, row.key.removeprefix("weight "))
 
-    # Checks beside them.
+    # Checks that are not by group.
 
     def _answered(self) -> list[Check]:
         failed = self._by_rank.map(lambda digest: digest.unresolved).where(bool)
@@ -205,7 +205,7 @@ class Judge:
         return [_information("weights nobody declared", expected, observed, [*details, hint])]
 
     def _changed_everywhere(self) -> list[Check]:
-        """What changed on all ranks of a group is no difference: a load of new weights looks like that."""
+        """Weights that changed on all ranks of a group are listed, not red: new weights may have been loaded."""
         common: set[str] = set()
         for known in self._known(CHANGES):
             changed = known.map(lambda own: set(own.of(CHANGES)))
@@ -223,7 +223,7 @@ class Judge:
         return [_information("normalised", "differs by nature, not compared", names, details)] if rows else []
 
     def _equal(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Domain -> groups of ranks that hold the same, shards apart."""
+        """Domain -> groups of ranks whose compared facts are equal."""
         texts = self._shas.map(_compared)
         return {domain: texts.among(ranks).groups() for domain, ranks in self._domains.items()}
 
@@ -233,7 +233,7 @@ def _information(name: str, expected: str, observed: str, details: Sequence[str]
 
 
 def _compared(shas: Mapping[str, str]) -> str:
-    """The hashes that must be equal; shards and what nobody declared need not."""
+    """The hashes that must be equal; those of shards and undeclared weights need not be."""
     return str(sorted(item for item in shas.items() if item[0] not in (SHARDS, UNDECLARED)))
 
 
@@ -244,7 +244,7 @@ def _rows(facts: ByRank[RankFacts], group: str) -> list[_Found]:
 
 
 def _misfits(facts: ByRank[RankFacts]) -> list[_Found]:
-    """Shards that do not add up to one tensor."""
+    """Shards that do not tile one tensor."""
     shards = facts.map(lambda own: own.shards)
     rows = [_misfit(name, shards) for name in sorted(set[str]().union(*shards.values()))]
     return [row for row in rows if row.note]
@@ -262,7 +262,7 @@ def _of_key(key: str, values: ByRank[Mapping[str, str]]) -> _Found:
 
 
 def _misfit(name: str, shards: ByRank[dict[str, Weight]]) -> _Found:
-    """A sharded tensor, with a note when the shards do not add up to one."""
+    """A sharded tensor, with a note when the shards do not tile it."""
     have = entry(shards, name)
     groups = groups_of(dict.fromkeys(shards) | dict(have.map(shard_text)))
     if len(have) < len(shards):
@@ -275,7 +275,7 @@ def _who(groups: Groups) -> str:
 
 
 def _is_news(row: _Found) -> bool:
-    """False when the dtype policy names it already: not there on all ranks, or of another dtype."""
+    """False when the dtype policy reports it already: missing on some rank, or of a different dtype."""
     values = [value for _, value in row.groups]
     return None not in values and not differ(str(value).partition("[")[0] for value in values)
 

@@ -1,6 +1,6 @@
 """Two ranks' tensors of equal dtype and shape -> the first element that differs, without sending the tensors.
 
-A tensor is halved into 64 pieces at a time by the hashes of the pieces; a billion elements take six questions a rank.
+Hashes of 64 pieces narrow the search to one piece at a time; a billion elements take six questions to a rank.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.ranks.exchange import Fetch
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.several import differ
 from tpcompile.preflight.differences import Groups, sides_text
 from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
+from tpcompile.ranks.exchange import Fetch
 
 _PIECES = 64
 
 Ask = Callable[[int, dict[str, Any]], Any]
-"""(rank, {start, stop} in elements) -> what `answer_elements` says there; None for no answer."""
+"""(rank, {start, stop} in elements) -> that rank's `answer_elements`; None without an answer."""
 
 
 class Element(Frozen):
-    """First element that differs, and what each asked rank has there."""
+    """First element that differs, and its value on each of the given ranks."""
 
     index: tuple[int, ...]
     values: tuple[str, ...]
@@ -51,7 +51,7 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
         hashes = _answers(ask, ranks[:2], start, stop, "hashes")
         number = _first_difference(hashes)
         if number is None:
-            return None  # no answer, or changed while we looked
+            return None  # no answer, or the tensor changed during the search
         piece = _piece(start, stop)
         start, stop = start + number * piece, min(start + (number + 1) * piece, stop)
     elements = _answers(ask, ranks, start, stop, "elements")
@@ -62,13 +62,13 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
 
 
 def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -> list[list[Any]]:
-    """What every rank says of a span; nothing when one of them does not answer."""
+    """The answers of all ranks for a span; empty when one of them does not answer."""
     said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
     return [] if None in said else [answer[name] for answer in said]
 
 
 def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
-    """The first place at which two rows differ; None where they do not, or there are none."""
+    """Index of the first place at which the rows differ; None when they do not differ, or there are none."""
     for place, column in enumerate(zip(*rows, strict=True)):
         if differ(column):
             return place
@@ -78,17 +78,28 @@ def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
 def located(fetch: Fetch, row: Groups, name: str) -> str:
     """`first difference at [3, 0]: 0.5 on rank 0, 0.25 on rank 1`, of a tensor in which the two largest groups differ.
 
-    Empty where shapes or dtypes differ or nobody answers.
+    Empty when shapes or dtypes differ, or when no rank answers.
     """
     ranks, values = zip(*row, strict=True)
     prints = list(map(str, values))
-    is_described = not differ(text.rpartition(" ")[0] for text in prints)
-    if not is_described or not all(map(_has_elements, prints)):
+    forms = [text.rpartition(" ")[0] for text in prints]
+    if differ(forms) or not all(map(_has_elements, prints)):
         return ""
-    shape = prints[0].partition("[")[2].partition("]")[0]
-    sizes = [int(size) for size in shape.split(",") if size.strip()]
-    element = locate(lambda rank, span: fetch(rank, {"elements": name, **span}), [group[0] for group in ranks], sizes)
-    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}" if element else ""
+
+    def ask(rank: int, span: dict[str, Any]) -> Any:
+        return fetch(rank, {"elements": name, **span})
+
+    first_ranks = [group[0] for group in ranks]
+    element = locate(ask, first_ranks, _sizes(forms[0]))
+    if element is None:
+        return ""
+    return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}"
+
+
+def _sizes(form: str) -> list[int]:
+    """`float32[3, 4]` -> [3, 4]."""
+    listed = form.partition("[")[2].partition("]")[0]
+    return [int(size) for size in listed.split(",") if size.strip()]
 
 
 def _has_elements(text: str) -> bool:

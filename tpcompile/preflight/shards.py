@@ -1,4 +1,4 @@
-"""Shards of one tensor on all ranks of a group -> what is wrong with their shapes, or nothing."""
+"""Shards of one tensor on all ranks of a group -> one line on what is wrong with their shapes, or ""."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tpcompile.preflight.weights import Weight
 
 
 def misfit(shards: ByRank[Weight]) -> str:
-    """One line when shapes neither are equal nor tile the declared full shape; "" when they fit.
+    """What is wrong when the shapes are neither equal nor tile the declared full shape; "" when they fit.
 
-    Dims whose full size nobody knows (another mesh axis shards them too) are not checked.
+    A dim whose full size is not known, because a different mesh axis shards it too, is not checked.
     """
     shapes = shards.map(lambda weight: weight.shape)
     full, dim = shards.first.full_shape, shards.first.dim
@@ -23,9 +23,11 @@ def misfit(shards: ByRank[Weight]) -> str:
         return "shard shapes differ, and nobody declared the full shape they tile" if shapes.differ() else ""
     if len(full) != len(shapes.first):
         return f"the shards do not have the dims of the declared full shape {_text(full)}"
-    dims = range(len(full)) if dim is None else [dim]
-    does_tile = any(_tiles(list(shapes.values()), full, dim) for dim in dims)
-    return "" if does_tile else f"the shards do not tile the full shape {_text(full)}"
+    possible_dims = range(len(full)) if dim is None else [dim]
+    for possible_dim in possible_dims:
+        if _tiles(list(shapes.values()), full, possible_dim):
+            return ""
+    return f"the shards do not tile the full shape {_text(full)}"
 
 
 def shard_text(weight: Weight) -> str:
@@ -36,8 +38,9 @@ def shard_text(weight: Weight) -> str:
 
 
 def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int) -> bool:
-    """True when the shards add up to the full size along `dim` and are equal, and whole, in the others."""
-    sizes, wanted = list(zip(*shapes, strict=True)), list(full)
+    """True when the shards add up to the full size of `dim` and have the full size of every other dim."""
+    sizes = list(zip(*shapes, strict=True))
+    wanted = list(full)
     along, total = sizes.pop(dim), wanted.pop(dim)
     if total not in (None, sum(along)):
         return False

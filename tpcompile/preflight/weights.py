@@ -1,7 +1,8 @@
 """Module -> for every parameter and buffer: replicated, sharded or not declared, its shape and fingerprint.
 
-Nobody guesses: DTensor placements say it, then `shard_specs()` of a module of ours, then the caller's `sharded`, which
-makes everything it does not name replicated. What is left is not declared, and its bits are listed, never judged.
+The layout is never guessed. It comes from DTensor placements, else from `shard_specs()` of tpcompile's modules, else
+from the caller's `sharded`, which makes every tensor that it does not name replicated. A tensor with none of these is
+not declared: differences in it are listed and never fail the check.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.records import Frozen
@@ -24,7 +26,7 @@ from tpcompile.preflight.fingerprint import bits, describe, local_of
 _Shapes: TypeAlias = Mapping[str, Sequence[int] | None]
 ShardedBy: TypeAlias = Callable[[str, Tensor], bool] | _Shapes | Iterable[str] | None
 """Which plain tensors are shards: (name, tensor) -> bool; fnmatch patterns; or pattern -> full shape, None for equal
-shards. None says nothing at all, an empty list that everything is replicated."""
+shards. None declares nothing; an empty list declares every tensor replicated."""
 
 
 class Layout(StrEnum):
@@ -53,20 +55,20 @@ class Weight(Frozen):
     dtype: str
     requires_grad: bool
     shape: tuple[int, ...]
-    """Of this rank's own part."""
+    """Shape of this rank's part."""
     kind: str = ""
-    """What Dynamo sees beside dtype and shape: a DTensor, another subclass, a device other than the CPU."""
+    """What Dynamo guards besides dtype and shape: DTensor or a different subclass, and the device unless CPU."""
     dim: int | None = None
     """Sharded dim, None for unknown."""
     full_shape: tuple[int | None, ...] | None = None
-    """Sizes the shards must add up to or share; None where another axis or nobody says."""
+    """Full size of each dim; None where it is not declared, or where a different mesh axis shards the dim too."""
     print: str = ""
-    """dtype, shape and bits; empty when nobody needs them."""
+    """dtype, shape and bits; empty for a shard whose bits were not hashed."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What somebody says of how a tensor is held."""
+    """A declared layout, and where the declaration comes from."""
 
     layout: Layout
     by: str
@@ -117,29 +119,35 @@ def _kind(tensor: Tensor, local: Tensor) -> str:
 
 
 def layout_by_dtensor(tensor: Tensor, group: Group) -> Said | None:
-    """What the placements of a DTensor say about `group`; None for a plain tensor or a mesh without that axis."""
+    """Layout over `group` by the placements of a DTensor; None for a plain tensor or a mesh without that axis."""
     if not isinstance(tensor, DTensor):
         return None
-    mesh, placements = tensor.device_mesh, tensor.placements
-    names = mesh.mesh_dim_names or ()
-    if group.axis in names:
-        here = names.index(group.axis)
-    elif mesh.ndim == 1 and tuple(mesh.mesh.flatten().tolist()) == group.ranks:
-        here = 0
-    else:
+    here = _mesh_dim(tensor.device_mesh, group)
+    if here is None:
         return None
-    layout = Layout.REPLICATED if placements[here].is_replicate() else Layout.SHARDED
-    dims = [getattr(placement, "dim", None) for placement in placements]
+    layout = Layout.REPLICATED if tensor.placements[here].is_replicate() else Layout.SHARDED
+    dims = [getattr(placement, "dim", None) for placement in tensor.placements]
     dim = dims.pop(here)
     if dim is None:
         return Said(layout, "DTensor")
-    # Sizes that another axis shards are not known.
-    full = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
-    return Said(layout, "DTensor", dim, full)
+    # The full size of a dim that a different mesh axis shards is not known.
+    full_shape = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
+    return Said(layout, "DTensor", dim, full_shape)
+
+
+def _mesh_dim(mesh: DeviceMesh, group: Group) -> int | None:
+    """Dim of the mesh whose ranks are this group; None when there is none."""
+    names = mesh.mesh_dim_names or ()
+    if group.axis in names:
+        return names.index(group.axis)
+    if mesh.ndim != 1:
+        return None
+    ranks = tuple(mesh.mesh.flatten().tolist())
+    return 0 if ranks == group.ranks else None
 
 
 def _said_by_spec(spec: ShardSpec) -> Said:
-    # Shares are padded to equal shapes, see `ShardSpec.take`.
+    # Parts are padded to equal shapes, see `ShardSpec.take`.
     return Said(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
 
 
@@ -147,13 +155,15 @@ def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
     if sharded is None:
         return Said(Layout.UNDECLARED, "nobody")
     if callable(sharded):
-        return Said(Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED, "caller")
+        layout = Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED
+        return Said(layout, "caller")
     shapes = _shapes_by_pattern(sharded)
     matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
     if matching is None:
         return Said(Layout.REPLICATED, "caller")
-    full_shape = shapes[matching]
-    return Said(Layout.SHARDED, "caller", full_shape=None if full_shape is None else tuple(full_shape))
+    shape = shapes[matching]
+    full_shape = None if shape is None else tuple(shape)
+    return Said(Layout.SHARDED, "caller", full_shape=full_shape)
 
 
 def _shapes_by_pattern(
@@ -166,12 +176,14 @@ def _shapes_by_pattern(
 
 
 def _declared_specs(module: nn.Module, group: Group) -> dict[str, Said]:
-    """Layouts our own modules declare for this group; a module bound to another group says nothing about this one."""
+    """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
     said: dict[str, Said] = {}
     for prefix, child in module.named_modules():
-        if isinstance(child, Sharded) and _is_bound_to(child, group):
-            start = f"{prefix}." if prefix else ""
-            said |= {f"{start}{name}": _said_by_spec(spec) for name, spec in child.shard_specs().items()}
+        if not isinstance(child, Sharded) or not _is_bound_to(child, group):
+            continue
+        for name, spec in child.shard_specs().items():
+            full_name = f"{prefix}.{name}".removeprefix(".")
+            said[full_name] = _said_by_spec(spec)
     return said
 
 

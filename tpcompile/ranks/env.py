@@ -1,4 +1,4 @@
-"""What torchrun told this process -> rank, device and process group, or one clear line why not."""
+"""torchrun's environment variables -> rank, device and process group, or one line why not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.ranks.store import RankStore
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,13 @@ class RankEnv:
 
 
 def rank_env() -> RankEnv:
-    """Read torchrun's variables. Raises ConfigError when they are not there."""
+    """Read torchrun's variables. Raises ConfigError when one is not set."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"{', '.join(missing)} not set; start with `torchrun --standalone --nproc-per-node N ...` or `tpcompile gate`"
+            f"{', '.join(missing)} not set; "
+            "start with `torchrun --standalone --nproc-per-node N ...` or `tpcompile gate`"
         )
     return RankEnv(*(int(os.environ[name]) for name in names))
 
@@ -44,8 +45,10 @@ def choose_device(requested: str, env: RankEnv) -> torch.device:
     `auto` takes CUDA when there is a GPU for every local rank. Raises PreflightError when CUDA is asked for and
     absent, or when there are more local ranks than GPUs.
     """
+    if requested == "cpu":
+        return torch.device("cpu")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if requested == "cpu" or (requested == "auto" and gpus < env.local_world_size):
+    if requested == "auto" and gpus < env.local_world_size:
         return torch.device("cpu")
     if gpus == 0:
         raise PreflightError(
@@ -60,12 +63,16 @@ def check_cpp_compiler(backend: str, device: torch.device) -> None:
     """Inductor on CPU needs a C++ compiler. Raises PreflightError when there is none."""
     if backend != "inductor" or device.type != "cpu":
         return
-    candidates = [c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c]
-    if not any(shutil.which(candidate) for candidate in candidates):
-        raise PreflightError(
-            f"no C++ compiler ({', '.join(candidates)}) on PATH, Inductor needs one on CPU; install g++ or set CXX, "
-            "or use --set compile.backend=aot_eager"
-        )
+    candidates = ["g++", "clang++", "c++"]
+    if os.environ.get("CXX"):
+        candidates.insert(0, os.environ["CXX"])
+    for candidate in candidates:
+        if shutil.which(candidate):
+            return
+    raise PreflightError(
+        f"no C++ compiler ({', '.join(candidates)}) on PATH, Inductor needs one on CPU; install g++ or set CXX, "
+        "or use --set compile.backend=aot_eager"
+    )
 
 
 @contextmanager
@@ -74,8 +81,8 @@ def process_group(
 ) -> Iterator[dist.ProcessGroup]:
     """The default process group, NCCL or gloo, destroyed on the way out without a barrier.
 
-    A process that makes several, one after the other, gives each its own `prefix`: the store still holds the
-    addresses of the one before. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
+    A process that makes several in sequence gives each its own `prefix`: the store still holds the addresses of the
+    previous one. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,6 +1,7 @@
-"""What every rank brings -> one verdict that all of them hold, through the store; one rank judges.
+"""A digest from every rank -> one verdict on all of them, through the store; one rank judges.
 
-The lowest rank that reported judges. Details travel only when it asks for them, and it asks only where hashes differ.
+The lowest rank that reported is the judge. Details are sent only when it asks for them, and it asks only where hashes
+differ.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.records import Verdict
+from tpcompile.ranks.store import RankStore
 
 _DETAIL_TIMEOUT_S = 60.0
 
@@ -23,10 +24,10 @@ Question = dict[str, Any]
 
 
 class Others(Protocol):
-    """What is known of the other ranks."""
+    """What this rank knows of the other ranks."""
 
     def last_seen(self, rank: int) -> str:
-        """What that rank last said."""
+        """The last state that rank published, as text."""
         ...
 
     def is_gone(self, rank: int) -> bool:
@@ -35,16 +36,16 @@ class Others(Protocol):
 
 
 class Fetch(Protocol):
-    """Asks one rank for details."""
+    """Ask one rank for details."""
 
     def __call__(self, rank: int, question: Question) -> Any | None:
-        """Its answer; None when it did not come in time."""
+        """Its answer; None when it did not arrive in time."""
         ...
 
 
 @dataclass(frozen=True)
 class Side:
-    """What a rank brings to an exchange."""
+    """What a rank contributes to an exchange."""
 
     digest: Any
     """JSON that every rank publishes: hashes, small."""
@@ -62,12 +63,12 @@ class Exchange:
         self._keys = {rank: f"digest/{rank}" for rank in sorted(ranks)}
         self._asked: Counter[int] = Counter()
         self._silent: set[int] = set()
-        """Ranks that left a question unanswered: they are not waited for again."""
+        """Ranks that did not answer a question in time; they are not asked again."""
 
     def verdict(self, side: Side) -> Verdict | None:
-        """Publish this rank's digest and return the verdict; None when the judge fell silent.
+        """Publish this rank's digest and return the verdict; None when the judge stopped responding.
 
-        A rank that does not report within `timeout_s` is absent from the judgement.
+        A rank that does not publish within `timeout_s` is passed to the judge as absent.
         """
         deadline = time.monotonic() + self._timeout_s
         self._store.put(self._keys[self._store.rank], side.digest)
@@ -76,14 +77,17 @@ class Exchange:
         return self._answer(side)
 
     def _is_judge(self) -> bool:
-        """The first rank judges unless it is gone: without its digest, the lowest rank that reported takes over."""
+        """The first rank judges. When it published no digest in time, the lowest rank that did takes over."""
         rank, first = self._store.rank, min(self._keys)
-        keys, stop_at = self._keys, ""
-        if rank != first:
-            keys, stop_at = {r: key for r, key in keys.items() if r <= rank}, keys[first]
-        found, _ = self._gather(keys, timeout_s=self._timeout_s, stop_at=stop_at)
-        # Ranks can see different things at one instant, and two judges would wait for each other's answers.
-        return min(found) == rank and self._store.put_first("judge", rank) == rank
+        if rank == first:
+            found, _ = self._gather(self._keys, timeout_s=self._timeout_s)
+        else:
+            up_to_this_rank = {r: key for r, key in self._keys.items() if r <= rank}
+            found, _ = self._gather(up_to_this_rank, timeout_s=self._timeout_s, stop_at=self._keys[first])
+        if min(found) != rank:
+            return False
+        # Two ranks may each see itself as the lowest, and two judges would wait for each other's answers.
+        return self._store.put_first("judge", rank) == rank
 
     def _judge(self, side: Side, *, wait_s: float) -> Verdict:
         found, late = self._gather(self._keys, timeout_s=wait_s)

@@ -1,4 +1,4 @@
-"""pid and host of a rank -> is its process alive, as far as this host can tell."""
+"""pid and host of a rank -> state of its process, as far as this host can tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Liveness = Literal["alive", "stopped", "dead", "unknown"]
 
 @cache
 def this_host() -> str:
-    """Where a pid means something: the booted machine and its pid namespace. Names of hosts and containers repeat."""
+    """Scope of a pid: the booted machine and its pid namespace; hostnames alone can repeat between containers."""
     name = socket.gethostname()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -23,9 +23,9 @@ def this_host() -> str:
 
 
 def process_state(pid: int, host: str) -> Liveness:
-    """State of a process of `host`, a `this_host` of the rank it belongs to; `unknown` on another host.
+    """State of a process; `host` is `this_host()` of its rank. `unknown` on a different host.
 
-    `dead` also for a zombie, which a killed child of torchrun stays until it is reaped.
+    A zombie is `dead`: a killed child of torchrun is one until it is reaped.
     """
     if host != this_host():
         return "unknown"
@@ -40,4 +40,6 @@ def process_state(pid: int, host: str) -> Liveness:
             letter = file.read().rpartition(")")[2].split()[0]
     except OSError:  # no procfs, or it ended just now
         return "unknown"
-    return "dead" if letter in "ZX" else "stopped" if letter in "Tt" else "alive"
+    if letter in "ZX":
+        return "dead"
+    return "stopped" if letter in "Tt" else "alive"

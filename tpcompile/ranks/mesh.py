@@ -1,4 +1,4 @@
-"""DeviceMesh -> process-group names and their roles: the mesh axes; group -> groups of its neighbouring ranks."""
+"""DeviceMesh -> process-group names and their mesh axes; group -> its subgroups of consecutive ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.torch_api import c10d as adapter
 from tpcompile.errors import ConfigError
+from tpcompile.torch_api import c10d
 
-# By the group itself: after destroy_process_group another group may have its name.
+# By the group itself: after destroy_process_group a new group may have its name.
 _NEIGHBOURS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 _num_made: Counter[str] = Counter()
 
@@ -22,7 +22,7 @@ def mesh_roles(mesh: DeviceMesh) -> dict[str, str]:
 
 
 def neighbours(group: dist.ProcessGroup | None, count: int) -> dist.ProcessGroup | None:
-    """The group of `count` consecutive ranks of `group` that this rank is in, made once; None for count 1.
+    """The group of `count` consecutive ranks of `group` around this rank, made once; None for count 1.
 
     Every rank of `group` must call it, with the same count. Raises ConfigError when `count` does not divide the size.
     """
@@ -36,6 +36,8 @@ def neighbours(group: dist.ProcessGroup | None, count: int) -> dist.ProcessGroup
         start = group.rank() // count * count
         # The store may still hold the keys of a group that was destroyed, hence the number.
         _num_made[group.group_name] += 1
-        name = f"{group.group_name}/replicas/{count}/{start}/{_num_made[group.group_name]}"
-        made[count] = adapter.new_named_group(ranks[start : start + count], name, "tp_replicas")
+        number = _num_made[group.group_name]
+        name = f"{group.group_name}/replicas/{count}/{start}/{number}"
+        members = ranks[start : start + count]
+        made[count] = c10d.new_named_group(members, name, "tp_replicas")
     return made[count]

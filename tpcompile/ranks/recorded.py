@@ -1,18 +1,18 @@
-"""This rank's record -> its side of an exchange: hashes first, items of a layer where they are asked for."""
+"""This rank's record -> its side of an exchange: hashes first, the items of a layer when the judge asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tpcompile.ranks.exchange import Fetch, Question, Side
 from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
 from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
 from tpcompile.evidence.verdict import Absent, Rules, conclude
+from tpcompile.ranks.exchange import Fetch, Question, Side
 
 
 def record_side(record: RankRecord, rules: Rules, *, problems: Sequence[Check] = ()) -> Side:
-    """What a rank brings that was captured. `problems` are checks that already failed on the way."""
+    """Side of an exchange made from a captured record. `problems` are checks that have already failed."""
 
     def judge(found: dict[int, Any], absent: dict[int, str], ask: Fetch) -> Verdict:
         def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:

@@ -1,4 +1,4 @@
-"""SIGTERM -> a pipe that a thread reads: a main thread that sits in a collective never runs a Python signal handler."""
+"""SIGTERM -> a pipe that a thread reads: a main thread blocked in a collective never runs a Python signal handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SigtermPipe:
-    """Listens to SIGTERM for one thread; `install` and `restore` on the main thread, where alone Python allows it."""
+    """Passes SIGTERM to one thread; call `install` and `restore` on the main thread, as Python's `signal` requires."""
 
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
@@ -21,10 +21,10 @@ class SigtermPipe:
         self._reader: threading.Thread | None = None
 
     def install(self, reader: threading.Thread, *, over_a_handler: bool = False) -> None:
-        """Listen for `reader`. Not over a handler of the program's own unless told to, nor off the main thread."""
+        """Pass SIGTERM to `reader`; does nothing off the main thread, nor over the program's handler unless told to."""
         handler = signal.getsignal(signal.SIGTERM)
         is_free = handler is signal.SIG_DFL or over_a_handler
-        if threading.current_thread() is not threading.main_thread() or not is_free:
+        if not is_free or not _is_on_main_thread():
             return
         self._reader, self._handler = reader, handler
         self._pipe = os.pipe()
@@ -39,7 +39,7 @@ class SigtermPipe:
         return self._pipe is not None
 
     def hand_to(self, reader: threading.Thread | None) -> None:
-        """From now on another thread reads; None: nobody does, and a SIGTERM changes nothing until `restore`."""
+        """Let a different thread read from now on; with None a SIGTERM has no effect until `restore`."""
         self._reader = reader
 
     def terminated(self, *, timeout_s: float) -> bool:
@@ -51,15 +51,15 @@ class SigtermPipe:
         return bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
 
     def forget(self) -> None:
-        """In a forked child, which would write its own SIGTERM into the pipe of its parent."""
+        """Detach a forked child, which would write its own SIGTERM into its parent's pipe."""
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._pipe = None
 
     def restore(self) -> None:
-        """Leave signals as they were."""
-        if self._pipe is None or threading.current_thread() is not threading.main_thread():
+        """Restore the handler and the wakeup descriptor that `install` found."""
+        if self._pipe is None or not _is_on_main_thread():
             return
         signal.set_wakeup_fd(self._wakeup)
         signal.signal(signal.SIGTERM, self._handler or signal.SIG_DFL)
@@ -71,3 +71,7 @@ class SigtermPipe:
         if self._reader is not None and not self._reader.is_alive():  # the pipe has no reader any more
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -28,7 +28,7 @@ class RankStore:
     def connect(cls, prefix: str, *, rank: int, world_size: int, timeout_s: float = 60.0) -> RankStore:
         """Connect to the store torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT.
 
-        Raises RuntimeError when nobody serves one there.
+        Raises RuntimeError when no store is served there.
         """
         client = dist.TCPStore(
             os.environ["MASTER_ADDR"],
@@ -47,16 +47,16 @@ class RankStore:
         self._store.set(key, json.dumps(value, sort_keys=True))
 
     def put_first(self, key: str, value: Any) -> Any:
-        """Publish unless somebody has; return what stands there. First wins."""
+        """Publish unless the key has a value; return the value that the key then has."""
         text = json.dumps(value, sort_keys=True)
         return json.loads(self._store.compare_set(key, "", text))
 
     def count(self, key: str, amount: int = 1) -> int:
-        """Add to a counter shared by all ranks; the new total."""
+        """Add to a counter shared by all ranks; return the new total."""
         return int(self._store.add(key, amount))
 
     def wait(self, key: str, *, timeout_s: float) -> bool:
-        """Block until somebody publishes `key`, with no polling; False when `timeout_s` passed first.
+        """Block, without polling, until a rank publishes `key`; False when `timeout_s` passed first.
 
         Raises RuntimeError when the store is gone.
         """
@@ -67,11 +67,11 @@ class RankStore:
         return True
 
     def peek(self, key: str) -> Any | None:
-        """The value at `key`, None while there is none. Does not block."""
+        """The value at `key`, or None when there is none yet. Does not block."""
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def get(self, key: str, *, timeout_s: float) -> Any | None:
-        """The value at `key`, waiting up to `timeout_s`; None when it did not come."""
+        """The value at `key`, waiting up to `timeout_s`; None when it did not arrive."""
         return self.gather({0: key}, timeout_s=timeout_s)[0].get(0)
 
     def gather(
@@ -82,38 +82,41 @@ class RankStore:
         stop_at: str = "",
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> tuple[dict[int, Any], tuple[int, ...]]:
-        """Values by rank and the ranks whose value did not come in time.
+        """Values by rank, and the ranks whose value did not arrive in time.
 
-        `keys` maps rank -> key. Returns early when the key `stop_at` appears, or when every rank that is late is
-        `gone`.
+        `keys` maps rank -> key. Returns early when the key `stop_at` appears, or when every missing rank is `gone`.
         """
         found: dict[int, Any] = {}
+        late = sorted(keys)
         deadline = time.monotonic() + timeout_s
         is_last_look = False
         while True:
-            for rank in [r for r in keys if r not in found]:
-                value = self.peek(keys[rank])
-                if value is not None:
-                    found[rank] = value
-            late = tuple(r for r in sorted(keys) if r not in found)
+            found |= self._published({rank: keys[rank] for rank in late})
+            late = sorted(set(keys).difference(found))
             if not late or is_last_look:
-                return found, late
-            # A rank can publish its value between the look at it and `stop_at` or its end: hence one look more.
-            stopped = bool(stop_at) and self._store.check([stop_at])
-            is_last_look = stopped or time.monotonic() > deadline or all(map(gone, late))
+                return found, tuple(late)
+            # A rank can publish its value after the look at its key and before `stop_at` or its end: look once more.
+            is_stopped = stop_at != "" and self._store.check([stop_at])
+            is_late = time.monotonic() > deadline
+            is_last_look = is_stopped or is_late or all(map(gone, late))
             if not is_last_look:
                 time.sleep(_POLL_S)
 
+    def _published(self, keys: dict[int, str]) -> dict[int, Any]:
+        """Values by rank, without the ranks whose key has none yet."""
+        values = {rank: self.peek(key) for rank, key in keys.items()}
+        return {rank: value for rank, value in values.items() if value is not None}
+
     def wait_for_ranks(self, name: str, *, timeout_s: float, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Say that this rank is at `name` and wait for the others; return the ranks that did not arrive."""
+        """Publish that this rank is at `name` and wait for `ranks`; return those that did not arrive."""
         self.put(f"{name}/{self.rank}", True)
         others = range(self.world_size) if ranks is None else ranks
         return self.gather({r: f"{name}/{r}" for r in others}, timeout_s=timeout_s)[1]
 
     def leave_together(self, *, timeout_s: float) -> None:
-        """Say that this rank needs the store no more; rank 0, which may serve it, waits until all have said so.
+        """Publish that this rank no longer needs the store; rank 0 waits until every rank has.
 
-        Where no launcher serves the store, it ends with rank 0's process.
+        Without a launcher, the store is served by rank 0's process and ends with it.
         """
         self.put(f"left/{self.rank}", True)
         if self.rank == 0:
@@ -121,9 +124,10 @@ class RankStore:
 
 
 def _attempt() -> str:
-    """Prefix of this start of the job: torchrun's store may outlive a restart, with all that the ranks before left.
+    """Prefix of this start of the job: torchrun's store may outlive a restart, with the keys of the previous attempt.
 
-    Only on one node. Nodes count restarts apart (pytorch#108158), and ranks under two prefixes would never meet.
+    On one node only. Each node has its own restart count (pytorch#108158), and ranks under different prefixes would
+    never see each other's keys.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -8,20 +8,20 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict
+from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict, items_of
 from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report.wording import plain
 
 MAX_ROWS = 5
-"""Rows per table; the others are counted, verdict.json holds them all."""
+"""Rows shown per table; the others are only counted, verdict.json holds all of them."""
 Row = tuple[str, ...]
 _TAINT_HEADINGS = ("depends on the rank", "line", "why", "values by rank", "what to do, or why it is allowed")
 _RECOMPILE_HEADINGS = ("recompiled by", "times", "ranks", "line", "what to do")
 
 
 def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
-    """One table of what depends on the rank and one of recompiles, each only when there is something in it."""
+    """One table of rank-dependent values and one of recompiles, each only when it has rows."""
     taints = [_taint_row(taint) for taint in verdict.taints]
     recompiles = [_recompile_row(cause) for cause in verdict.recompiles]
     yield from _tables("rank-dependent guards and constants", _TAINT_HEADINGS, taints, max_rows)
@@ -32,15 +32,17 @@ def _tables(title: str, headings: Row, rows: Sequence[Row], max_rows: int) -> It
     if not rows:
         return
     table = empty_table(title, headings)
-    for row in rows[:max_rows]:
+    shown = rows[:max_rows]
+    for row in shown:
         add_row(table, row)
     yield table
-    if len(rows) > max_rows:
-        yield Text(f"and {len(rows) - max_rows} more in verdict.json", style="dim")
+    num_hidden = len(rows) - len(shown)
+    if num_hidden > 0:
+        yield Text(f"and {num_hidden} more in verdict.json", style="dim")
 
 
 def empty_table(title: str, headings: Row) -> Table:
-    """A table whose cells are folded, never cut."""
+    """A table without rows, whose cells are folded and never cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title, table.title_justify, table.title_style = title, "left", "bold"
     for heading in headings:
@@ -49,12 +51,12 @@ def empty_table(title: str, headings: Row) -> Table:
 
 
 def add_row(table: Table, cells: Row, *styled: Text) -> None:
-    """A row of plain text, and cells that have a style."""
+    """Add a row: cells of plain text, then cells with a style."""
     table.add_row(*(Text(plain(cell)) for cell in cells), *styled)
 
 
 def _taint_row(taint: Taint) -> Row:
-    values = [f"{ranks_text(g.ranks)}: {value_text(g.item)}" for g in taint.groups if g.item is not None]
+    values = [f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = f"{taint.grade.value}: {taint.kind.value}"
     advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
     return f"{taint.what} {taint.text}", _line(taint.line), why, "\n".join(values), advice

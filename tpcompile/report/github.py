@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpcompile.evidence.records import Check, Divergence, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.several import find
 from tpcompile.report.wording import (
     accepted_lines,
     by_mode,
@@ -23,56 +25,76 @@ from tpcompile.report.wording import (
 )
 
 MAX_ERRORS = 10
-"""GitHub shows ten errors per step and drops the others."""
+"""GitHub shows ten errors per step and drops the rest."""
 
 MAX_SUMMARY_BYTES = 1_000_000
-"""GitHub refuses a step summary over 1 MiB."""
+"""GitHub rejects a step summary larger than 1 MiB."""
 
 
 def summary(verdict: Verdict) -> str:
     """The step summary, Markdown."""
-    parts = [f"## tpcompile gate: {outcome(verdict)}", _cell(verdict.summary), f"*{_cell(headline(verdict))}*"]
-    parts += [_checks(mode, checks) for mode, checks in by_mode(verdict).items()]
-    parts += [_equal_ranks(verdict), *(_difference(d) for d in red(verdict)), _accepted(verdict)]
-    text = "\n\n".join(part for part in parts if part) + "\n"
-    if len(text.encode()) <= MAX_SUMMARY_BYTES:
-        return text
-    kept = text.encode()[:MAX_SUMMARY_BYTES].decode(errors="ignore")
+    checks = [_checks(mode, checks) for mode, checks in by_mode(verdict).items()]
+    text = _paragraphs(
+        f"## tpcompile gate: {outcome(verdict)}",
+        _cell(verdict.summary),
+        f"*{_cell(headline(verdict))}*",
+        *checks,
+        _equal_ranks(verdict),
+        *map(_difference, red(verdict)),
+        _accepted(verdict),
+    )
+    data = f"{text}\n".encode()
+    if len(data) <= MAX_SUMMARY_BYTES:
+        return f"{text}\n"
+    kept = data[:MAX_SUMMARY_BYTES].decode(errors="ignore")
     return f"{kept}\n\n(cut at 1 MB; the whole is in verdict.json)\n"
 
 
+def _paragraphs(*texts: str) -> str:
+    """The texts that are not empty, an empty line between them."""
+    return "\n\n".join(filter(None, texts))
+
+
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
-    """At most ten `::error` lines: red divergences, then failed checks that blame no line annotated already."""
+    """At most ten `::error` lines: red divergences, then failed checks whose line is not annotated yet."""
     divergences = red(verdict)
-    blamed = {d.line for d in divergences} - {None}
-    lines = [_error(d.line, d.title, _message(d), workspace) for d in divergences]
-    lines += [_error(c.line, c.name, _check_message(c), workspace) for c in failed(verdict) if c.line not in blamed]
-    if not lines and verdict.exit_code != 0:
-        lines = [_error(None, "tpcompile gate", verdict.summary, workspace)]
-    return list(dict.fromkeys(lines))[:MAX_ERRORS]
+    annotated = set(lines_of(divergences))
+    errors = [_error(found.line, found.title, _message(found), workspace) for found in divergences]
+    for check in failed(verdict):
+        if check.line not in annotated:
+            errors.append(_error(check.line, check.name, _check_message(check), workspace))
+    has_no_error = not errors
+    if has_no_error and verdict.exit_code != 0:
+        errors.append(_error(None, "tpcompile gate", verdict.summary, workspace))
+    return list(dict.fromkeys(errors))[:MAX_ERRORS]
 
 
 def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:
     """In Actions, append the step summary and return the annotation lines to print; elsewhere do nothing."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return []
-    found = annotations(verdict, Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()))
+    workspace = Path(environ.get("GITHUB_WORKSPACE") or Path.cwd())
+    found = annotations(verdict, workspace)
     target = environ.get("GITHUB_STEP_SUMMARY")
-    if target:
-        try:
-            with Path(target).open("a", encoding="utf-8") as file:
-                file.write(summary(verdict))
-        except OSError as error:
-            found.append(f"::warning title=tpcompile::{_escape(f'no step summary: {target}: {error.strerror}')}")
+    if not target:
+        return found
+    try:
+        with Path(target).open("a", encoding="utf-8") as file:
+            file.write(summary(verdict))
+    except OSError as error:
+        problem = _escape(f"no step summary: {target}: {error.strerror}")
+        found.append(f"::warning title=tpcompile::{problem}")
     return found
 
 
 def _error(line: UserLine | None, title: str, message: str, workspace: Path) -> str:
+    """The workflow command that annotates a line."""
     properties = {"title": title}
     if line is not None:
-        properties = {"file": _relative(line.file, workspace), "line": str(line.line)} | properties
-    text = ",".join(f"{key}={_escape_property(plain(value))}" for key, value in properties.items())
-    return f"::error {text}::{_escape(plain(message))}"
+        place = {"file": _relative(line.file, workspace), "line": str(line.line)}
+        properties = place | properties
+    escaped = [f"{key}={_escape_property(plain(value))}" for key, value in properties.items()]
+    return f"::error {','.join(escaped)}::{_escape(plain(message))}"
 
 
 def _escape(text: str) -> str:
@@ -84,17 +106,19 @@ def _escape_property(text: str) -> str:
 
 
 def _relative(file: str, workspace: Path) -> str:
+    """The path as GitHub expects it: from the root of the repository on, where it is inside."""
     path = Path(os.path.normpath(file))
     if not path.is_absolute():
         return path.as_posix()
-    for root in (workspace, workspace.resolve()):
-        if path.is_relative_to(root):
-            return path.relative_to(root).as_posix()
-    return path.as_posix()
+    roots = (workspace, workspace.resolve())
+    root = find(roots, path.is_relative_to)
+    if root is None:
+        return path.as_posix()
+    return path.relative_to(root).as_posix()
 
 
 def _message(divergence: Divergence) -> str:
-    groups = [f"{named_ranks(g.ranks)}: {item_text(g.item)}" for g in divergence.groups]
+    groups = [f"{named_ranks(group.ranks)}: {item_text(group.item)}" for group in divergence.groups]
     head = [f"layer {divergence.layer.value}, {divergence.where}", *cause_lines(divergence)]
     return "\n".join([*head, *groups, divergence.advice]).rstrip()
 
@@ -109,27 +133,36 @@ def _checks(mode: str, checks: Sequence[Check]) -> str:
     rows = ["| check | expected | observed | status |", "|---|---|---|---|"]
     for check in checks:
         status = "**FAIL**" if check.is_red else check.status.value
-        rows.append(f"| {_cell(check.name)} | {_cell(check.expected)} | {_cell(check.observed)} | {status} |")
+        texts = map(_cell, (check.name, check.expected, check.observed))
+        cells = " | ".join([*texts, status])
+        rows.append(f"| {cells} |")
     return f"### {mode_title(mode)}\n\n" + "\n".join(rows)
 
 
 def _equal_ranks(verdict: Verdict) -> str:
-    lines = (f"Equal ranks in {_cell(k)}: {_cell(groups_text(v))}" for k, v in sorted(verdict.domains.items()))
-    return "\n\n".join(lines)
+    domains = sorted(verdict.domains.items())
+    return _paragraphs(*(f"Equal ranks in {_cell(name)}: {_cell(groups_text(groups))}" for name, groups in domains))
 
 
 def _difference(divergence: Divergence) -> str:
-    parts = [f"### {divergence.layer.value}: {_cell(divergence.title)}", _cell(divergence.where)]
-    parts += [_cell(line) for line in cause_lines(divergence)]
-    for group in divergence.groups:
-        text = _fence([item_text(group.item), *source_lines(group.line)])
-        parts.append(f"{named_ranks(group.ranks)}\n\n{text}")
-    return "\n\n".join(part for part in [*parts, _cell(divergence.advice)] if part)
+    return _paragraphs(
+        f"### {divergence.layer.value}: {_cell(divergence.title)}",
+        _cell(divergence.where),
+        *map(_cell, cause_lines(divergence)),
+        *map(_side, divergence.groups),
+        _cell(divergence.advice),
+    )
+
+
+def _side(group: RankGroup) -> str:
+    """What one group of ranks has at a difference, and its line of source."""
+    text = _fence([item_text(group.item), *source_lines(group.line)])
+    return f"{named_ranks(group.ranks)}\n\n{text}"
 
 
 def _accepted(verdict: Verdict) -> str:
-    lines = [f"- {_cell(line)}" for line in accepted_lines(verdict)]
-    return "Accepted differences:\n\n" + "\n".join(lines) if lines else ""
+    lines = "\n".join(f"- {_cell(line)}" for line in accepted_lines(verdict))
+    return lines and f"Accepted differences:\n\n{lines}"
 
 
 def _fence(lines: list[str]) -> str:

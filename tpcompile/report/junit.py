@@ -20,10 +20,8 @@ from tpcompile.report.wording import (
 
 
 def render(verdict: Verdict) -> str:
-    """JUnit XML text; a verdict that failed outside its checks gets a testcase of its own, so red is never green."""
-    checks = list(verdict.checks)
-    if not checks or (verdict.exit_code != 0 and not failed(verdict)):
-        checks.append(_verdict_check(verdict))
+    """JUnit XML text; a verdict that failed outside its checks has a testcase of its own, so red is never green."""
+    checks = _testcases(verdict)
     numbers = Counter(check.status for check in checks)
     attributes = {
         "name": "tpcompile",
@@ -37,12 +35,21 @@ def render(verdict: Verdict) -> str:
     _properties(suite, verdict)
     for check in checks:
         _testcase(suite, check, verdict.preset)
-    differences = "\n\n".join(_difference(d) for d in red(verdict))
+    differences = "\n\n".join(map(_difference, red(verdict)))
     if differences:
         ET.SubElement(suite, "system-out").text = differences
     ET.indent(root)
     text: bytes = ET.tostring(root, encoding="us-ascii", xml_declaration=True)
     return text.decode("ascii") + "\n"
+
+
+def _testcases(verdict: Verdict) -> list[Check]:
+    """The checks, and one over the verdict where no check says why it failed."""
+    checks = list(verdict.checks)
+    is_unexplained = verdict.exit_code != 0 and not failed(verdict)
+    if is_unexplained or not checks:
+        checks.append(_verdict_check(verdict))
+    return checks
 
 
 def _verdict_check(verdict: Verdict) -> Check:
@@ -61,7 +68,7 @@ def _properties(suite: ET.Element, verdict: Verdict) -> None:
 
 def _testcase(suite: ET.Element, check: Check, preset: str) -> None:
     parts = ["tpcompile", plain(preset), mode_title(check.mode).replace(" ", "_")]
-    classname = ".".join(part for part in parts if part)
+    classname = ".".join(filter(None, parts))
     case = ET.SubElement(suite, "testcase", {"classname": classname, "name": plain(check.name), "time": "0"})
     text = plain("\n".join(_lines(check)))
     if check.status == Status.FAIL:
@@ -84,4 +91,4 @@ def _difference(divergence: Divergence) -> str:
     lines = [f"{divergence.layer.value}: {divergence.title}", divergence.where, *cause_lines(divergence)]
     for group in divergence.groups:
         lines += [f"{named_ranks(group.ranks)}: {item_text(group.item)}", *source_lines(group.line, indent="    ")]
-    return plain("\n".join(line for line in [*lines, divergence.advice] if line))
+    return plain("\n".join(filter(None, [*lines, divergence.advice])))

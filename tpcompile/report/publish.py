@@ -15,10 +15,10 @@ from tpcompile.report import github, junit, terminal
 def publish(
     verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str], *, command: str = "gate"
 ) -> None:
-    """Write junit.xml, print the verdict to `console`, and in GitHub Actions add summary and annotations.
+    """Write junit.xml, print the verdict to `console`, and in GitHub Actions add the step summary and annotations.
 
-    `command` is the part of tpcompile that judged, for the title. A report that cannot be written is one line: the
-    verdict stands.
+    `command` is the subcommand of tpcompile, for the title. A report that cannot be written costs one line of output
+    and does not change the verdict.
     """
     terminal.render(verdict, console, run=run_dir.path, command=command)
     try:

@@ -1,4 +1,4 @@
-"""Verdict -> at most a screen: the lead first and last, one difference in full, the rest in files."""
+"""Verdict -> at most one screen: the lead first and last, one difference in full, the rest in files."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from tpcompile.evidence.records import Check, Status, Verdict
+from tpcompile.evidence.records import Check, Divergence, Status, Verdict
 from tpcompile.report import terminal
 from tpcompile.report.wording import accepted, failed, headline, red
 
 MAX_LINES = 40
 _BRIEF = 2
-"""Lines that one folded fact may take."""
+"""Most lines of one fact; the rest of it is cut."""
 _LEAD = 9
 _MAX_HEAD = 24
-"""Lines before the first difference."""
+"""Most lines before the first difference."""
 _MIN_PANEL = 6
-"""A difference with fewer lines than that says nothing."""
+"""Fewest lines in which a difference is shown; with less room it is left out."""
 _WIDTH = 120
-"""Of the report in a file."""
+"""Columns of the report in a file."""
 
 
 class Screen:
-    """Lines for a console, no more than a screen; `is_cut` when it does not show all there is."""
+    """Lines for a console; `is_cut` when lines were left out."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -35,13 +35,13 @@ class Screen:
         self.is_cut = False
 
     def add(self, what: RenderableType, *, at_most: int) -> None:
-        """Lines of a renderable, from the first on."""
+        """Add the first lines of a renderable."""
         lines = self.console.render_lines(what, pad=False)
         self.is_cut |= len(lines) > at_most
         self.lines += lines[: max(0, at_most)]
 
     def add_framed(self, what: RenderableType, *, at_most: int) -> None:
-        """Lines of a panel; one that is too long keeps the lower edge of its frame."""
+        """Add the lines of a panel; when it is cut it keeps the lower edge of its frame."""
         lines = self.console.render_lines(what, pad=False)
         if len(lines) > at_most:
             lines = [*lines[: max(0, at_most - 1)], lines[-1]]
@@ -49,31 +49,37 @@ class Screen:
         self.lines += lines
 
     def print(self) -> None:
-        """Onto the console."""
+        """Print the lines to the console."""
         for line in self.lines:
             self.console.print(Segments([*line, Segment.line()]), end="")
 
 
 def render(verdict: Verdict, console: Console, *, command: str, folder: Path) -> None:
-    """Print the verdict; what the screen has no room for is written to files in `folder`."""
+    """Print the verdict; when it does not fit on the screen, all of it is written to files in `folder`."""
     tail = Screen(console)
     for text in terminal.last_lines(verdict):
         tail.add(text, at_most=3)
     screen = _head(verdict, console, command)
-    differences = red(verdict)
-    has_more = len(differences) > 1
-    room = MAX_LINES - len(tail.lines) - len(screen.lines) - len(_files(folder)) - has_more
+    num_taken = len(screen.lines) + len(tail.lines) + len(_files(folder))
+    _add_differences(screen, red(verdict), at_most=MAX_LINES - num_taken)
+    screen.print()
+    tail.print()
+    is_cut = screen.is_cut or tail.is_cut or _has_more(verdict)
+    if not is_cut:
+        return
+    for line in _written(verdict, folder, command):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _add_differences(screen: Screen, differences: Sequence[Divergence], *, at_most: int) -> None:
+    """The first difference in full, where there is room for it, and the number of the others."""
+    num_others = len(differences) - 1
+    room = at_most - 1 if num_others > 0 else at_most
     if differences and room >= _MIN_PANEL:
         first = terminal.panel(differences[0], f"difference 1 of {len(differences)}", terminal.USUAL)
         screen.add_framed(first, at_most=room)
-    if has_more:
-        screen.add(terminal.line(f"and {len(differences) - 1} more differences", "dim"), at_most=1)
-    screen.is_cut |= tail.is_cut or _has_more(verdict)
-    screen.print()
-    tail.print()
-    if screen.is_cut:
-        for line in _written(verdict, folder, command):
-            console.print(Text(line, style="dim"), soft_wrap=True)
+    if num_others > 0:
+        screen.add(terminal.line(f"and {num_others} more differences", "dim"), at_most=1)
 
 
 def _head(verdict: Verdict, console: Console, command: str) -> Screen:
@@ -88,7 +94,7 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
 
 
 def _facts(verdict: Verdict) -> Iterator[Text]:
-    """Every check in a word, then which ranks are equal; a failed one that is no layer's says what was observed."""
+    """The checks by outcome, what the first failed ones observed, then the groups of equal ranks."""
     yield from terminal.titled(_passed(verdict), separator=", ", style="green")
     for check in _told(verdict)[:3]:
         yield terminal.line(f"fails: {check.name}: {check.observed}", "red")
@@ -100,22 +106,26 @@ def _facts(verdict: Verdict) -> Iterator[Text]:
 
 
 def _passed(verdict: Verdict) -> dict[str, list[str]]:
-    """What holds: layers by their name, other checks by theirs."""
-    names: dict[str, list[str]] = {"holds": [], "equal on all ranks": []}
+    """Names of the checks that passed; those of layers apart, under the name of the layer."""
+    holds: list[str] = []
+    equal: list[str] = []
     for check in verdict.checks:
-        if check.status == Status.PASS:
-            title, name = ("equal on all ranks", check.layer.value) if check.layer else ("holds", check.name)
-            names[title].append(name)
-    return names
+        if check.status != Status.PASS:
+            continue
+        if check.layer:
+            equal.append(check.layer.value)
+        else:
+            holds.append(check.name)
+    return {"holds": holds, "equal on all ranks": equal}
 
 
 def _told(verdict: Verdict) -> Sequence[Check]:
-    """Failed checks that no difference below says."""
+    """Failed checks that are not about a layer; a layer's difference is shown in full."""
     return [check for check in failed(verdict) if check.layer is None]
 
 
 def _has_more(verdict: Verdict) -> bool:
-    """True for what a screen only counts."""
+    """True when the verdict holds anything that the screen only counts."""
     details = [check for check in verdict.checks if check.details]
     return bool([*details, *verdict.taints, *verdict.recompiles, *red(verdict)[1:], *accepted(verdict)[1:]])
 
@@ -125,7 +135,7 @@ def _files(folder: Path) -> tuple[Path, Path]:
 
 
 def _written(verdict: Verdict, folder: Path, command: str) -> list[str]:
-    """Write the whole report and the verdict; where that fails, one line says so and the verdict stands."""
+    """Write the whole report and the verdict; return the lines that say where, or why they could not be written."""
     report, data = _files(folder)
     text = io.StringIO()
     terminal.render(verdict, Console(file=text, width=_WIDTH), command=command, limits=terminal.WHOLE)

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.lead import cause_text, who_text
-from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status, UserLine, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
+from tpcompile.evidence.records.base import known
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     accepted_lines,
@@ -41,20 +42,19 @@ class Limits:
     groups: int = 4
     """Groups of ranks side by side in one panel."""
     panels: int = 3
-    """Differences in full."""
+    """Differences that are printed in full."""
     details: int = 8
-    """Lines below a failed check, and lines of accepted differences."""
+    """Lines below a failed check, and number of accepted differences."""
     rows: int = findings.MAX_ROWS
     """Rows of a table of taints or recompiles."""
     notes: int = 0
-    """Lines below a check that only informs."""
+    """Lines below an informative check."""
 
 
 USUAL = Limits()
 WHOLE = Limits(groups=sys.maxsize, panels=sys.maxsize, details=sys.maxsize, rows=sys.maxsize, notes=sys.maxsize)
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red"}
-"""Of a check that has a row of its own; the others are folded."""
-_FOLLOWS, _NOT_JUDGED, _NOTED = "follows from it", "not judged", "noted"
+"""Style of a check that has its own row in the table; the others are folded into lines."""
 
 
 def render(
@@ -95,7 +95,7 @@ def _do_first(lead: Lead | None, style: str = "") -> list[Text]:
 
 
 def line(text: str, style: str = "") -> Text:
-    """Text that is folded and cannot control the terminal."""
+    """Text that is folded at the width of the console, without control characters."""
     return Text(plain(text), style=style, overflow="fold")
 
 
@@ -108,15 +108,18 @@ def lead_text(lead: Lead) -> Group:
 
 
 def folded(checks: Sequence[Check]) -> list[Text]:
-    """Consequences, skipped and informative checks, a line for each kind."""
-    names: dict[str, list[str]] = {_FOLLOWS: [], _NOT_JUDGED: [], _NOTED: []}
+    """Consequences, skipped and informative checks, one line for each kind."""
+    follows: list[str] = []
+    not_judged: list[str] = []
+    noted: list[str] = []
     for check in checks:
         if check.is_consequence:
-            names[_FOLLOWS].append(check.name)
+            follows.append(check.name)
         elif check.status == Status.SKIPPED:
-            names[_NOT_JUDGED].append(check.name)
+            not_judged.append(check.name)
         elif check.status == Status.INFO:
-            names[_NOTED].append(f"{check.name}: {check.observed}")
+            noted.append(f"{check.name}: {check.observed}")
+    names = {"follows from it": follows, "not judged": not_judged, "noted": noted}
     return titled(names, separator="; ", style="dim")
 
 
@@ -127,23 +130,26 @@ def _notes(checks: Sequence[Check], limits: Limits) -> Iterator[RenderableType]:
 
 
 def titled(names: Mapping[str, Sequence[str]], *, separator: str, style: str) -> list[Text]:
-    """`title: name, name` for every title that has any."""
+    """`title: name, name` for every title with at least one name."""
     return [line(f"{title}: {separator.join(found)}", style) for title, found in names.items() if found]
 
 
 def _table(mode: str, checks: Sequence[Check]) -> Table:
-    """Checks with a row of their own: those that passed or failed by themselves."""
+    """Table of the checks that passed, and of those that failed not only as a consequence of a different check."""
     table = findings.empty_table(mode_title(mode), ("check", "expected", "observed"))
     table.add_column("status", no_wrap=True)
     for check in checks:
-        if check.status in _STYLES and not check.is_consequence:
-            status = Text(check.status.value.upper(), style=_STYLES[check.status])
-            findings.add_row(table, (check.name, check.expected, check.observed), status)
+        is_folded = check.is_consequence or check.status not in _STYLES
+        if not is_folded:
+            style = _STYLES[check.status]
+            status = Text(check.status.value.upper(), style=style)
+            cells = (check.name, check.expected, check.observed)
+            findings.add_row(table, cells, status)
     return table
 
 
 def equal_ranks(verdict: Verdict) -> list[Text]:
-    """Which ranks of each domain have the same."""
+    """The groups of equal ranks of each domain."""
     return [_equal_ranks(domain, groups) for domain, groups in sorted(verdict.domains.items())]
 
 
@@ -165,13 +171,15 @@ def _failures(verdict: Verdict, limits: Limits) -> Iterator[Group]:
 
 
 def _failure(check: Check, limits: Limits) -> Group:
+    title = line(f"{mode_title(check.mode)}, {check.name}", "red")
     ranks = [_indented(line(named_ranks(check.ranks)))] if check.ranks else []
     shown = list(check.details[: limits.details])
-    if len(check.details) > limits.details:
-        shown.append(f"and {len(check.details) - limits.details} more")
+    num_hidden = len(check.details) - len(shown)
+    if num_hidden > 0:
+        shown.append(f"and {num_hidden} more")
     details = [_indented(line(detail)) for detail in shown]
-    title = line(f"{mode_title(check.mode)}, {check.name}", "red")
-    return Group(title, *ranks, *_source(check.line), *details)
+    source = _source(check.line)
+    return Group(title, *ranks, *source, *details)
 
 
 def _panels(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
@@ -182,24 +190,32 @@ def _panels(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
 
 
 def panel(divergence: Divergence, title: str, limits: Limits) -> Panel:
-    """One difference in full: where, why, both sides, what to do."""
+    """One difference in full: where it is, why, what each group of ranks has, what to do."""
     kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
     head = [divergence.title, kind, *_where(divergence), *cause_lines(divergence)]
-    parts: list[RenderableType] = [line(text) for text in head]
-    lines = {group.line for group in divergence.groups}
-    is_one_line = len(lines) == 1
-    for group in divergence.groups[: limits.groups]:
-        parts += [line(named_ranks(group.ranks), "bold"), _indented(line(item_text(group.item), "cyan"))]
-        parts += [] if is_one_line else _source(group.line)
-    hidden = divergence.groups[limits.groups :]
-    if hidden:
-        parts.append(line(f"and {len(hidden)} more groups: {groups_text(group.ranks for group in hidden)}"))
-    common = _source(lines.pop()) if is_one_line else []
-    if common:
-        parts += [line("all of them at", "bold"), *common]
+    parts: list[RenderableType] = [*map(line, head), *_sides(divergence.groups, limits)]
     if divergence.advice:
         parts.append(line(f"what to do: {divergence.advice}", "bold"))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red", box=box.ROUNDED)
+
+
+def _sides(groups: Sequence[RankGroup], limits: Limits) -> Iterator[RenderableType]:
+    """What every group of ranks has, and its line; a line that all groups have in common is shown once."""
+    lines = {group.line for group in groups}
+    is_one_line = len(lines) == 1
+    for group in groups[: limits.groups]:
+        yield line(named_ranks(group.ranks), "bold")
+        yield _indented(line(item_text(group.item), "cyan"))
+        if not is_one_line:
+            yield from _source(group.line)
+    hidden = groups[limits.groups :]
+    if hidden:
+        ranks = groups_text(group.ranks for group in hidden)
+        yield line(f"and {len(hidden)} more groups: {ranks}")
+    common = known(lines)
+    if is_one_line and common:
+        yield line("all of them at", "bold")
+        yield from _source(common[0])
 
 
 def _where(divergence: Divergence) -> list[str]:
@@ -209,11 +225,14 @@ def _where(divergence: Divergence) -> list[str]:
 
 
 def _source(source: UserLine | None) -> list[Padding]:
+    """A line of source and, where it is known, the code on it."""
     if source is None:
         return []
+    shown = [_indented(line(str(source), "dim"))]
     code = source.code.strip()
-    shown = [_indented(line(code), 4)] if code else []
-    return [_indented(line(str(source), "dim")), *shown]
+    if code:
+        shown.append(_indented(line(code), 4))
+    return shown
 
 
 def _indented(text: Text, by: int = 2) -> Padding:
@@ -222,13 +241,15 @@ def _indented(text: Text, by: int = 2) -> Padding:
 
 def _accepted(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
     lines = accepted_lines(verdict)
-    if lines:
-        yield line("accepted differences:", "bold")
-        yield from (_indented(line(text)) for text in lines[: limits.details])
-        yield from _more(len(lines) - limits.details, "accepted differences")
+    if not lines:
+        return
+    yield line("accepted differences:", "bold")
+    for text in lines[: limits.details]:
+        yield _indented(line(text))
+    yield from _more(len(lines) - limits.details, "accepted differences")
 
 
 def _more(number: int, what: str) -> list[Text]:
-    """What a screen has no room for."""
+    """The number of things that are not shown, and where they are; nothing when all are shown."""
     text = f"and {number} more {what}: verdict.json, or --json FILE, holds them all"
     return [line(text, "dim")] if number > 0 else []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict
+from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
 from tpcompile.evidence.text.ranks import ranks_text
 
 MAX_ITEM_CHARS = 2000
-"""Longest item text a report prints; the whole of it stays in the rank's record."""
+"""Longest item text that a report prints; record.json of the rank holds all of it."""
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
@@ -34,44 +34,54 @@ def plain(text: str) -> str:
 
 
 def item_text(item: Item | None) -> str:
-    """What one group of ranks has at the difference."""
+    """The item of one group of ranks at the difference."""
     if item is None:
         return "(nothing here)"
     text = plain(item.text)
     more = len(text) - MAX_ITEM_CHARS
-    return text if more <= 0 else f"{text[:MAX_ITEM_CHARS]} (and {more} more characters, see record.json)"
+    if more <= 0:
+        return text
+    return f"{text[:MAX_ITEM_CHARS]} (and {more} more characters, see record.json)"
 
 
 def source_lines(line: UserLine | None, *, indent: str = "") -> list[str]:
-    """A line of source and the code on it; nothing for none."""
+    """A line of source and the code on it; empty when the line is not known."""
     return [] if line is None else [f"{indent}{line}", f"    {line.code.strip()}"]
 
 
 def cause_lines(divergence: Divergence) -> list[str]:
-    """Cause, step, and the guard on both sides: what is known of why the ranks differ."""
-    odd = divergence.groups[-1].ranks if divergence.groups else ()
-    usual = [rank for group in divergence.groups[:-1] for rank in group.ranks]
-    lines = [f"cause: {divergence.cause.value}"] if divergence.cause != Cause.UNKNOWN else []
+    """Cause, step, and the guard on both sides, each where it is known."""
+    lines: list[str] = []
+    if divergence.cause != Cause.UNKNOWN:
+        lines.append(f"cause: {divergence.cause.value}")
     if divergence.step is not None:
         lines.append(f"step {divergence.step}")
-    if divergence.guard and divergence.guard == divergence.held:
-        where = f"guard that failed on {named_ranks(odd)} and holds on {named_ranks(usual)}"
-        return [*lines, f"{where}: {plain(divergence.guard)}"]
-    if divergence.guard:
-        lines.append(f"guard on {named_ranks(odd)}: {plain(divergence.guard)}")
-    if divergence.held:
-        lines.append(f"guard on {named_ranks(usual)}: {plain(divergence.held)}")
-    return lines
+    return [*lines, *_guard_lines(divergence)]
+
+
+def _guard_lines(divergence: Divergence) -> Iterator[str]:
+    """The guard that failed on the odd ranks, and what holds on the others; one line where both are the same."""
+    guard, held = plain(divergence.guard), plain(divergence.held)
+    odd = named_ranks(ranks_of(divergence.groups[-1:]))
+    usual = named_ranks(ranks_of(divergence.groups[:-1]))
+    is_one_guard = divergence.guard == divergence.held
+    if guard and is_one_guard:
+        yield f"guard that failed on {odd} and holds on {usual}: {guard}"
+        return
+    if guard:
+        yield f"guard on {odd}: {guard}"
+    if held:
+        yield f"guard on {usual}: {held}"
 
 
 def red(verdict: Verdict) -> list[Divergence]:
     """Divergences the gate fails on."""
-    return [d for d in verdict.divergences if d.is_red]
+    return [divergence for divergence in verdict.divergences if divergence.is_red]
 
 
 def accepted(verdict: Verdict) -> list[Divergence]:
-    """Divergences that are listed and green: declared, rank-parametric, label only."""
-    return [d for d in verdict.divergences if not d.is_red]
+    """Divergences that are listed but do not fail the gate: declared, rank-parametric, label only."""
+    return [divergence for divergence in verdict.divergences if not divergence.is_red]
 
 
 def accepted_lines(verdict: Verdict) -> list[str]:
@@ -86,8 +96,8 @@ def _accepted_line(divergence: Divergence) -> str:
 
 
 def failed(verdict: Verdict) -> list[Check]:
-    """Checks that did not hold."""
-    return [c for c in verdict.checks if c.is_red]
+    """Checks that failed."""
+    return [check for check in verdict.checks if check.is_red]
 
 
 def by_mode(verdict: Verdict) -> dict[str, list[Check]]:

@@ -2,7 +2,8 @@
 
 protocol.py   events -> actions: pure, owns the state; events.py both; asking.py its patience
 progress.py   regions and calls: the only clock ranks share, and the only thing steady state touches
-hooks.py      torch's hooks -> events                    listener.py   the store's log -> events
+hooks.py      torch's hooks -> events; entries.py which call of compiled code begins
+listener.py   the store's log -> events
 timer.py      a clock and SIGTERM -> events              raised.py     an exception -> what is behind it
 store_log.py  messages <-> keys of the job's store; messages.py the records
 snapshot.py   what this rank does: flight.py from the flight recorder and stacks, blackbox.py after an abort
@@ -14,7 +15,8 @@ comparison.py what ran on the ranks -> split.py, variants.py, counts.py: the sam
 alarms.py     what is wrong -> an alarm; checks.py the checks
 settle.py     an alarm -> verdict, report, policy; shutdown.py how a process ends
 sentinel.py   the public class: wires all this, and no part knows it
-adapter.py    all private torch API
+
+Private names of torch are in tpcompile.torch_api.watching.
 """
 
 from tpcompile.sentinel.sentinel import Sentinel

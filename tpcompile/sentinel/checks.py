@@ -72,15 +72,17 @@ def failure_check(
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
         line = _failed_at(failed[-1]) or line
+    cause = Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED
+    kind, words = type(error).__name__, _first_words(error)
     return Check(
         id=CheckId.NO_ERROR,
         mode="",
         status=Status.FAIL,
         expected="no exception",
-        observed=f"{type(error).__name__}: {_first_words(error)}",
+        observed=f"{kind}: {words}",
         line=line,
         ranks=(rank,),
-        cause=Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED,
+        cause=cause,
     )
 
 

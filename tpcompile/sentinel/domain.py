@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.ranks.mesh import mesh_roles
 
 
 class Domain(NamedTuple):

@@ -19,8 +19,8 @@ from tpcompile.evidence.collectives import is_library, is_library_file
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first, grouped, last
-from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel.messages import Issued, PointToPoint
+from tpcompile.torch_api import watching
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
@@ -49,17 +49,17 @@ def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[
 
 def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
     """What this process issued, empty when no flight recorder runs (TORCH_FR_BUFFER_SIZE=0)."""
-    return issued_collectives(adapter.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
+    return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
 
 
 def point_to_point(frame: FrameType | None) -> PointToPoint | None:
     """The send or receive this process waits in: by the main thread's frame (gloo), or the recorder (NCCL)."""
-    called = adapter.point_to_point(frame)
+    called = watching.point_to_point(frame)
     if called is not None:
         return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)))
     if not is_blocked(frame):
         return None  # one in flight holds nobody up whose program goes on
-    entries = adapter.recorded_collectives().get("entries", ())
+    entries = watching.recorded_collectives().get("entries", ())
     return first(filter(None, map(_p2p_in_flight, entries)))
 
 
@@ -69,7 +69,7 @@ def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
     match = _PEER.search(str(entry.get("profiling_name", "")))
     if match is None:
         return None
-    peer, ranks = int(match["peer"]), adapter.group_members().get(_group(entry), ())
+    peer, ranks = int(match["peer"]), watching.group_members().get(_group(entry), ())
     line = _innermost(entry.get("frames", []))
     return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 
@@ -108,7 +108,8 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
 
 def _call_line(frames: Sequence[Mapping[str, Any]]) -> UserLine | None:
     """The user's line that called the compiled code in which the innermost of `frames` runs."""
-    depths = [depth for depth, frame in enumerate(frames) if adapter.is_compiled_call(frame["name"], frame["filename"])]
+    entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
+    depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
     return _innermost(frames[depths[-1] + 1 :]) if depths else None
 
 
@@ -155,13 +156,13 @@ def _is_own(filename: str) -> bool:
     return filename.startswith(_OWN)
 
 
-_OWNERS = (adapter.is_torch, _is_generated, _is_stdlib, _is_own)
+_OWNERS = (watching.is_torch, _is_generated, _is_stdlib, _is_own)
 """Whose files are not the user's."""
 
 
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
     """The user's frames of a thread, outermost first, from its innermost Python frame."""
-    lines = known(_line_of(one) for one in adapter.frames_from(frame))
+    lines = known(_line_of(one) for one in watching.frames_from(frame))
     return tuple(reversed(lines))
 
 
@@ -173,12 +174,12 @@ def _line_of(frame: FrameType) -> UserLine | None:
 
 def is_blocked(frame: FrameType | None) -> bool:
     """True when a thread's innermost frames are in torch's own code for communication or for waiting."""
-    innermost = islice(adapter.frames_from(frame), 4)
+    innermost = islice(watching.frames_from(frame), 4)
     return any(map(_waits, takewhile(_may_wait, innermost)))
 
 
 def _may_wait(frame: FrameType) -> bool:
-    return adapter.is_torch(frame.f_code.co_filename) or _is_own_collective(frame)
+    return watching.is_torch(frame.f_code.co_filename) or _is_own_collective(frame)
 
 
 def _waits(frame: FrameType) -> bool:

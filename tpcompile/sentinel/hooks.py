@@ -1,7 +1,7 @@
 """Guard lookups and compiles of this process -> progress, and events for the protocol; on the thread that compiles.
 
-Runs inside Dynamo, so it must neither raise nor be slow: a hit costs a walk of two or three frames, and only a compile
-is an event.
+Runs inside Dynamo, so it must neither raise nor be slow: a hit counts, in about a microsecond, and only a compile is an
+event.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
 from tpcompile.capture import CaptureSession
-from tpcompile.torch_api import compiler as compat, hooks as torch_hooks
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
-from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.checks import reason_of
+from tpcompile.sentinel.entries import Entries
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, Position, post_of
 from tpcompile.sentinel.progress import Progress, Region
+from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import hooks as torch_hooks
+from tpcompile.torch_api import watching
 
 
 class Hooks:
@@ -44,6 +47,7 @@ class Hooks:
         self._on, self._note, self._say_raising = on, note, say_raising
         self._listener = torch_hooks.CompileListener(self._while_watched(self._starts), self._ends)
         self._positions: dict[str, Position] = {}
+        self._entries = Entries()
         self._regions: dict[int, Region] = {}
         """Region of every compiled function that is alive, by its id."""
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -63,6 +67,7 @@ class Hooks:
     def remove(self) -> None:
         """Unhook."""
         torch_hooks.lookups.remove(self._looked_up)
+        self._entries.clear()
         self._listener.close()
         self._session.before_event = self._session.after_event = None
 
@@ -82,7 +87,7 @@ class Hooks:
 
             return counted
 
-        return adapter.wrap_calls(target, wrap)
+        return watching.wrap_calls(target, wrap)
 
     def _while_watched(self, act: Callable[..., None]) -> Callable[..., None]:
         """`act`, for a process that is watched; nothing for one that is watched no longer."""
@@ -94,51 +99,63 @@ class Hooks:
         return acts
 
     def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
-        """After every guard lookup, also in steady state: a walk of two or three frames, two dictionary lookups."""
-        progress = self._progress
+        """After every guard lookup; in steady state the callable has told which region begins."""
+        progress, begun = self._progress, self._entries.begun
         if not progress.is_active:
             return hit
-        if not progress.current.is_inside:
-            frame = frame or sys._getframe(1)
-            is_direct = frame.f_code is adapter.COMPILE_WRAPPER
-            function = adapter.variable_of(frame, "fn") if is_direct else adapter.entered_function(frame)
-            region = self._regions.get(id(function)) or self._region_of(function, frame)
-            if region is not None:
-                if hit:
-                    progress.enter(region, 1)
-                    if region.has_variants:
-                        self._ran(region)
-                    return hit
-                progress.enter(region)
-        progress.lookup(hit)
+        region = begun.pop(get_ident(), None) if begun else None
+        if region is not None and hit and not progress.current.is_inside:
+            self._enters_compiled(region)
+        else:
+            self._counts(hit, frame or sys._getframe(1))
         return hit
 
-    @staticmethod
-    def _ran(region: Region) -> None:
-        """Keep which of its variants the call has hit."""
-        if region.code is not None:
-            region.ran.append((region.call, adapter.variant_hit(region.code)))
+    def _counts(self, hit: bool, frame: FrameType) -> None:
+        """Count a lookup of which nothing was told: the stack says whether a call begins with it."""
+        if not hit:
+            self._entries.clear()
+        region = None if self._progress.current.is_inside else self._entered(frame, hit=hit)
+        if region is not None and hit:
+            self._enters_compiled(region)
+            return
+        if region is not None:
+            self._progress.enter(region)
+        self._progress.lookup(hit)
+
+    def _enters_compiled(self, region: Region) -> None:
+        """A call begins whose first frame is compiled already; keep which of its variants it has hit."""
+        self._progress.enter(region, 1)
+        if region.has_variants and region.code is not None:
+            region.ran.append((region.call, watching.variant_hit(region.code)))
+
+    def _entered(self, frame: FrameType | None, *, hit: bool) -> Region | None:
+        """The region that the frame below `frame` begins; where it is compiled, its callable tells from now on."""
+        call = watching.entered(frame)
+        if call is None:
+            return None
+        self._entries.saw(call)
+        region = self._regions.get(id(call.function)) or self._named(call, frame)
+        if hit:
+            self._entries.add(call, region)
+        return region
 
     def _enter_from(self, frame: FrameType | None) -> None:
         """Begin a call when the frame below is the compiled callable's own, unless its wrapper has done so."""
         if self._progress.current.is_inside:
             return
-        region = self._region_of(adapter.entered_function(frame), frame)
+        region = self._entered(frame, hit=False)
         if region is not None:
             self._progress.enter(region)
 
-    def _region_of(self, function: Any | None, frame: FrameType | None) -> Region | None:
-        """The region that a call of `function` through this frame enters; it is named once per function."""
-        target = adapter.entered_callable(frame)
-        if target is None:
-            return None
-        code = code_of(target)
-        region = self._progress.region(region_name(target))
+    def _named(self, call: watching.Entered, frame: FrameType | None) -> Region:
+        """The region of a callable, named once per function."""
+        function, code = call.function, code_of(call.target)
+        region = self._progress.region(region_name(call.target))
         if region.code is None and code is not None:
             region.code, region.stack = code, flight.user_stack(frame)
-            region.has_variants = adapter.num_variants(code) > 1
+            region.has_variants = watching.num_variants(code) > 1
         key = id(function)
-        with suppress(TypeError):  # what cannot be referred to weakly, as None, is named every time
+        with suppress(TypeError):  # what cannot be referred to weakly is named every time
             self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
             self._regions[key] = region
         return region
@@ -150,6 +167,8 @@ class Hooks:
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
         """torch logs something: which step it belongs to. A first compile has no lookup before the log of its start."""
+        if "dynamo_start" in metadata:
+            self._entries.clear()
         if "dynamo_start" in metadata and not metadata.get("attempt"):
             self._listener.ensure()  # torch.compiler.reset() forgets callbacks, not log handlers
             self._enter_if_new(sys._getframe(1))
@@ -184,11 +203,11 @@ class Hooks:
         call = compat.compiled_call(frame)
         if call is None or call.around is None:
             return
-        target = adapter.entered_callable(call.around.f_back)
-        if target is None:
+        outer = watching.entered(call.around.f_back)
+        if outer is None:
             return
-        region = self._progress.region(region_name(target))
-        skipped = adapter.skipped_code(call.around)
+        region = self._progress.region(region_name(outer.target))
+        skipped = watching.skipped_code(call.around)
         if skipped is not None and region.skipped is None:
             region.skipped, region.calls_as_one = skipped, region.call
 
@@ -206,7 +225,7 @@ class Hooks:
             self._ended(compile_id, may_wait=True)
             return
         self._failed.add(compile_id)
-        if not adapter.swallows_errors():
+        if not watching.swallows_errors():
             self._say_raising()
 
     def _has_logged(self, metadata: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
-from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.marks import COLLECTIVES
+from tpcompile.torch_api import watching
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
 _REFERENCES = 3
@@ -21,8 +21,8 @@ _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 
 def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
     """Clock -> what it shows now; a call takes some microseconds, so it is made at few calls of a region."""
-    found = {f"{COLLECTIVES}{name}": number for name, number in adapter.collective_numbers(members).items()}
-    for caller in adapter.frames_from(frame):
+    found = {f"{COLLECTIVES}{name}": number for name, number in watching.collective_numbers(members).items()}
+    for caller in watching.frames_from(frame):
         code = caller.f_code
         line = flight.user_line(code.co_filename, caller.f_lineno, code.co_name)
         if line is not None:

@@ -54,12 +54,31 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     there = newest.where(lambda issued: _is_met_by(gone, issued))
     elsewhere = newest.without(there)
     if not elsewhere:
-        says += f"; the others issued {newest.first.op} there, too: shapes, dtypes or split sizes differ"
-        return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
+        return _unlike_sizes(gone, newest.first, says)
     strange = elsewhere if there else _left_their_habit(states, newest)
     if strange:
         return _met_with_another(strange, states, says)
+    through = _through_with(gone, newest, states)
+    if through is not None:
+        return _unlike_sizes(gone, through, says)
     return _left_out(gone, newest.first, states, says)
+
+
+def _unlike_sizes(gone: Lost, met: Issued, says: str) -> Finding:
+    """The dead rank and the others were in one collective."""
+    says += f"; the others issued {met.op} there, too: shapes, dtypes or split sizes differ"
+    return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
+
+
+def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState]) -> Issued | None:
+    """The collective in which the dead rank aborted, where the others ended it and went on; None for another case.
+
+    Only of collectives to which each rank gives sizes of its own, and is through when those hold. Of others the dead
+    rank is taken to have left out what came between.
+    """
+    before = states.found(lambda state: state.before_latest)
+    here = before.where(lambda issued: issued.has_own_sizes and _is_met_by(gone, issued))
+    return here.first if here and here.ranks == newest.ranks else None
 
 
 def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:

@@ -159,9 +159,14 @@ class Issued(Frozen):
         return place_of(reversed(self.stack))
 
     @property
+    def has_own_sizes(self) -> bool:
+        """True where each rank may give sizes of its own, and is through when its own hold."""
+        return self.op not in _EVEN
+
+    @property
     def what(self) -> str:
         """What has to be equal on all ranks: the op, and its sizes where they cannot differ between ranks."""
-        return f"{self.op} {self.sizes} {self.dtypes}" if self.op in _EVEN else self.op
+        return self.op if self.has_own_sizes else f"{self.op} {self.sizes} {self.dtypes}"
 
     @property
     def key(self) -> Key:
@@ -252,6 +257,14 @@ class RankState(Frozen):
     def latest(self) -> Issued | None:
         """The collective it is in, or else the one it issued last."""
         return self.blocked_in or self.newest
+
+    @property
+    def before_latest(self) -> Issued | None:
+        """What it issued in that group just before; None where that is not known."""
+        latest = self.latest
+        if latest is None:
+            return None
+        return first(one for one in self.issued_in(latest.group) if one.seq == latest.seq - 1)
 
     @property
     def waits(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.ranks.liveness import Liveness, process_state
 from tpcompile.evidence.records import Frozen
+from tpcompile.ranks.liveness import Liveness, process_state
 
 
 class Process(Frozen):

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import time_ns
 from types import CodeType
 
 from tpcompile.evidence.records import SkippedFrame, UserLine
@@ -142,12 +143,12 @@ class Progress:
         if region.has_missed:
             self._leave_lookup(region)
         region.index = 0  # first: the listener may look in between, and must not see a later frame than this rank is at
-        region.call += 1
-        self.begun.append((time.time_ns(), region, region.call))
+        region.call = call = region.call + 1
+        self.begun.append((time_ns(), region, call))
         region.index = num_hits
         self.current = region
         self.ticks += 1
-        if region.call >= region.mark_at:
+        if call >= region.mark_at:
             self._mark(region)
         if self.pending:
             self._look(region)

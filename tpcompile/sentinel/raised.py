@@ -12,7 +12,6 @@ from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.several import first
-from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
@@ -23,6 +22,7 @@ from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
+from tpcompile.torch_api import watching
 
 _LOSS_S = 1.5
 _POLL_S = 0.05
@@ -44,7 +44,7 @@ class Losses:
         if found is not None:
             return finding_check(found), found.gone
         failed = [compile_ for compile_ in compiles if compile_.failure]
-        is_of_compiler = adapter.is_of_compiler(error)
+        is_of_compiler = watching.is_of_compiler(error)
         return failure_check(self._log.rank, error, line, failed=failed, is_of_compiler=is_of_compiler), ()
 
     def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:

@@ -22,10 +22,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.ranks.store import RankStore
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Verdict
-from tpcompile.torch_api import watching as adapter
+from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
@@ -45,6 +44,7 @@ from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
 from tpcompile.sentinel.timer import Timer
+from tpcompile.torch_api import watching
 
 _NUMBERS: dict[str, itertools.count[int]] = {}
 _LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
@@ -303,7 +303,7 @@ class Sentinel:
         if failure is not None:
             self._raises(failure)
             return
-        adapter.finish_device_work()  # what hangs on the GPU hangs while somebody watches
+        watching.finish_device_work()  # what hangs on the GPU hangs while somebody watches
         self._wait_for_decisions()
         self._safely(self._compare_all_that_ran)
 

@@ -14,15 +14,15 @@ from typing import Literal
 from rich.console import Console
 
 from tpcompile.capture import CaptureSession
-from tpcompile.ranks.exchange import Exchange
-from tpcompile.ranks.recorded import record_side
-from tpcompile.ranks.store import RankStore
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm
@@ -116,10 +116,13 @@ class Settlement:
         self._timeline.note("alarm")
         record = self.record(alarm.position)
         store = self._log.store(f"alarm/{alarm.key}")
-        side = record_side(record, self._rules, problems=[alarm.problem] if alarm.problem else [])
-        verdict = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S).verdict(side)
+        problems = [alarm.problem] if alarm.problem else []
+        side = record_side(record, self._rules, problems=problems)
+        exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
+        verdict = exchange.verdict(side)
         self._timeline.note("verdict")
-        settled = _Settled(alarm, tuple(present), record, store, verdict, store.peek("judge") == self._log.rank)
+        is_judge = store.peek("judge") == self._log.rank
+        settled = _Settled(alarm, tuple(present), record, store, verdict, is_judge)
         if verdict is None:
             if self.policy == "stop":
                 self._stop(settled)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from types import FrameType
 
-from tpcompile.torch_api import watching as adapter
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.protocol import Protocol
+from tpcompile.torch_api import watching
 
 
 class Snapshot:
@@ -20,7 +20,7 @@ class Snapshot:
     def state(self) -> RankState:
         """What this rank does now."""
         progress, frame = self._progress, self._main_frame()
-        members = adapter.group_members()
+        members = watching.group_members()
         return RankState(
             rank=self._protocol.rank,
             activity=progress.activity,
@@ -29,12 +29,12 @@ class Snapshot:
             compile_id=progress.compile_id,
             reason=progress.reason,
             waits_at=self._protocol.waits_at(),
-            in_dynamo=adapter.is_in_dynamo(frame),
+            in_dynamo=watching.is_in_dynamo(frame),
             blocked=flight.is_blocked(frame),
             stack=flight.user_stack(frame),
             issued=flight.recorded(begun=progress.calls_begun()),
             calls=progress.calls(),
-            calling=adapter.group_waited_in(frame),
+            calling=watching.group_waited_in(frame),
             p2p=flight.point_to_point(frame),
             groups=tuple(sorted(members)),
             members=members,
@@ -47,4 +47,4 @@ class Snapshot:
         return any(not issued.is_done and issued.age_s > for_s for issued in flight.recorded())
 
     def _main_frame(self) -> FrameType | None:
-        return adapter.main_thread_frame(self._main_thread)
+        return watching.main_thread_frame(self._main_thread)

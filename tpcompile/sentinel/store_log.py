@@ -26,9 +26,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tpcompile.evidence.records import Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
-from tpcompile.evidence.records import Frozen
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.process import Process

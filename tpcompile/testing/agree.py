@@ -1,10 +1,12 @@
-"""What each rank drew -> ConfigError on all ranks alike, with the tensor and the ranks, unless all drew the same."""
+"""Tensors that each rank drew -> ConfigError on all ranks, with the tensor and the ranks, unless all are equal."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -18,20 +20,19 @@ from tpcompile.evidence.text.ranks import ranks_text
 def check_equal_on_ranks(
     what: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device, *, todo: str
 ) -> None:
-    """Raise when a tensor of this name is not the same, bit for bit, on all ranks of the group; all ranks call it."""
-    if group is None or group.size() == 1:
-        return
+    """Raise when a tensor of the same name is not equal, bit for bit, on all ranks of the group; all ranks call it."""
     own = {name: f"{_description(tensor)} {_digest(tensor)}" for name, tensor in tensors.items()}
     by_rank = [json.loads(text) for text in texts_of_all_ranks(json.dumps(own), group, device)]
-    names = {name: None for found in by_rank for name in found}
-    for name in names:
+    for name in dict.fromkeys(chain.from_iterable(by_rank)):
         texts = [found.get(name, "missing") for found in by_rank]
         if len(set(texts)) > 1:
             raise ConfigError(f"{what} differ between ranks: {name} is {_by_text(texts)}. {todo}")
 
 
-def texts_of_all_ranks(text: str, group: dist.ProcessGroup, device: torch.device) -> list[str]:
-    """This rank's text and those of the others, in rank order, as bytes: a pickle would run code of a peer."""
+def texts_of_all_ranks(text: str, group: dist.ProcessGroup | None, device: torch.device) -> list[str]:
+    """The text of every rank, in rank order; sent as bytes, because a pickle could run code of a peer."""
+    if group is None or group.size() == 1:
+        return [text]
     data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([data.numel()], device=device)
     sizes = collectives.all_gather_single(size, dim=0, group=group).tolist()
@@ -56,4 +57,4 @@ def _description(tensor: Tensor) -> str:
 def _digest(tensor: Tensor) -> str:
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     raw = real.detach().cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:12]
+    return hashlib.sha256(ctypes.string_at(raw.data_ptr(), raw.numel())).hexdigest()[:12]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tpcompile.capture import CaptureSession
 from tpcompile.collectives import api as collectives
-from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
+from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.testing.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.testing.counting import (
     Declaration,
@@ -79,8 +79,8 @@ def check_twin(
 
     `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Twin`. `programs` are `eager` and backends of
     torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
-    C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives, so that
-    `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
+    C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives,
+    so that `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
     single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with values="integers". `declared` is a
     `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager
     code sends and what the compiled graphs hold must equal it, in order.
@@ -99,18 +99,31 @@ def check_twin(
 
     for dtype in dtypes:
         twin = Twin(
-            build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
-            train=backward is not False, differentiate=differentiate, sharded=sharded, agree=agree,
-        )  # fmt: skip
+            build,
+            inputs,
+            dtype=getattr(torch, dtype),
+            device=device,
+            seed=seed,
+            weights=weights,
+            values=values,
+            train=backward is not False,
+            differentiate=differentiate,
+            sharded=sharded,
+            agree=agree,
+        )
         for strategy in strategies:
             train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
             for program in programs:
                 found.append(check_program(twin, strategy(group), program, demands, train=train, dynamic=dynamic))
     return TwinReport(
-        name=name or type(twin.twin(twin.dtype)).__name__, tp=1 if group is None else group.size(),
-        torch=torch.__version__, seed=seed, values=values, limit=limit,
+        name=name or type(twin.twin(twin.dtype)).__name__,
+        tp=1 if group is None else group.size(),
+        torch=torch.__version__,
+        seed=seed,
+        values=values,
+        limit=limit,
         programs=_of_all_ranks(found, group, torch.device(device)),
-    )  # fmt: skip
+    )
 
 
 def check_program(
@@ -122,7 +135,7 @@ def check_program(
     train: bool = True,
     dynamic: bool | None = None,
 ) -> ProgramReport:
-    """One program of this rank against a twin that can serve many; all ranks of the group call it alike."""
+    """One program of this rank against a twin that can serve many programs; all ranks of the group call it alike."""
     demands = demands or Demands()
     module = twin.place(comm)
     if program == "eager":
@@ -136,16 +149,21 @@ def check_program(
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
     tensors = tensor_errors(twin, module, comm, result, demands, train=train)
-    is_wrong = program == "eager" and any(t.name.startswith("forward") and not is_within(
-        {"ratio": t.ratio}, demands.limit) for t in tensors)  # fmt: skip
+    is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
+    locate = _on_any_rank(is_wrong, twin, comm)
     return ProgramReport(
         rank=comm.rank, strategy=type(comm).__name__, program=program, dtype=str(twin.dtype).removeprefix("torch."),
         tensors=tensors,
         collectives=tuple(collective_text(c) for c in seen),
         wrong_order=wrong_order(twin, module, comm, seen, demands, train=train),
         graphs=graphs, breaks=breaks,
-        first_wrong=_first_wrong(twin, module, comm, demands.limit) if _on_any_rank(is_wrong, twin, comm) else "",
+        first_wrong=_first_wrong(twin, module, comm, demands.limit) if locate else "",
     )  # fmt: skip
+
+
+def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
+    outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
+    return not all(is_within({"ratio": output.ratio}, limit) for output in outputs)
 
 
 def tensor_errors(
@@ -178,7 +196,7 @@ def _run_compiled(
 def wrong_order(
     twin: Twin, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
 ) -> str:
-    """Where collectives and declaration differ; modes A and B declare none."""
+    """First difference between collectives and declaration; modes A and B declare none."""
     if demands.declared is None or isinstance(comm, InPlaceCollectives):
         return ""
     return first_difference(seen, declared_by(demands.declared, module, twin.dtype, size=comm.size, train=train))
@@ -199,9 +217,9 @@ def _first_wrong(twin: Twin, module: nn.Module, comm: TpComm, limit: float) -> s
 def _of_all_ranks(
     own: Sequence[ProgramReport], group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[ProgramReport, ...]:
-    """The reports of all ranks of the group, on all of them."""
-    if group is None or group.size() == 1:
-        return tuple(own)
-    text = json.dumps([report.model_dump(mode="json") for report in own])
-    texts = texts_of_all_ranks(text, group, device)
-    return tuple(ProgramReport.model_validate(report) for found in texts for report in json.loads(found))
+    """The reports of all ranks of the group, on every rank."""
+    own_text = json.dumps([report.model_dump(mode="json") for report in own])
+    found: list[ProgramReport] = []
+    for text in texts_of_all_ranks(own_text, group, device):
+        found += [ProgramReport.model_validate(report) for report in json.loads(text)]
+    return tuple(found)

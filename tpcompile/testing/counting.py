@@ -1,19 +1,20 @@
-"""One run of a module -> the collectives it issued, in order, and where they first differ from the declaration."""
+"""One run of a module -> the collectives it issued, in order, and the first difference from the declaration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tpcompile.capture import CaptureSession
-from tpcompile.torch_api import compiler as compat
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.sharding import Declared
+from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api.simulated import CollectiveListener
 
 Declaration = Declared | Sequence[Collective] | Callable[[nn.Module, torch.dtype], Declared | Sequence[Collective]]
@@ -24,7 +25,7 @@ _DTYPE_NAMES = {
 
 
 class EagerCollectives:
-    """Hears what eager code sends, forward and backward, from whatever wrapper it came."""
+    """Records the collectives of eager code, forward and backward, whichever API issues them."""
 
     def __init__(self, comm: TpComm) -> None:
         self._roles = roles_of(comm)
@@ -33,12 +34,12 @@ class EagerCollectives:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear this process and its autograd threads."""
+        """Record those of this process, its autograd threads included."""
         with CollectiveListener(self._heard):
             yield
 
     def on_backward(self) -> None:
-        """From here on it is the backward pass."""
+        """Mark the start of the backward pass."""
         self._phase = "backward"
 
     def _heard(self, op: str, reduce_op: str, sent: Tensor, group_name: str) -> None:
@@ -55,7 +56,7 @@ class EagerCollectives:
 
 
 def compiled_collectives(session: CaptureSession) -> list[Collective]:
-    """Those of all lowered graphs of a session, forward before backward."""
+    """Collectives of all lowered graphs of a session, forward before backward."""
     found = [collective for record in session.compiles() for collective in record.collectives]
     return sorted(found, key=lambda c: c.phase == "backward")
 
@@ -69,26 +70,30 @@ def roles_of(comm: TpComm) -> dict[str, str]:
 def declared_by(
     declaration: Declaration, module: nn.Module, dtype: torch.dtype, *, size: int, train: bool
 ) -> list[Collective]:
-    """Collectives a declaration promises; none in a group of one rank."""
+    """Collectives that a declaration lists for this run; none in a group of one rank."""
     found: Any = declaration(module, dtype) if callable(declaration) else declaration
     if size == 1:
         return []
-    listed = found.select(train=train) if isinstance(found, Declared) else found
-    return [c for c in listed if train or c.phase == "forward"]
+    if isinstance(found, Declared):
+        found = found.select(train=train)
+    if train:
+        return list(found)
+    return [collective for collective in found if collective.phase == "forward"]
 
 
 def first_difference(seen: Sequence[Collective], declared: Sequence[Collective]) -> str:
     """The first position at which they differ, and both sides; empty when they are equal and every result is used."""
-    for place in range(max(len(seen), len(declared))):
-        got = collective_text(seen[place]) if place < len(seen) else "nothing"
-        want = collective_text(declared[place]) if place < len(declared) else "nothing"
+    issued_texts = [collective_text(collective) for collective in seen]
+    declared_texts = [collective_text(collective) for collective in declared]
+    pairs = zip_longest(issued_texts, declared_texts, fillvalue="nothing")
+    for place, (got, want) in enumerate(pairs):
         if got != want:
             return f"position {place}: issued {got}, declared {want} ({len(seen)} issued, {len(declared)} declared)"
     return ""
 
 
 def collective_text(collective: Collective) -> str:
-    """One collective as reports spell it."""
+    """One collective as it is written in reports."""
     op = f"{collective.op}({collective.reduce_op})" if collective.reduce_op else collective.op
     waited = "" if collective.waited else ", never waited for"
     used = "" if collective.used else ", its result dropped"

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tpcompile.config import BlockConfig
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of, stat_dtype
 
@@ -42,7 +42,7 @@ def draw_weights(
 ) -> dict[str, Tensor]:
     """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
 
-    No bias is zero and no norm weight one. Drawn in float32 and cast, so that another dtype holds the same numbers,
+    No bias is zero and no norm weight one. Drawn in float32 and cast, so that every dtype holds the same numbers,
     rounded. Every parameter must be declared by a module's `shard_specs()`.
     """
     generator = torch.Generator(device).manual_seed(seed)
@@ -82,11 +82,6 @@ def draw_inputs(
     if config.dropout:
         drop_seed = torch.tensor([seed], device=device)
     return BlockInputs(x, cos, sin, modulation, context, mask, drop_seed)
-
-
-def cast_inputs(inputs: BlockInputs, dtype: torch.dtype) -> BlockInputs:
-    """The same numbers in another dtype; masks and seeds stay what they are."""
-    return BlockInputs(*(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in inputs))
 
 
 def rope_tables(

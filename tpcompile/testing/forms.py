@@ -50,7 +50,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def forms_of(size: str) -> list[str]:
-    """Forms that are run in a size when nobody chooses."""
+    """Forms that are run in a size by default."""
     return [form for form in FORMS if form != BIG or size != "cpu"]
 
 

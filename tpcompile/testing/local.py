@@ -1,9 +1,9 @@
 """Module builder and inputs -> `TwinReport` of all ranks, in one process and one thread: no launcher, no backend.
 
 Rests on torch's local-tensor mode, which is private, and on what it can do: eager code, equal shapes on all ranks, and
-collectives issued on the group, as `tpcompile.dist` issues them. It does not compile; for compiled programs start ranks
-(`run_on_ranks`, torchrun) and use `check_twin`. Threads instead (torch's multi-threaded group) would need one registry
-of groups per thread, which our replica groups and torch.compile do not have.
+collectives issued on the group, as `tpcompile.collectives` issues them. It does not compile; for compiled programs
+start ranks (`run_on_ranks`, torchrun) and use `check_twin`. Threads instead (torch's multi-threaded group) would need
+one registry of groups per thread, which our replica groups and torch.compile do not have.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.state import local_slice_of
-from tpcompile.torch_api import simulated as adapter
+from tpcompile.ranks import groups
 from tpcompile.testing import measure
 from tpcompile.testing.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.testing.counting import Declaration, EagerCollectives, collective_text
 from tpcompile.testing.draw import Values
 from tpcompile.testing.records import ProgramReport, TwinReport
 from tpcompile.testing.twin import Build, Inputs, Layout, Result, Twin, run_once
+from tpcompile.torch_api import simulated
 
 
 def check_twin_local(
@@ -55,7 +56,8 @@ def check_twin_local(
             build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
             train=backward, differentiate=differentiate, sharded=sharded,
         )  # fmt: skip
-        with adapter.local_ranks(tp, torch.device(device)) as group:
+        index = {rank: torch.tensor([rank], device=device) for rank in range(tp)}
+        with simulated.local_ranks(tp) as group, groups.first_index(simulated.spread(index)):
             found += _all_ranks(twin, Collectives(group), demands)
     return TwinReport(
         name=name or type(twin.twin(twin.dtype)).__name__, tp=tp, torch=torch.__version__, seed=seed, values=values,
@@ -69,7 +71,7 @@ def _all_ranks(twin: Twin, comm: Collectives, demands: Demands) -> list[ProgramR
     arguments = _spread(lambda: measure.named_tensors(twin.inputs_for(comm), "input"), comm)
     given = measure.replaced(twin.given, list(arguments.values()))
     cotangents = _spread(lambda: twin.cotangents(comm), comm) if twin.train else None
-    with adapter.running(comm.size), heard.listening():
+    with simulated.running(comm.size), heard.listening():
         result = run_once(module, module, given, cotangents, twin.differentiated, on_backward=heard.on_backward)
     common = {
         "strategy": type(comm).__name__,
@@ -101,7 +103,7 @@ def _spread_module(twin: Twin, comm: Collectives) -> nn.Module:
 def _spread(slices: Callable[[], dict[str, Tensor]], comm: Collectives) -> dict[str, Tensor]:
     """Tensors by name, as each rank sees them, in one tensor per name."""
     by_rank = {rank: slices() for rank in _each_rank(comm)}
-    return {name: adapter.spread({rank: found[name] for rank, found in by_rank.items()}) for name in by_rank[0]}
+    return {name: simulated.spread({rank: found[name] for rank, found in by_rank.items()}) for name in by_rank[0]}
 
 
 def _each_rank(comm: Collectives) -> Iterator[int]:
@@ -113,4 +115,4 @@ def _each_rank(comm: Collectives) -> Iterator[int]:
 
 
 def _of_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    return {name: adapter.of_rank(tensor, rank) for name, tensor in tensors.items()}
+    return {name: simulated.of_rank(tensor, rank) for name, tensor in tensors.items()}

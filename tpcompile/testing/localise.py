@@ -1,4 +1,4 @@
-"""A module with wrong numbers and its float64 twin -> the first module whose output is off."""
+"""Module outputs of a wrong run and of its twins -> the first module whose output is wrong."""
 
 from __future__ import annotations
 
@@ -37,20 +37,29 @@ def first_wrong(
     """Name of the first module, in the order they finish, whose error exceeds `limit` x the single-device error.
 
     An output that is sharded in `size` equal parts of the last dim (any number by default) is compared with the rank's
-    slice; another layout, such as replicated or padded heads, is left out. Empty when every module is right.
+    slice; a different layout, such as replicated or padded heads, is left out. Empty when every module is right.
     """
     for name, tensors in got.items():
         for tensor, one, full in zip(tensors, single[name], exact[name], strict=True):
-            if tensor.shape[-1] != full.shape[-1]:
-                width, whole = tensor.shape[-1], full.shape[-1]
-                if (rank + 1) * width > whole or (size is not None and width * size != whole):
-                    continue
-                one, full = (t.narrow(-1, rank * width, width) for t in (one, full))
-            if tensor.shape != full.shape:
-                continue
-            normal = float((one.double() - full).norm())
-            error = float((tensor.double() - full).norm())
-            floor = torch.finfo(tensor.dtype).eps / 4 * float(full.norm())
-            if not error <= limit * max(normal, floor):
+            columns = _columns(tensor.shape[-1], full.shape[-1], rank=rank, size=size)
+            one, full = one[..., columns], full[..., columns]
+            if tensor.shape == full.shape and _is_wrong(tensor, one, full, limit):
                 return name
     return ""
+
+
+def _columns(width: int, whole: int, *, rank: int, size: int | None) -> slice:
+    """The rank's part of the last dim, `width` of `whole`; all of it when it is not sharded in equal parts."""
+    is_equal_part = size is None or width * size == whole
+    end = (rank + 1) * width
+    if not is_equal_part or end > whole:
+        return slice(None)
+    return slice(end - width, end)
+
+
+def _is_wrong(tensor: Tensor, single: Tensor, exact: Tensor, limit: float) -> bool:
+    """Whether the error exceeds `limit` x the single-device error, which counts as a quarter ulp or more; NaN does."""
+    normal = float((single.double() - exact).norm())
+    error = float((tensor.double() - exact).norm())
+    floor = torch.finfo(tensor.dtype).eps / 4 * float(exact.norm())
+    return not error <= limit * max(normal, floor)

@@ -1,13 +1,13 @@
 """A tensor, its single-device value and its float64 value -> error, as a multiple of the single-device error.
 
-A fixed tolerance hides bugs in float32 and cries wolf in bfloat16; the same module on one device in the same dtype
-says how much error is normal here. Errors are relative, in the norm of the tensor. A rank's slice can be few numbers,
-which the single device got right by luck: what is normal is the larger of its errors on the slice and on the whole.
+A fixed tolerance hides bugs in float32 and gives false positives in bfloat16, so the normal error is measured: that of
+the same module on one device in the same dtype. Errors are relative, in the norm of the tensor. A rank's slice can be a
+few numbers, which the single device got right by chance: the normal error is the larger of those on slice and whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """The same numbers in another dtype; masks, ids and seeds stay what they are."""
+    """The same values with floating tensors in `dtype`; masks, ids and seeds keep theirs."""
     tensors = named_tensors(value, "").values()
     return replaced(value, [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors])
 
@@ -75,15 +75,20 @@ def _walk(value: Any, place: str) -> Iterator[tuple[str, Tensor]]:
         yield place, value
         return
     for key, item in _items(value):
-        yield from _walk(item, f"{place}.{key}" if place else key)
+        path = f"{place}.{key}" if place else key
+        yield from _walk(item, path)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """(key, field or index; item) of a container; nothing of any other value."""
+    pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
-        yield from ((str(key), item) for key, item in value.items())
+        pairs = value.items()
     elif isinstance(value, (tuple, list)):
-        names = getattr(value, "_fields", None) or [str(index) for index in range(len(value))]
-        yield from zip(names, value, strict=True)
+        names = getattr(value, "_fields", range(len(value)))
+        pairs = zip(names, value, strict=True)
+    for key, item in pairs:
+        yield str(key), item
 
 
 def _rebuilt(value: Any, left: Iterator[Tensor]) -> Any:
@@ -93,14 +98,15 @@ def _rebuilt(value: Any, left: Iterator[Tensor]) -> Any:
         return {key: _rebuilt(item, left) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         items = [_rebuilt(item, left) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        make = getattr(type(value), "_make", type(value))  # the constructor of a NamedTuple takes no sequence
+        return make(items)
     return value
 
 
 def _allowed(normal: float, got: Tensor) -> float:
     """The unit of a ratio: the single-device error, and at least a quarter ulp.
 
-    The quarter ulp, because a tensor that one device gets exactly right must not make every other error infinite. The
+    Without the quarter ulp, any error in a tensor that one device computes exactly would have an infinite ratio. The
     norms of two sets of n roundings differ by a factor that grows as 1 / sqrt(n): for few numbers the unit grows alike.
     """
     scatter = max(1.0, (_FEW / max(1, got.numel())) ** 0.5)

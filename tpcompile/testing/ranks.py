@@ -24,17 +24,19 @@ def run_on_ranks(
     world_size: int = 2,
     timeout_s: float = 120.0,
     collective_timeout_s: float = 60.0,
+    start_method: str = "spawn",
 ) -> list[Any]:
     """Run `fn(*args)` on `world_size` gloo ranks on this machine and return the results in rank order.
 
     `fn` must be importable from a spawned process (top level of a module); results must pickle. The default group
     exists while it runs, and a collective gives up after `collective_timeout_s`. Each rank has one CPU thread. Starting
-    costs seconds (the imports of every rank), so do many checks in one call.
+    costs seconds (the imports of every rank), so do many checks in one call, or import torch once for all calls: with
+    `multiprocessing.set_forkserver_preload(["torch", ...])` and `start_method="forkserver"`.
 
     Raises RuntimeError with the rank and the traceback of the first that failed, TimeoutError with the ranks still
     running when time is up; both after killing every rank.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context(start_method)
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(target=_entry, args=(rank, world_size, folder, collective_timeout_s, fn, args), daemon=True)
@@ -43,7 +45,8 @@ def run_on_ranks(
         try:
             for process in processes:
                 process.start()
-            _wait(processes, Path(folder), time.monotonic() + timeout_s)
+            _wait(processes, time.monotonic() + timeout_s)
+            _raise_first_failure(processes, Path(folder))
             return [torch.load(Path(folder, f"result_{rank}"), weights_only=False) for rank in range(world_size)]
         finally:
             for process in processes:
@@ -52,15 +55,19 @@ def run_on_ranks(
                     process.join()
 
 
-def _wait(processes: list[Any], folder: Path, deadline_s: float) -> None:
-    while any(process.exitcode is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.exitcode]
-        if failed:
-            break
+def _wait(processes: list[Any], deadline_s: float) -> None:
+    """Return when all ranks have ended or one has failed."""
+    while True:
+        exit_codes = [process.exitcode for process in processes]
+        alive = [rank for rank, code in enumerate(exit_codes) if code is None]
+        if not alive or any(exit_codes):
+            return
         if time.monotonic() > deadline_s:
-            alive = [rank for rank, process in enumerate(processes) if process.exitcode is None]
             raise TimeoutError(f"ranks {alive} did not finish in time")
         time.sleep(_POLL_S)
+
+
+def _raise_first_failure(processes: list[Any], folder: Path) -> None:
     # The first failure is the cause; a peer that lost its connection fails after it.
     errors = sorted(folder.glob("error_*"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
@@ -84,7 +91,7 @@ def _entry(
         partial.rename(Path(folder, f"result_{rank}"))
         dist.destroy_process_group()
     except BaseException:
-        # Written under another name first: a peer's file must not be read half-written.
+        # Written under a temporary name first: the file must not be read half-written.
         partial = Path(folder, f"failing_{rank}")
         partial.write_text(traceback.format_exc())
         partial.rename(Path(folder, f"error_{rank}"))

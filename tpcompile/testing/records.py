@@ -1,4 +1,4 @@
-"""What a comparison found, as frozen records: JSON in, JSON out, and one text for whoever has to fix it."""
+"""Results of a comparison as frozen records: JSON in, JSON out, and one text for the person who fixes it."""
 
 from __future__ import annotations
 
@@ -76,12 +76,15 @@ class ProgramReport(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What ranks have in common."""
+        """Strategy, program and dtype: equal for the reports of all ranks on one program."""
         return self.strategy, self.program, self.dtype
 
     def failures(self, limit: float) -> dict[str, str]:
-        """What is wrong -> how; empty when nothing is."""
-        found = {t.name: t.text(limit) for t in self.tensors if not t.is_right(limit)}
+        """Name of a wrong tensor, `collectives` or `compile` -> what is wrong with it; empty when nothing is."""
+        found = {}
+        for tensor in self.tensors:
+            if not tensor.is_right(limit):
+                found[tensor.name] = tensor.text(limit)
         if self.wrong_order:
             found["collectives"] = self.wrong_order
         if self.program != "eager" and not self.graphs:
@@ -104,7 +107,7 @@ class TwinReport(Frozen):
 
     @property
     def passed(self) -> bool:
-        """No program of any rank is wrong."""
+        """Whether no program of any rank is wrong."""
         return not any(program.failures(self.limit) for program in self.programs)
 
     @property
@@ -115,17 +118,20 @@ class TwinReport(Frozen):
 
     def text(self) -> str:
         """One line per wrong tensor and program, with the ranks it is wrong on and the numbers of the worst."""
-        lines = self._failure_lines()
-        if not lines:
+        subject = f"{self.name} on {self.tp} ranks"
+        failures = self._failure_lines()
+        if not failures:
             label, tensor = self.worst
-            return (
-                f"{self.name} on {self.tp} ranks: {len(self.programs)} runs agree with the single-device twin; worst: "
-                + (f"{tensor.name} ({label}), {tensor.text(self.limit)}")
-            )
-        head = f"{self.name} on {self.tp} ranks is not its single-device twin, {len(lines)} findings:"
-        more = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
-        begins = sorted({p.first_wrong for p in self.programs if p.first_wrong})
-        return "\n".join([head, *lines[:_MAX_LINES], *more, *(f"  wrong numbers begin in {name}" for name in begins)])
+            runs = f"{len(self.programs)} runs agree with the single-device twin"
+            return f"{subject}: {runs}; worst: {tensor.name} ({label}), {tensor.text(self.limit)}"
+        lines = [f"{subject} is not its single-device twin, {len(failures)} findings:", *failures[:_MAX_LINES]]
+        if len(failures) > _MAX_LINES:
+            lines.append(f"  and {len(failures) - _MAX_LINES} more")
+        begins = {program.first_wrong for program in self.programs}
+        begins.discard("")
+        for name in sorted(begins):
+            lines.append(f"  wrong numbers begin in {name}")
+        return "\n".join(lines)
 
     def raise_on_failure(self) -> None:
         """Raise DivergenceError with `text()` unless everything is right; on all ranks alike."""
@@ -135,9 +141,14 @@ class TwinReport(Frozen):
     def _failure_lines(self) -> list[str]:
         found: dict[tuple[tuple[str, str, str], str], list[tuple[ProgramReport, str]]] = {}
         for program in self.programs:
-            for what, how in program.failures(self.limit).items():
-                found.setdefault((program.key, what), []).append((program, how))
-        return [f"  {what} | {', '.join(key)} | {_worst(pairs, what)}" for (key, what), pairs in found.items()]
+            failures = program.failures(self.limit)
+            for what, how in failures.items():
+                key = (program.key, what)
+                found.setdefault(key, []).append((program, how))
+        lines = []
+        for (names, what), pairs in found.items():
+            lines.append(f"  {what} | {', '.join(names)} | {_worst(pairs, what)}")
+        return lines
 
 
 def _worst(pairs: Sequence[tuple[ProgramReport, str]], what: str) -> str:
@@ -147,8 +158,9 @@ def _worst(pairs: Sequence[tuple[ProgramReport, str]], what: str) -> str:
 
     program, how = max(pairs, key=ratio)
     ranks = [p.rank for p, _ in pairs]
-    others = f" (also on rank {ranks_text([r for r in ranks if r != program.rank])})" if len(ranks) > 1 else ""
-    return f"rank {program.rank}{others} | {how}"
+    others = [rank for rank in ranks if rank != program.rank]
+    also = f" (also on rank {ranks_text(others)})" if len(ranks) > 1 else ""
+    return f"rank {program.rank}{also} | {how}"
 
 
 def _label(program: ProgramReport) -> str:

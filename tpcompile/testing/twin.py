@@ -120,22 +120,21 @@ class Twin:
     ) -> Errors:
         """`forward` and `grad NAME` -> error, single-device error and their ratio, on this rank's slices.
 
-        Raises ConfigError when an output has another shape than the rank's slice of the twin's.
+        Raises ConfigError when the shape of an output is not that of the rank's slice of the twin's output.
         """
         found = {}
         for name, (single, exact) in self.expected(module, comm, only_forward=only_forward).items():
             value = tensor_of(got, name)
-            if value is not None and value.shape != exact.shape:
+            if value is None:
+                found[name] = measure.missing()
+                continue
+            if value.shape != exact.shape:
                 raise _wrong_shape(name, value, exact)
-            found[name] = (
-                measure.missing()
-                if value is None
-                else (measure.error_of(value, single, exact, whole=self.normal[name]))
-            )
+            found[name] = measure.error_of(value, single, exact, whole=self.normal[name])
         return found
 
     def difference(self, module: nn.Module, one: Result, two: Result, comm: TpComm | None = None) -> Errors:
-        """How far two runs of the same maths are apart, in units of the single-device error."""
+        """Distance between two runs of the same computation, in units of the single-device error."""
         found = {}
         for name, (single, exact) in self.expected(module, comm).items():
             a, b = tensor_of(one, name), tensor_of(two, name)
@@ -152,12 +151,15 @@ class Twin:
         self, module: nn.Module, comm: TpComm | None = None, *, only_forward: bool = False
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Name -> this rank's slice of the single-device and of the float64 tensor."""
-        both = self.single, self.exact
         found = {}
-        for name in self.exact.outputs:
-            found[name] = _pair(self._part(name, r.outputs[name], comm) for r in both)
-        for name in () if only_forward else self.exact.grads:
-            found[f"grad {name}"] = _pair(self._grad_part(name, r.grads[name], module, comm) for r in both)
+        for name, exact in self.exact.outputs.items():
+            single = self.single.outputs[name]
+            found[name] = self._part(name, single, comm), self._part(name, exact, comm)
+        if only_forward:
+            return found
+        for name, exact in self.exact.grads.items():
+            single_part = self._grad_part(name, self.single.grads[name], module, comm)
+            found[f"grad {name}"] = single_part, self._grad_part(name, exact, module, comm)
         return found
 
     def twin(self, dtype: torch.dtype) -> nn.Module:
@@ -186,7 +188,7 @@ class Twin:
         return draw_weights(module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values)
 
     def _drawn_inputs(self) -> Any:
-        """torch seeds every process at random: `torch.randn` would draw other inputs on every rank."""
+        """Seed torch while `inputs` draws: its default seed is random per process, so ranks would draw differently."""
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
             torch.manual_seed(self.seed + _SEED_OF_INPUTS)
@@ -252,13 +254,15 @@ def run_once(
     tensors = named_tensors(inputs, "input")
     leaves = {name: tensors[name].detach().clone().requires_grad_() for name in differentiate}
     module.zero_grad(set_to_none=True)
-    outputs = named_tensors(program(*measure.replaced(inputs, list((tensors | leaves).values()))), "forward")
+    arguments = measure.replaced(inputs, list((tensors | leaves).values()))
+    outputs = named_tensors(program(*arguments), "forward")
     if on_backward is not None:
         on_backward()
-    starts = [(name, t) for name, t in outputs.items() if t.requires_grad]
-    torch.autograd.backward([t for _, t in starts], [_start(cotangents, name, t) for name, t in starts])
-    grads = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    grads |= {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    roots = {name: t for name, t in outputs.items() if t.requires_grad}
+    starts = [_start(cotangents, name, root) for name, root in roots.items()]
+    torch.autograd.backward(list(roots.values()), starts)
+    inner = leaves | dict(module.named_parameters())
+    grads = {name: leaf.grad for name, leaf in inner.items() if leaf.grad is not None}
     module.zero_grad(set_to_none=True)
     return Result({name: t.detach() for name, t in outputs.items()}, grads)
 
@@ -283,8 +287,3 @@ def _wrong_shape(name: str, value: Tensor, expected: Tensor) -> ConfigError:
         f"{name} has shape {tuple(value.shape)} on this rank, the twin's is {tuple(expected.shape)}; "
         'say how it is laid out, e.g. sharded={"forward": 0}, or gather it'
     )
-
-
-def _pair(slices: Any) -> tuple[Tensor, Tensor]:
-    single, exact = slices
-    return single, exact

@@ -38,17 +38,18 @@ def switch_on_spmd_check() -> None:
 
 
 class SwapCollectives(CustomGraphPass):
-    """Moves the first all-gather, and what it needs, in front of the first all-reduce."""
+    """Moves the first all-gather and its inputs in front of the first all-reduce."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Edit the graph in place."""
-        reduce = next(node for node in graph.nodes if _is(node, "all_reduce"))
-        gather = next((node for node in graph.nodes if _is(node, "all_gather_into_tensor")), None)
-        if gather is None:
+        reduces = [node for node in graph.nodes if _is(node, "all_reduce")]
+        gathers = [node for node in graph.nodes if _is(node, "all_gather_into_tensor")]
+        if not gathers:
             return
+        gather = gathers[0]
         for node in [*gather.all_input_nodes, gather]:
             if node.op == "call_function":
-                reduce.prepend(node)
+                reduces[0].prepend(node)
 
     def uuid(self) -> str:
         """Part of the cache key."""

@@ -1,4 +1,4 @@
-"""Every name of torch that is private or moves -> one place; seen on torch 2.11.0 and 2.13.0.
+"""Private or renamed torch API that the collectives need, all of it; seen on torch 2.11.0 and 2.13.0.
 
     name                                          why
     torch.ops._c10d_functional.*                  collectives that trace; the public funcol returns a wrapper tensor
@@ -31,7 +31,7 @@ _EXPOSES_INTERMEDIATES = torch.__version__ < "2.13"
 _TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
 FUNCTIONAL = "functional"
-"""The work of a collective that was issued as a functional op: torch keeps the real one beside the tensor."""
+"""Stands for the Work of a collective issued as a functional op; torch keeps the real one with the tensor."""
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -41,16 +41,16 @@ REDUCE_OPS = {
 
 
 def is_tracing() -> bool:
-    """True under Dynamo, torch.export, make_fx and fake tensors: no tensor has numbers, and a work cannot be kept."""
+    """True under Dynamo, torch.export, make_fx and fake tensors, where tensors have no data and no Work can be kept."""
     return is_compiling() or (num_modes() > 0 and is_mode_tracing())
 
 
 def is_functional() -> bool:
-    """True where a collective must be the functional op: traced, and in eager under any dispatch mode.
+    """True where a collective must be the functional op: when traced, and in eager under a dispatch mode.
 
-    A mode sees ops and may give a result that it kept, as selective activation checkpointing does. The in-place op of
-    eager returns nothing of use to it: the buffer that the op fills would stay as it was allocated. A mode whose class
-    says `sees_in_place_ops = True` keeps nothing.
+    A mode may replace the result of an op by one that it saved, as selective activation checkpointing does. It cannot
+    do so for the in-place op, whose buffer would then stay uninitialised. A mode whose class sets
+    `sees_in_place_ops = True` saves no results.
     """
     return is_compiling() or (num_modes() > 0 and not all(_sees_in_place_ops(mode) for mode in _modes()))
 
@@ -70,10 +70,10 @@ def group_of_name(name: str) -> Any:
 
 
 def new_named_group(ranks: list[int], name: str, description: str) -> Any:
-    """A group of these global ranks under this name; only they call, alike. Replaces torch's choice of the name.
+    """A group of these global ranks with this name, which replaces torch's; its members call it, with equal arguments.
 
-    Torch hashes the number of groups this rank is in into the name of a group that only its members make. Ranks that
-    are in different numbers of groups then wait for each other under different names until the timeout.
+    For a group that only its members make, torch hashes the number of groups of this rank into the name. Ranks in
+    different numbers of groups would then wait under different names until the timeout.
     """
     chosen = c10d._process_group_name
     c10d._process_group_name = lambda ranks, use_hashed_name: c10d.GroupName(name)
@@ -89,12 +89,12 @@ def known_group_names() -> list[str]:
 
 
 def is_non_member(group: Any) -> bool:
-    """True for what new_group returns on a rank that is not in the group."""
+    """True for the value that new_group returns on a rank outside of the group."""
     return isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER
 
 
 def has_backend(group: Any, device: torch.device) -> bool:
-    """Can the group communicate tensors of this device."""
+    """True when the group can communicate tensors of this device."""
     try:
         return group._get_backend(device) is not None
     except RuntimeError:
@@ -190,32 +190,32 @@ def broadcast_now(x: Tensor, options: Any, group: Any) -> Tensor:
 
 
 def received(raw: Tensor, work: Any) -> Tensor:
-    """Wait for an eager collective in flight; a backend that synchronised in C++ gives no work."""
+    """Wait for an eager collective in flight; `work` is None when the backend synchronised in C++."""
     if work is not None:
         work.wait()
     return raw
 
 
 def end(raw: Tensor, work: Any) -> Tensor:
-    """Wait for a collective in flight, by its work or as the functional op."""
+    """Wait for a collective in flight, through its Work or the functional `wait_tensor`."""
     return _waited(raw) if work is FUNCTIONAL else received(raw, work)
 
 
 def _waited(raw: Tensor) -> Tensor:
     done = ops.wait_tensor(raw)
     # Dynamo before 2.13 makes every intermediate of a traced autograd.Function an output beside its result. wait_tensor
-    # returns the very tensor it got, so without AOTAutograd two outputs are one tensor, and the gradient goes to the
-    # one nobody reads: zero. detach makes them two; Inductor removes it.
+    # returns its own input, so without AOTAutograd two outputs are one tensor, and the gradient goes to the unused one:
+    # it is zero. detach makes them two tensors; Inductor removes it.
     return done.detach() if _EXPOSES_INTERMEDIATES and torch.compiler.is_dynamo_compiling() else done
 
 
 def all_reduce_options(op: str, *, later: bool = False) -> Any:
-    """What `send_all_reduce` needs beside its tensor."""
+    """Options for `send_all_reduce`."""
     return _ALL_REDUCE[op, later]
 
 
 def broadcast_options(src: int) -> Any:
-    """What `send_broadcast` needs beside its tensor."""
+    """Options for `broadcast_now`."""
     options = _options(dist.BroadcastOptions, False)
     options.rootRank, options.rootTensor = src, 0
     return options

@@ -55,7 +55,7 @@ _MACHINE_CONFIG = ("cache_dir", "debug_dir", "compile_threads", "worker", "cuda_
 class TraceHandler(logging.Handler):
     """Receives every record of torch's structured trace in this process.
 
-    `trace_structured` does its work only while the `torch.__trace` logger has a handler; no TORCH_TRACE is needed.
+    `trace_structured` emits records only while the `torch.__trace` logger has a handler; TORCH_TRACE is not needed.
     """
 
     def __init__(self, receive: Callable[[dict[str, Any], str | None], None]) -> None:
@@ -63,7 +63,7 @@ class TraceHandler(logging.Handler):
         self._receive = receive
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand over metadata and payload, and never let a parser bug break the user's compile."""
+        """Pass metadata and payload to `receive`; an exception in it does not reach the user's compile."""
         try:
             # torch sets both attributes on the records of this one logger
             self._receive(record.metadata, record.payload)  # type: ignore[attr-defined]
@@ -83,14 +83,15 @@ def tracing(handler: TraceHandler) -> Iterator[None]:
 
 _innermost = _fx_graph._parse_stack_trace
 _asking: list[None] = []
-"""One entry for each `users_lines` that has not ended; sessions may end in any order."""
+"""One entry for each active `users_lines`; sessions may end in any order."""
 
 
 @contextmanager
 def users_lines() -> Iterator[None]:
-    """Graphs that torch prints name the innermost line outside torch and our wrappers, where torch names its own.
+    """Let the graphs that torch prints carry the innermost line outside of torch and of our wrappers.
 
-    Code that calls a collective of `torch.distributed` or of ours is then named itself. No cache key holds these lines.
+    torch gives the innermost line of all, which for a collective is in torch or in tpcompile. The lines are in no cache
+    key.
     """
     _asking.append(None)
     _fx_graph._parse_stack_trace = _users_line
@@ -108,20 +109,20 @@ def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | N
 
 
 def interned_strings() -> dict[int, str]:
-    """Index -> file name of the structured trace's string table, whoever was listening when they were sent."""
+    """Index -> file name of the structured trace's string table, including those sent before a handler was attached."""
     return {index: text for text, index in _structured.INTERN_TABLE.items()}
 
 
 def traced_code() -> list[CodeType]:
-    """Code objects Dynamo has traced in the compile that runs now, inlined functions included; empty outside of one.
+    """Code objects that the current compile has traced, inlined functions included; empty outside of a compile.
 
-    Complete when the event `dynamo_output_graph` arrives, and gone when the compile ends.
+    Complete when the event `dynamo_output_graph` arrives, and empty again when the compile ends.
     """
     return list(_get_traced_code() or ())
 
 
 def _wrapper_code() -> CodeType:
-    """Code object that the wrappers of all compiled callables share; Dynamo makes one wrapper per callable from it."""
+    """Code object shared by the wrappers that torch.compile makes, one for each compiled callable."""
     compiled: Any = torch.compile(lambda: None, backend="eager")
     code: CodeType = compiled.__code__
     return code
@@ -136,9 +137,9 @@ class CompiledCall(NamedTuple):
     function: Any
     """What the user compiled, as Dynamo calls it."""
     token: object
-    """The same object for the whole of one call, a different one for each call while somebody holds it."""
+    """Identity of the call: the same object during one call; a later call has a different one while this is alive."""
     around: FrameType | None
-    """Outermost frame of user code that runs in Python between the callable and the frame asked for."""
+    """Outermost frame of user code that runs in Python between the callable and the given frame."""
 
 
 def compiled_call(frame: FrameType | None) -> CompiledCall | None:
@@ -162,23 +163,32 @@ _DYNAMO = os.path.dirname(torch._dynamo.__file__) + os.sep
 
 
 def failed_frames() -> list[SkippedFrame]:
-    """Frames whose compile failed, of the last 64 compiles of this process: Dynamo leaves their code to Python."""
+    """Frames whose compile failed, among the last 64 compiles of this process; Dynamo runs their code in eager."""
     found = []
     for metrics in get_compilation_metrics():
-        if metrics.fail_type is None or metrics.co_filename is None:
-            continue
-        frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=metrics.co_name or "")
-        broke_at = None
-        if metrics.fail_user_frame_filename and metrics.fail_user_frame_lineno:
-            file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
-            broke_at = UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
-        reason = (metrics.fail_reason or metrics.fail_type).strip().splitlines()[0]
-        found.append(SkippedFrame(line=frame, reason=reason, broke_at=broke_at))
+        is_failed = metrics.fail_type is not None
+        if is_failed and metrics.co_filename is not None:
+            found.append(_skipped_frame(metrics))
     return found
 
 
+def _skipped_frame(metrics: Any) -> SkippedFrame:
+    function = metrics.co_name or ""
+    frame = UserLine(file=metrics.co_filename, line=metrics.co_firstlineno or 0, function=function)
+    reason = metrics.fail_reason or metrics.fail_type
+    first_line = reason.strip().splitlines()[0]
+    return SkippedFrame(line=frame, reason=first_line, broke_at=_failing_line(metrics))
+
+
+def _failing_line(metrics: Any) -> UserLine | None:
+    file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
+    if not file or not line:
+        return None
+    return UserLine(file=file, line=line, code=linecache.getline(file, line).strip())
+
+
 def dynamo_counters() -> dict[str, int]:
-    """Dynamo's running totals: `frames` it started, `graphs` it made, `breaks` it counted."""
+    """Dynamo's counters in this process: frames started, unique graphs, graph breaks."""
     return {
         "frames": int(_counters["frames"]["total"]),
         "graphs": int(_counters["stats"]["unique_graphs"]),
@@ -187,21 +197,28 @@ def dynamo_counters() -> dict[str, int]:
 
 
 def group_roles() -> dict[str, str]:
-    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else its description and size.
+    """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else the group's description or size.
 
-    Two groups of the same ranks are two groups: all of them make their groups in one order, so the later is a second.
+    A second group with the same role and ranks gets ` #2`: all ranks create their groups in the same order.
     """
     roles: dict[str, str] = {}
     if not dist.is_initialized():
         return roles
     made: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group, name in dist.distributed_c10d._world.pg_names.items():
-        description = getattr(group, "group_desc", "") or "undefined"
-        role = description.removeprefix("mesh_") if description != "undefined" else f"{group.size()} ranks"
+        role = _role(group)
         alike = role, tuple(dist.get_process_group_ranks(group))
         made[alike] += 1
-        roles[str(name)] = role if made[alike] == 1 else f"{role} #{made[alike]}"
+        is_first = made[alike] == 1
+        roles[str(name)] = role if is_first else f"{role} #{made[alike]}"
     return roles
+
+
+def _role(group: Any) -> str:
+    description = getattr(group, "group_desc", "") or "undefined"
+    if description == "undefined":
+        return f"{group.size()} ranks"
+    return description.removeprefix("mesh_")
 
 
 def triton_kernel_name(index: int) -> str:
@@ -215,18 +232,26 @@ def triton_kernel_name(index: int) -> str:
 
 
 def compile_config() -> dict[str, str]:
-    """Compile-relevant settings that are not at their default, of Dynamo, AOTAutograd and Inductor."""
+    """Settings of Dynamo, AOTAutograd and Inductor that affect compilation and differ from their default."""
     settings: dict[str, str] = {}
     for module in (_dynamo_config, _functorch_config, _inductor_config):
-        for line in module.codegen_config().splitlines():  # type: ignore[attr-defined]
-            name, _, value = line.partition(" = ")
-            known = module._config.get(name.removeprefix(f"{module.__name__}."))  # type: ignore[attr-defined]
-            # A setting that was patched and restored is listed too, by its default.
-            at_default = known is not None and repr(known.default) == value
-            if not at_default and not any(part in name for part in _MACHINE_CONFIG):
+        for name, value in _changed_settings(module):
+            is_of_machine = any(part in name for part in _MACHINE_CONFIG)
+            if not is_of_machine:
                 # Passes and loggers are functions, with addresses, and sets of them have no order.
                 settings[name.removeprefix("torch.")] = normalise.sets(normalise.objects(value))
     return settings
+
+
+def _changed_settings(module: Any) -> Iterator[tuple[str, str]]:
+    """(name, value) of the settings that differ from their default."""
+    for line in module.codegen_config().splitlines():
+        name, _, value = line.partition(" = ")
+        known = module._config.get(name.removeprefix(f"{module.__name__}."))
+        # codegen_config also lists a setting that was patched and restored, with its default.
+        is_default = known is not None and repr(known.default) == value
+        if not is_default:
+            yield name, value
 
 
 def environment() -> dict[str, str]:
@@ -252,17 +277,17 @@ def environment() -> dict[str, str]:
 
 
 def machine_environment() -> dict[str, str]:
-    """Variables that name places or the machine: healthy ranks differ in them, so `environment` leaves them out."""
+    """Environment variables that healthy ranks may differ in, paths for instance; `environment` leaves them out."""
     return {key: os.environ[key] for key in sorted(_PER_RANK_ENVIRONMENT) if key in os.environ}
 
 
 def sdpa_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str:
-    """Name of the backend `scaled_dot_product_attention` takes for these tensors, mask and flags; computes nothing."""
+    """Name of the backend that `scaled_dot_product_attention` selects for these arguments; computes nothing."""
     return SDPBackend(torch._fused_sdp_choice(q, k, v, **options)).name
 
 
 def autotune_settings() -> dict[str, str]:
-    """What Inductor may choose from by timing, as resolved from defaults, variables and patches."""
+    """Inductor's autotuning settings, as resolved from defaults, environment variables and patches."""
     config, families = _inductor_config, ("ATEN", "TRITON", "CPP", "CUTLASS", "CK", "CKTILE", "NVGEMM")
     asked = config.max_autotune_gemm_backends
     taken = [name for name in families if _inductor_utils._use_autotune_backend(name)]
@@ -276,7 +301,7 @@ def autotune_settings() -> dict[str, str]:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; the result of an asynchronous collective is waited for and unwrapped."""
+    """The tensor itself; an AsyncCollectiveTensor is waited for and unwrapped."""
     return tensor.trigger_wait() if isinstance(tensor, _AsyncCollectiveTensor) else tensor
 
 
@@ -289,7 +314,7 @@ def _matmul_precision() -> str:
 
 
 def _fp32_precision() -> str:
-    """What each backend makes of float32, by the setting that torch reads: "none" leaves it to the global one."""
+    """float32 precision of each backend, by the setting that torch reads; "none" defers to the global setting."""
     backends = torch.backends
     values = {
         "cuda.matmul": backends.cuda.matmul.fp32_precision,

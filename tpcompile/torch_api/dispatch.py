@@ -6,7 +6,7 @@
     FakeStore (testing._internal)            a group of N ranks of which only one exists
     tree_flatten, tree_unflatten (_pytree)   inputs and outputs of any nesting -> their tensors
 
-All of tests/contract fails when torch moves one of them.
+All of tests/typecheck fails when torch moves one of them.
 """
 
 from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -1,4 +1,4 @@
-"""What torch calls around a compile and after a guard lookup -> all who listen here; nothing else hooks in.
+"""torch's callbacks around a compile and after a guard lookup -> the listeners registered here, and only here.
 
 Private names, seen on torch 2.11.0 and 2.13.0: `callback_handler`, `CallbackTrigger`, its counter of pending callbacks,
 and `set_guard_complete_hook`. `tests/torch_api/test_hooks.py` fails when one of them moves.
@@ -17,10 +17,10 @@ import torch._dynamo.callback as _callback
 
 
 class CompileListener:
-    """Hears of frame compiles, lazy backward compiles and CUDA-graph recordings; survives `torch.compiler.reset()`.
+    """Callbacks for frame compiles, lazy backward compiles and CUDA-graph recordings, kept over a compiler reset.
 
     `start(kind, compile_id)` and `end(kind, compile_id)`; kind is the trigger's name in lower case. torch calls both on
-    the compiling thread. The `end` of a frame runs before its new code does; an exception in it reaches the caller of
+    the compiling thread. `end` of a frame runs before its new code does, and an exception in it reaches the caller of
     the compiled function.
     """
 
@@ -29,7 +29,7 @@ class CompileListener:
         self._start, self._end = start, end
 
     def ensure(self) -> None:
-        """Register, unless torch still knows us; `torch.compiler.reset()` forgets every callback."""
+        """Register unless already registered; `torch.compiler.reset()` drops every callback."""
         if self._on_start not in self._handler.start_callbacks:
             self._handler.register_start_callback(self._on_start)
         if self._on_end not in self._handler.end_callbacks:
@@ -49,7 +49,7 @@ class CompileListener:
         try:
             self._end(args.callback_trigger.name.lower(), str(args.compile_id))
         except BaseException:
-            # torch would count this compile as pending for ever: no later callback, and torch.compiler.reset() raises
+            # Otherwise torch counts this compile as pending for good: no later callback runs, and reset() raises.
             self._handler._CompilationCallbackHandler__pending_callbacks_counter -= 1
             raise
 
@@ -58,7 +58,7 @@ class CompileListener:
 def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) -> Iterator[None]:
     """Call `start` and `end` with the compile id around every compile of a frame.
 
-    A lazily compiled backward is left out: a rank with a cache hit has none, so ranks could not count alike.
+    A lazily compiled backward is left out: a rank with a cache hit has none, so the counts of ranks would differ.
     """
     frames = _callback.CallbackTrigger.DYNAMO.name.lower()
     listener = CompileListener(
@@ -73,46 +73,50 @@ def compile_callbacks(start: Callable[[str], None], end: Callable[[str], None]) 
 
 
 Lookup = Callable[[bool, FrameType | None], bool]
-"""`(hit, frame) -> hit`: the caller of the frame that was looked up; None where that is the listener's own caller."""
+"""`(hit, frame) -> hit`: `frame` called the frame that was looked up; None stands for the listener's own caller."""
 
 
 class _Lookups:
-    """The one slot that Dynamo has for a hook after guard lookups, for all that listen.
+    """Shares Dynamo's one slot for a hook after guard lookups among several listeners.
 
-    A hook that is there already goes on working, one that comes later stays. Where one listens, Dynamo calls it itself:
-    that is every call of compiled code in steady state.
+    A hook that was installed before is still called, and one installed later is left in place. A single listener is put
+    into the slot itself, since the hook runs at every call of compiled code.
     """
 
     def __init__(self) -> None:
         self._listeners: list[Lookup] = []
         self._installed: Any = None
-        """What of ours is in the slot."""
+        """The hook that we put into the slot."""
         self._previous: Any = None
 
     def add(self, listener: Lookup) -> None:
-        """Call it after every guard lookup."""
+        """Call `listener` after every guard lookup."""
         self._listeners.append(listener)
         self._install()
 
     def remove(self, listener: Lookup) -> None:
-        """Call it no more."""
+        """Stop calling `listener`."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._install()
 
     def _install(self) -> None:
         found = _eval_frame.set_guard_complete_hook(None)
-        is_ours = self._installed is not None and found is self._installed
-        if found is not None and not is_ours and self._installed is not None:
-            # It came after ours, and calls what was there before.
+        if self._is_later(found):
             _eval_frame.set_guard_complete_hook(found)
             if not self._listeners:
                 self._installed = self._previous = None
             return
-        if not is_ours:
+        if self._installed is None or found is not self._installed:
             self._previous = found
         self._installed = self._wanted()
         _eval_frame.set_guard_complete_hook(self._installed or self._previous)
+
+    def _is_later(self, found: Any) -> bool:
+        """True for a hook that was installed after ours: it calls the hook that it replaced."""
+        if self._installed is None or found is None:
+            return False
+        return found is not self._installed
 
     def _wanted(self) -> Any:
         if not self._listeners:

@@ -2,6 +2,7 @@
 
     name                                          why
     eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
+    OptimizeContext.enter_exit_hooks              called before and after every call of a compiled callable
     _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
     distributed_c10d._world.pg_names              the groups of this rank
     ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
@@ -15,7 +16,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import pickle
 import sys
@@ -33,10 +33,10 @@ from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
 
-from tpcompile.torch_api import compiler as compat
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.several import first
 from tpcompile.evidence.splits import skipped_frame
+from tpcompile.torch_api import compiler as compat
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER
 _CALL, _WRAPPED_CALL = _module.Module._call_impl.__code__, _module.Module._wrapped_call_impl.__code__
@@ -44,12 +44,12 @@ _HOOKED_CALL = next((const for const in _CALL.co_consts if isinstance(const, Cod
 """The function in `_call_impl` that calls a module with hooks, as FSDP's are."""
 _DYNAMO = _eval_frame.__file__.rpartition("/")[0]
 _TORCH = torch.__file__.rpartition("/")[0]
-_WRAPPERS = "/tpcompile/dist/"
+_PACKAGE = __file__.rpartition("/torch_api/")[0]
+_WRAPPERS = f"{_PACKAGE}/collectives/"
 _PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
 """Functions of torch that wait for a peer -> their argument for it."""
-_HERE = __file__.rpartition("/")[0]
-_BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/capture/compat.py", "/capture/session.py",
-            "/capture/torch_hooks.py", "/torch/_logging/_internal.py")  # fmt: skip
+_HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "capture", "torch_api"))
+_BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
 
 
@@ -60,34 +60,46 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def entered_function(frame: FrameType | None) -> Any | None:
-    """What `entered_callable` would find, as the function object that Dynamo wraps: cheap, for every lookup.
+class Entered(NamedTuple):
+    """A call of a compiled callable."""
 
-    One object for all calls of a compiled callable; None where `entered_callable` finds none or has to look further.
+    target: Any
+    """What the user compiled: a function, or the module whose call this is."""
+    wrapper: FrameType
+    """Frame of the callable itself."""
+
+    @property
+    def function(self) -> Any:
+        """What torch runs compiled: one object for all calls of the callable."""
+        return self.wrapper.f_locals["fn"]
+
+    @property
+    def context(self) -> Any:
+        """The object of torch that made the callable."""
+        return self.wrapper.f_locals["self"]
+
+
+def entered(frame: FrameType | None) -> Entered | None:
+    """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
+
+    A module's call goes through `_call_impl`; then the module is the target. Frames of Dynamo itself are skipped.
     """
-    while frame is not None:
-        code = frame.f_code
-        if code is COMPILE_WRAPPER:
-            return variable_of(frame, "fn")
-        if not _is_module_call(code):
+    module = None
+    for caller in dropwhile(_is_machinery, frames_from(frame)):
+        if _is_module_call(caller.f_code):
+            module = caller.f_locals.get("self")
+        elif caller.f_code is COMPILE_WRAPPER:
+            target = caller.f_locals.get("fn") if module is None else module
+            return Entered(target, caller)
+        else:
             return None
-        frame = frame.f_back
     return None
 
 
-def _reader() -> Callable[[FrameType, str], Any]:
-    """How to read one variable of a frame, for every call of compiled code.
-
-    Python 3.12 builds a dictionary of all of them for `f_locals`, and has a function for one; 3.13 looks up that one.
-    """
-    if sys.version_info[:2] != (3, 12):
-        return lambda frame, name: frame.f_locals[name]
-    get_variable = ctypes.pythonapi.PyFrame_GetVar
-    get_variable.argtypes, get_variable.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
-    return get_variable
-
-
-variable_of = _reader()
+def entry_hooks(context: Any) -> list[Callable[[], Any]]:
+    """What that object calls before every call, and what each of them returns after it; to be changed in place."""
+    hooks: list[Callable[[], Any]] = context.enter_exit_hooks
+    return hooks
 
 
 def num_variants(code: CodeType) -> int:
@@ -109,22 +121,6 @@ def skipped_code(frame: FrameType) -> SkippedFrame | None:
     if failed is not None or num_variants(code):
         return failed
     return SkippedFrame(line=at, reason="")
-
-
-def entered_callable(frame: FrameType | None) -> Any | None:
-    """The compiled callable whose own frame is looked up or compiled below `frame`; None for a frame further in.
-
-    A module's call goes through `_call_impl`; then the module is returned. Frames of Dynamo itself are skipped.
-    """
-    module = None
-    for entered in dropwhile(_is_machinery, frames_from(frame)):
-        if _is_module_call(entered.f_code):
-            module = entered.f_locals.get("self")
-        elif entered.f_code is COMPILE_WRAPPER:
-            return entered.f_locals.get("fn") if module is None else module
-        else:
-            return None
-    return None
 
 
 def is_compiled_call(function: str, filename: str) -> bool:
@@ -172,7 +168,7 @@ def _is_machinery(frame: FrameType) -> bool:
     code = frame.f_code
     if code is COMPILE_WRAPPER or _is_module_call(code):
         return False
-    return code.co_filename.startswith((_DYNAMO, _HERE)) or code.co_filename.endswith(_BETWEEN)
+    return code.co_filename.startswith((_DYNAMO, *_HERE)) or code.co_filename.endswith(_BETWEEN)
 
 
 def recorded_collectives() -> dict[str, Any]:
@@ -238,7 +234,7 @@ def group_waited_in(frame: FrameType | None) -> str:
 
 def _is_of_communication(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return is_torch(file) or _WRAPPERS in file
+    return is_torch(file) or file.startswith(_WRAPPERS)
 
 
 def _group_given(values: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Module and inputs -> Report of the contract type check, on fake ranks in one process or on a real rank."""
+"""Module and inputs -> Report of the contract type check, on fake ranks of one process or on a real rank."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
 from tpcompile.typecheck.mode import ContractMode
 from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
-from tpcompile.typecheck.step import tensors_in
-from tpcompile.collectives.strategies import Collectives
-from tpcompile.errors import ConfigError
+from tpcompile.typecheck.step import is_float, tensors_in
 
 Types = str | Sequence[str]
 
 
 @contextmanager
 def fake_ranks(tp: int, *, rank: int = 0) -> Iterator[dist.ProcessGroup]:
-    """A group of `tp` ranks of which this process is `rank` and the others do not exist; ended on leaving.
+    """A group of `tp` ranks of which only this one, `rank`, exists; destroyed at the end of the context.
 
-    Collectives return at once and their numbers mean nothing; types do not depend on numbers. Raises ConfigError when
-    this process has a process group already: check on that one with `check_module`.
+    Collectives return at once and their values mean nothing; types do not depend on values. Raises ConfigError when
+    this process already has a process group: use `check_module` with that group.
     """
     if dist.is_initialized():
         raise ConfigError(
@@ -38,12 +38,12 @@ def fake_ranks(tp: int, *, rank: int = 0) -> Iterator[dist.ProcessGroup]:
         )
     if not 0 <= rank < tp or tp < 2:
         raise ConfigError(f"rank={rank} of tp={tp}: nothing to check; pass tp >= 2 and a rank below it")
-    hook = sys.excepthook  # init_process_group puts a rank in front of every later traceback
+    hook = sys.excepthook  # init_process_group installs one that prefixes every later traceback with the rank
     backend = ",".join(f"{device}:fake" for device in ("cpu", "cuda", "meta"))
     dist.init_process_group(backend=backend, rank=rank, world_size=tp, store=FakeStore())
     try:
         assert dist.group.WORLD is not None
-        # A group with a backend per device has no default one, and says so on stderr when it ends.
+        # A group with a backend per device has no default one, and warns on stderr when it is destroyed.
         dist.group.WORLD._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         yield dist.group.WORLD
     finally:
@@ -65,7 +65,7 @@ def check_contract(
     """Build the module on fake ranks, run it once per rank and follow the types; one process, no GPU.
 
     `build` gets the collectives of the rank and returns its module, on CPU or meta like `inputs`; weights need no
-    values. The other arguments are those of `check_module`. `ranks` are followed in order, -1 is the last one. Raises
+    values. `ranks` are followed in order, -1 is the last one. All other arguments are those of `check_module`. Raises
     ConfigError as `fake_ranks` and `check_module`.
     """
     reports = []
@@ -97,76 +97,97 @@ def check_module(
 ) -> Report:
     """Run `module(*inputs)` once as this rank of `group` and follow the types; the group may be fake or real.
 
-    `input_types` has one entry per tensor among the inputs; None, or none at all, means I for a tensor that requires
-    grad and C (no gradient) for others. `output_type` is what the caller takes the outputs for, one for all or one per
-    tensor; None only forbids a partial one. `parameter_types` as in `ContractMode`. With `train=False` gradients are
-    not judged; otherwise every parameter that requires grad must get the right one. Raises ConfigError for types that
-    do not fit.
+    `input_types` has one entry per tensor among the inputs; an entry of None, or no list, means I for a tensor that
+    requires grad and C (no gradient) for one that does not. `output_type` is the type that the caller expects of the
+    outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `ContractMode`.
+    With `train=False` gradients are not judged; otherwise every parameter that requires grad must get the right one.
+    Raises ConfigError for types that do not fit.
     """
     mode = ContractMode(group, module=module, parameter_types=parameter_types, train=train)
     inputs = _declared_inputs(mode, inputs, input_types)
+    rank = group.rank()
     with torch.set_grad_enabled(train), mode:
         output = module(*inputs)
         leaves = tensors_in(tree_flatten(output)[0])
         for leaf in leaves:
             mode.read(leaf)
     found = [*mode.violations, *_judged_outputs(mode, leaves, output_type)]
-    rank = group.rank()
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
     return Report(group.size(), (rank,), mode.num_ops, violations)
 
 
 def _declared_inputs(mode: ContractMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
-    """The inputs as leaves of their own, with a type each; the caller's tensors stay as they are."""
+    """Detached copies of the inputs with their types declared; the caller's tensors stay as they are."""
     leaves, spec = tree_flatten(list(inputs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    texts = [None] * len(tensors) if types is None else list(types)
-    if len(texts) != len(tensors):
-        raise ConfigError(f"input_types has {len(texts)} entries for {len(tensors)} input tensors; give one for each")
-    fresh = iter([_declared(mode, tensor, text) for tensor, text in zip(tensors, texts, strict=True)])
-    return tree_unflatten([next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    texts = iter(_one_for_each(tensors_in(leaves), types, name="input_types", what="input"))
+    declared = []
+    for leaf in leaves:
+        is_tensor = isinstance(leaf, Tensor)
+        declared.append(_declared(mode, leaf, next(texts)) if is_tensor else leaf)
+    return tree_unflatten(declared, spec)
 
 
 def _declared(mode: ContractMode, tensor: Tensor, text: str | None) -> Tensor:
     default = "I" if tensor.requires_grad else "C"
-    can_have_gradient = tensor.is_floating_point() or tensor.is_complex()
-    type_ = parse_type(text or default, ndim=tensor.dim(), grad=can_have_gradient)
-    fresh = tensor.detach().requires_grad_(type_.grad and mode.train)
+    type_ = parse_type(text or default, ndim=tensor.dim(), grad=is_float(tensor))
+    fresh = tensor.detach()
+    fresh.requires_grad_(type_.grad and mode.train)
     mode.declare(fresh, type_)
     return fresh
 
 
-def _judged_outputs(mode: ContractMode, leaves: list[Tensor], declared: Types | None) -> list[Violation]:
-    texts = [declared] * len(leaves) if declared is None or isinstance(declared, str) else list(declared)
-    if len(texts) != len(leaves):
-        raise ConfigError(f"output_type has {len(texts)} entries for {len(leaves)} output tensors; give one for each")
-    judged = (_judged_output(mode, leaf, text) for leaf, text in zip(leaves, texts, strict=True))
-    return [violation for violation in judged if violation is not None]
+def _judged_outputs(mode: ContractMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
+    texts = _one_for_each(leaves, types, name="output_type", what="output")
+    found = []
+    for leaf, text in zip(leaves, texts, strict=True):
+        violation = _judged_output(mode, leaf, text)
+        if violation is not None:
+            found.append(violation)
+    return found
+
+
+def _one_for_each(
+    tensors: Sequence[Tensor], types: str | Sequence[str | None] | None, *, name: str, what: str
+) -> Sequence[str | None]:
+    """The declared type of every tensor, None where it has none; raises ConfigError for a list of the wrong length."""
+    if types is None or isinstance(types, str):
+        return [types] * len(tensors)
+    if len(types) != len(tensors):
+        raise ConfigError(f"{name} has {len(types)} entries for {len(tensors)} {what} tensors; give one for each")
+    return types
 
 
 def _judged_output(mode: ContractMode, leaf: Tensor, text: str | None) -> Violation | None:
-    """What the caller takes an output for against what it is; constants and unknown outputs fit everything."""
+    """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
-    if found.kind == "P" and wanted.kind != "P":
+    is_unreduced = found.kind == "P" and wanted.kind != "P"
+    if is_unreduced:
         rule = "partial-used-as-whole" if found.op == "sum" else "local-statistic"
         return _output_violation(
-            rule, found, why=f"the module returns a partial {found.op} ({found}): every rank has only its own part",
+            rule,
+            found,
+            why=f"the module returns a partial {found.op} ({found}): every rank has only its own part",
             fix="all_reduce (or reduce_scatter) it before it is returned, or declare the output as P",
-        )  # fmt: skip
+        )
     if wanted.kind != "I":
         return None
     if found.wants_summed_gradient:
         return _output_violation(
-            "needs-dst-I", found, why="the module returns R where I is declared: the caller's work is the same on all "
-            "ranks, so a gradient that is summed over the ranks is counted once per rank",
+            "needs-dst-I",
+            found,
+            why="the module returns R where I is declared: the caller's work is the same on all ranks, so a gradient "
+            "that is summed over the ranks is counted once per rank",
             fix="give the last collective dst='I', or declare the output as R",
-        )  # fmt: skip
-    if found.is_known_shard or (found.kind == "V" and found.grad):
+        )
+    differs_per_rank = found.is_known_shard or (found.kind == "V" and found.grad)
+    if differs_per_rank:
         return _output_violation(
-            "sharded-output", found, why=f"the module returns what differs per rank ({found}) where I is declared",
+            "sharded-output",
+            found,
+            why=f"the module returns what differs per rank ({found}) where I is declared",
             fix="all_gather it with dst='I', or declare the output as V",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -179,9 +200,11 @@ def _output_violation(rule: str, found: SpmdType, *, why: str, fix: str) -> Viol
 def _merged(reports: Sequence[Report]) -> tuple[Violation, ...]:
     """Each violation once, with the ranks that have it, in the order of the first rank that has it."""
     found: dict[tuple[str, str, str, int], Violation] = {}
-    for violation in (violation for report in reports for violation in report.violations):
-        key = (violation.rule, violation.op, violation.site.file, violation.site.line)
-        known = found.get(key)
-        ranks = violation.ranks if known is None else tuple(sorted({*known.ranks, *violation.ranks}))
-        found[key] = replace(known or violation, ranks=ranks)
+    for report in reports:
+        for violation in report.violations:
+            site = violation.site
+            key = (violation.rule, violation.op, site.file, site.line)
+            known = found.setdefault(key, violation)
+            ranks = {*known.ranks, *violation.ranks}
+            found[key] = replace(known, ranks=tuple(sorted(ranks)))
     return tuple(found.values())

@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tpcompile.typecheck.spmd import UNKNOWN, Kind, Origin, SpmdType
+from tpcompile.typecheck.spmd import UNKNOWN, Kind, SpmdType, Types
 from tpcompile.typecheck.step import Step
 
-_REDUCES = ("all_reduce", "_c10d_functional.all_reduce", "all_gather", "_c10d_functional.all_gather")
 
-
-def join(step: Step, types: Sequence[SpmdType]) -> SpmdType:
+def join(step: Step, types: Types) -> SpmdType:
     """Type of a result that depends on all `types`, none of them partial, on dims of the result.
 
     Reports I beside V (missing copy_to_tp, or a reduce with the wrong dst) and I beside R.
     """
-    if any(t.kind == "U" for t in types):
+    if types.has("U"):
         return UNKNOWN
-    if (wrong := wrong_gradient(step, types)) is not None:
+    wrong = wrong_gradient(step, types)
+    if wrong is not None:
         return wrong
-    grad = any(t.grad for t in types)
-    if any(t.kind == "V" for t in types):
-        return replace(_shard_of([t for t in types if t.kind == "V"]), grad=grad)
-    return SpmdType(whole_kind(types), grad, origin=_common_origin(types, grad))
+    varying = types.of_kind("V")
+    if varying:
+        # A mask (V of unknown dim, no gradient) leaves the shard as it is.
+        shards = Types(t for t in varying if t.dim is not None or t.grad)
+        return replace((shards or varying).shard, grad=types.grad)
+    return SpmdType(whole_kind(types), types.grad, origin=types.deciding.origin)
 
 
-def whole_kind(types: Sequence[SpmdType]) -> Kind:
-    """Kind of what is made of whole values: those with a gradient decide."""
-    kinds = {t.kind for t in types if t.grad} or {t.kind for t in types}
-    return "R" if "R" in kinds else "I" if "I" in kinds else "C"
+def whole_kind(types: Types) -> Kind:
+    """Kind of a value made of whole values: those with a gradient decide."""
+    kinds = types.deciding.kinds
+    if "R" in kinds:
+        return "R"
+    return "I" if "I" in kinds else "C"
 
 
-def wrong_gradient(step: Step, types: Sequence[SpmdType], *, partial: bool = False) -> SpmdType | None:
+def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdType | None:
     """Report an operand whose gradient this op breaks; None when there is none.
 
     `partial`: the op's result is a partial sum, so the gradient of a replicated factor is partial as well.
     """
-    equal = next((t for t in types if t.wants_equal_gradient), None)
-    summed = next((t for t in types if t.wants_summed_gradient), None)
-    if equal is None or not step.differentiable:
+    if not step.differentiable:
         return None
-    if partial or any(t.kind == "V" for t in types):
-        return _equal_in_varying_work(step, equal)
-    return None if summed is None else _equal_beside_summed(step, equal, summed)
+    equal = types.with_gradient.of_kind("I")
+    summed = types.with_gradient.of_kind("R")
+    if not equal:
+        return None
+    if partial or types.has("V"):
+        return _equal_in_varying_work(step, equal[0])
+    if summed:
+        return _equal_beside_summed(step, equal[0], summed[0])
+    return None
 
 
 def _equal_in_varying_work(step: Step, equal: SpmdType) -> SpmdType:
-    if equal.origin is not None and equal.origin.what.startswith(_REDUCES):
+    if equal.is_reduced:
         return step.flag(
             "needs-dst-R",
-            why=f"the result of {described(equal.origin)} is read by work that differs per rank, so its gradient is "
+            why=f"the result of {equal.origin} is read by work that differs per rank, so its gradient is "
             "another one on each rank and nobody sums it",
             fix="reduce it with dst='R' (all-reduce of the gradient), or pass it through copy_to_tp where only here "
             "the work differs per rank",
@@ -63,10 +69,10 @@ def _equal_in_varying_work(step: Step, equal: SpmdType) -> SpmdType:
 
 
 def _equal_beside_summed(step: Step, equal: SpmdType, summed: SpmdType) -> SpmdType:
-    if summed.origin is not None and summed.origin.what.startswith(_REDUCES):
+    if summed.is_reduced:
         return step.flag(
             "needs-dst-I",
-            why=f"the result of {described(summed.origin)} has a gradient that is summed over the ranks, but it meets "
+            why=f"the result of {summed.origin} has a gradient that is summed over the ranks, but it meets "
             "a replicated tensor (I) in work all ranks repeat: its gradient is counted once per rank",
             fix="give the collective dst='I'; or, where the work behind it does differ per rank, pass the replicated "
             "tensor through copy_to_tp",
@@ -77,22 +83,3 @@ def _equal_beside_summed(step: Step, equal: SpmdType, summed: SpmdType) -> SpmdT
         "entered it: one of the two gradients is wrong",
         fix="pass the replicated tensor through copy_to_tp as well",
     )
-
-
-def described(origin: Origin) -> str:
-    """The op and its line, for a message."""
-    return f"{origin.what} at {origin.site.file}:{origin.site.line}"
-
-
-def _shard_of(types: Sequence[SpmdType]) -> SpmdType:
-    """Masks (V of unknown dim, no gradient) leave the shard as it is; two different shards make an unknown one."""
-    shards = [t for t in types if t.dim is not None or t.grad] or list(types)
-    first = shards[0]
-    same = all((t.dim, t.left) == (first.dim, first.left) for t in shards)
-    return first if same else first.with_dim(None)
-
-
-def _common_origin(types: Sequence[SpmdType], grad: bool) -> Origin | None:
-    """The origin of those that decide the gradient, when there is only one."""
-    found = {t.origin for t in types if t.grad or not grad}
-    return found.pop() if len(found) == 1 else None

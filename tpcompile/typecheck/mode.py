@@ -1,8 +1,8 @@
 """Eager ops and wrapper calls of one rank -> the contract types of its tensors, and the violations.
 
-A `TorchDispatchMode` sees every op below autograd, and the tensors it sees are the program's own objects, so types are
-kept per tensor in a weak dictionary. Grad mode is the program's, so a `torch.no_grad()` block counts. Nothing stays
-registered when the mode ends, and compiled code never sees it: it dispatches nothing while it is traced or run.
+A `TorchDispatchMode` sees every op below autograd with the program's own tensor objects, so types are kept per tensor
+in a weak dictionary. The grad mode is the program's: nothing in a `torch.no_grad()` block has a gradient. Nothing stays
+registered when the mode ends, and it is never active in compiled code, while that is traced or run.
 Seen on torch 2.11.0 and 2.13.0: `torch.utils._python_dispatch`, `torch.utils.weak`.
 """
 
@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import filter as matching
 from typing import Any
 
 import torch
@@ -21,39 +21,40 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tpcompile.collectives.api import rank_index
+from tpcompile.collectives.observer import Call, observing
+from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
 from tpcompile.typecheck.site import Site, current_site, in_user_function
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, parse_type, varying
-from tpcompile.typecheck.step import Step, tensors_in
-from tpcompile.collectives.api import rank_index
-from tpcompile.collectives.observer import Call, observing
-from tpcompile.errors import ConfigError
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
+from tpcompile.typecheck.step import Result, Step, is_float, tensors_in
 
 _PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
 
 
 @dataclass
 class _Communicated:
-    """The result of a collective, to be read by somebody."""
+    """The result of a collective, which some later op or the caller has to read."""
 
     origin: Origin
     operand: str
     place: int
     """Number of violations before it."""
     alive: Callable[[], Any]
+    """Weak reference to the result."""
     is_read: bool = False
 
 
 class ContractMode(TorchDispatchMode):
-    """Follows the types of tensors while it is entered; `violations` are in program order after it has ended.
+    """Follows the types of tensors while it is active; after it has ended, `violations` are in program order.
 
     `module` gives names for the report and the types of parameters: from the `shard_specs()` of its children, or for
-    modules that have none from `parameter_types`, type by name pattern such as `{"*.wo.weight": "V(1)"}`; other
-    parameters are replicated, other tensors constants unless `declare`d. Raises ConfigError for a pattern that fits
-    no parameter and a type that does not fit its own. With `train=False` no gradient is wanted.
+    modules that have none from `parameter_types`, type by name pattern such as `{"*.wo.weight": "V(1)"}`; all other
+    parameters are replicated, all other tensors constants unless `declare`d. Raises ConfigError for a pattern that
+    matches no parameter and for a type that does not fit its parameter. With `train=False` gradients are not followed.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class ContractMode(TorchDispatchMode):
         self._depth = 0
         self._module_names: dict[int, str] = {}
         if module is not None:
-            self._read(module)
-            self._read_given(module, parameter_types or {})
+            self._module_names = _names_of_modules(module)
+            self._declare_parameters(module)
+            self._declare_given(module, parameter_types or {})
 
     def __enter__(self) -> ContractMode:
         self._stack = ExitStack()
@@ -99,7 +101,7 @@ class ContractMode(TorchDispatchMode):
         return self._type_of_unseen(tensor) if found is None else found
 
     def read(self, tensor: Tensor) -> None:
-        """Take note that somebody uses this tensor, such as the caller of the module."""
+        """Record that this tensor is used, by an op or by the caller of the module."""
         result = self._results.get(_plain(tensor))
         if result is not None:
             result.is_read = True
@@ -108,27 +110,28 @@ class ContractMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._depth:
             return func(*args, **kwargs)
-        namespace, _, name = func._schema.name.partition("::")
-        name = f"{namespace}.{name}"
+        name = func._schema.name.replace("::", ".")
         if name not in _PASSES:
-            for tensor in tensors_in((args, kwargs)):
-                self.read(tensor)
+            self._read_all((args, kwargs))
         out = func(*args, **kwargs)
         self.num_ops += 1
-        in_place = func._schema.is_mutable or namespace == "c10d"
-        step = self._step(name.removesuffix("_") if in_place else name, args, kwargs, out)
+        written = []
+        if _is_in_place(func):
+            name = name.removesuffix("_")
+            written = _written(func, args, kwargs)
+        step = self._step(name, args, kwargs, out)
         step.is_pointwise = torch.Tag.pointwise in func.tags
-        self._keep(step, self._judged(step), _written(func, args, kwargs) if in_place else [])
+        self._keep(step, self._judged(step), written)
         return out
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        """See a wrapper call, in place of the ops it is made of."""
+        """Follow a wrapper call instead of the ops it is made of."""
         self.read(x)
         self._depth += 1
         try:
             out = _stand_in(call, x) if x.is_meta else run()
-            # copy_to_tp may return x itself; the new type must not overwrite the old one.
-            out = out.view_as(out) if out is x else out
+            if out is x:
+                out = out.view_as(out)  # copy_to_tp may return x itself, which keeps its type
         finally:
             self._depth -= 1
         self.num_ops += 1
@@ -138,79 +141,102 @@ class ContractMode(TorchDispatchMode):
             self._expect_reader(step, out)
         return out
 
-    def _judged(self, step: Step) -> Any:
-        # A hand-written autograd.Function has a gradient of its own, which nobody but its author knows.
+    def _read_all(self, arguments: Any) -> None:
+        for tensor in tensors_in(arguments):
+            self.read(tensor)
+
+    def _judged(self, step: Step) -> Result:
+        # A hand-written autograd.Function has a gradient of its own, which only its author knows.
         if self.train and not _grad_enabled(step.name) and in_user_function():
             return UNKNOWN
-        if step.name == "_c10d_functional.all_reduce" and step.is_own_group(step.args[2]):
-            types = judge(step)
-            self._expect_reader(step, step.out)
-            return types
         if step.name in _PASSES:
             self._results[_plain(step.out)] = self._results.get(_plain(step.args[0]))
-        return judge(step)
+        types = judge(step)
+        if step.name == "_c10d_functional.all_reduce" and step.is_own_group(step.args[2]):
+            self._expect_reader(step, step.out)
+        return types
 
     def _step(self, name: str, args: Any, kwargs: Any, out: Any) -> Step:
-        results = tensors_in(out)
-        differentiable = self.train and _grad_enabled(name) and (not results or any(_is_float(t) for t in results))
-        return Step(
-            name, tuple(args), dict(kwargs), out, self.type_of, self._site, self.group.size(),
-            differentiable=differentiable, is_own_group=self._is_own, violations=self.violations,
-        )  # fmt: skip
+        step = Step(
+            name,
+            tuple(args),
+            dict(kwargs),
+            out,
+            self.type_of,
+            self._site,
+            self.group.size(),
+            is_own_group=self._is_own,
+            violations=self.violations,
+        )
+        results = step.results
+        is_differentiable = not results or any(is_float(t) for t in results)
+        step.differentiable = self.train and _grad_enabled(name) and is_differentiable
+        return step
 
-    def _keep(self, step: Step, types: Any, written: list[Tensor]) -> None:
-        targets = written or tensors_in(step.out)
-        types = list(types) if isinstance(types, (list, tuple)) else [types] * len(targets)
+    def _keep(self, step: Step, types: Result, written: list[Tensor]) -> None:
+        """Set the types of the results, or of the tensors that an in-place op has `written`."""
+        targets = written or step.results
+        if isinstance(types, SpmdType):
+            types = [types] * len(targets)
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            if written and tensor._base is not None:
-                base = tensor._base
-                self._types[base] = _of_base(self.type_of(base), kept, base)
+            base = tensor._base
+            if written and base is not None:
+                self._types[base] = _of_base(self.type_of(base), kept)
 
     def _expect_reader(self, step: Step, out: Tensor) -> None:
         if step.type_at(0).kind == "C":
-            return  # a reduce of a constant is how some wait for each other
+            return  # an all-reduce of a constant is used as a barrier
         result = _Communicated(step.origin(), str(step.type_at(0)), len(self.violations), weakref.ref(out))
         self._communicated.append(result)
         self._results[_plain(out)] = result
 
     def _report_dropped(self) -> None:
-        """A result that died unread; one that is alive may still be read by the caller."""
-        if any(not r.is_read and r.alive() is not None for r in self._communicated):
-            gc.collect()  # what only a reference cycle holds is dropped as well
-        dropped = [r for r in self._communicated if not r.is_read and r.alive() is None]
-        for result in reversed(dropped):
+        """Report each result that was freed unread; one that is alive may still be read by the caller."""
+        unread = [result for result in self._communicated if not result.is_read]
+        if unread:
+            gc.collect()  # a result that only a reference cycle holds is dropped as well
+        for result in reversed(unread):
+            is_alive = result.alive() is not None
+            if is_alive:
+                continue
+            origin = result.origin
             violation = Violation(
-                "result-dropped", result.origin.what, (result.operand,), result.origin.site,
+                "result-dropped",
+                origin.what,
+                (result.operand,),
+                origin.site,
                 why="nobody reads the result of this collective: it is out of place, the input stays as it was",
-                fix=f"use what it returns: x = {result.origin.what}(x, ...)",
-            )  # fmt: skip
+                fix=f"use what it returns: x = {origin.what}(x, ...)",
+            )
             self.violations.insert(result.place, violation)
 
-    def _read(self, module: nn.Module) -> None:
-        """Names of the modules, and the types their parameters are declared to have; undeclared ones are replicated."""
-        for name, child in module.named_modules():
-            self._module_names[id(child)] = f"{name} ({type(child).__name__})" if name else type(child).__name__
+    def _declare_parameters(self, module: nn.Module) -> None:
+        """Set the types that the modules declare for their parameters; undeclared ones are replicated."""
+        for child in module.modules():
             specs = child.shard_specs() if hasattr(child, "shard_specs") else {}
             for leaf, parameter in child.named_parameters(recurse=False):
-                # A tied parameter belongs to the module that declares it.
-                if leaf in specs or parameter not in self._types:
-                    dim, grad = specs[leaf].dim if leaf in specs else None, parameter.requires_grad
-                    shard = SpmdType("I", grad) if dim is None else varying(dim % parameter.dim(), grad=grad)
-                    self.declare(parameter, shard)
+                if leaf in specs:
+                    self.declare(parameter, _parameter_type(parameter, specs[leaf].dim))
+                elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
+                    self.declare(parameter, _parameter_type(parameter, None))
 
-    def _read_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
+    def _declare_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
+        """Set the types of the parameters whose names match a pattern."""
+        parameters = dict(module.named_parameters(remove_duplicate=False))
         for pattern, text in types.items():
-            found = [p for name, p in module.named_parameters(remove_duplicate=False) if fnmatchcase(name, pattern)]
-            if not found:
-                names = ", ".join(name for name, _ in module.named_parameters())
-                raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {names or 'none'}")
-            for parameter in found:
-                self.declare(parameter, parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad))
+            names = matching(parameters, pattern)
+            if not names:
+                known = ", ".join(name for name, _ in module.named_parameters())
+                raise ConfigError(f"parameter_types: {pattern!r} fits no parameter; there are {known or 'none'}")
+            for name in names:
+                parameter = parameters[name]
+                type_ = parse_type(text, ndim=parameter.dim(), grad=parameter.requires_grad)
+                self.declare(parameter, type_)
 
     def _type_of_unseen(self, tensor: Tensor) -> SpmdType:
-        # The rank as data is cached by device, so this is the very object the program gets.
+        # The rank as a tensor is cached by device, so this is the same object that the program gets.
         is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
         return varying() if is_rank else CONSTANT
 
@@ -218,11 +244,10 @@ class ContractMode(TorchDispatchMode):
         return current_site(self._module_names)
 
     def _is_own(self, group: Any) -> bool:
-        if isinstance(group, str):
-            return group == self.group.group_name
         if isinstance(group, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(group)
-        return group is self.group or getattr(group, "group_name", "") == self.group.group_name
+        name = group if isinstance(group, str) else getattr(group, "group_name", "")
+        return name == self.group.group_name
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -230,48 +255,70 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _grad_enabled(name: str) -> bool:
-    """Grad mode of the program; torch's functional collectives turn it off around themselves."""
+    """Grad mode of the program; torch's functional collectives turn it off for their own ops."""
     return torch.is_grad_enabled() or name.startswith("_c10d_functional.")
 
 
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _names_of_modules(module: nn.Module) -> dict[int, str]:
+    """id of a module -> its name for the report."""
+    names = {}
+    for name, child in module.named_modules():
+        kind = type(child).__name__
+        label = f"{name} ({kind})" if name else kind
+        names[id(child)] = label
+    return names
+
+
+def _parameter_type(parameter: Tensor, dim: int | None) -> SpmdType:
+    """Type of a parameter that is sharded on `dim`, or replicated."""
+    grad = parameter.requires_grad
+    return SpmdType("I", grad) if dim is None else varying(dim % parameter.dim(), grad=grad)
 
 
 def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:
     """The type as this tensor can have it: integers have no gradient, a dim must exist."""
-    if type_.grad and not (differentiable and _is_float(tensor)):
-        type_ = replace(type_, grad=False)
-    return type_.with_dim(None) if type_.dim is not None and type_.dim >= tensor.dim() else type_
+    grad = type_.grad and differentiable and is_float(tensor)
+    has_dim = type_.dim is not None and type_.dim < tensor.dim()
+    return replace(type_, grad=grad).keep_dim_if(has_dim)
 
 
-def _of_base(old: SpmdType, part: SpmdType, base: Tensor) -> SpmdType:
+def _of_base(old: SpmdType, part: SpmdType) -> SpmdType:
     """Type of a tensor after a part of it was written through a view."""
-    part = part.with_dim(None) if part.dim is not None else part
+    part = part.with_dim(None)
     if old.kind == "C" or old == part:
         return part
-    if {old.kind, part.kind} == {"V"} or part.kind == "C":
-        return replace(old, grad=old.grad or part.grad).with_dim(None) if old.kind == "V" else old
-    return UNKNOWN
+    if old.kind == "V" and part.kind in ("V", "C"):
+        grad = Types([old, part]).grad
+        return replace(old, grad=grad).with_dim(None)
+    return old if part.kind == "C" else UNKNOWN
+
+
+def _is_in_place(func: Any) -> bool:
+    return func._schema.is_mutable or func._schema.name.startswith("c10d::")
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Tensors the op writes to; c10d ops take their outputs first and do not all say so in the schema."""
+    """Tensors the op writes to; c10d ops take their outputs first, and not all of their schemas say so."""
     if func._schema.name.startswith("c10d::"):
         return tensors_in(args[0])
+    arguments = func._schema.arguments
+    names = [argument.name for argument in arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
     written: list[Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written += tensors_in([value])
+    for argument in arguments:
+        alias = argument.alias_info
+        if alias is not None and alias.is_write:
+            written += tensors_in(given.get(argument.name))
     return written
 
 
 def _stand_in(call: Call, x: Tensor) -> Tensor:
-    """The shape of a result on the meta device, where there is nothing to communicate."""
-    size, shape = call.group.size(), list(x.shape)
-    if call.dim is not None and call.name == "all_gather_single":
-        shape[call.dim] *= size
-    elif call.dim is not None and call.name in ("reduce_scatter_single", "scatter_single"):
-        shape[call.dim] //= size
+    """A tensor of the shape of the result, on the meta device, where nothing is communicated."""
+    size = call.group.size()
+    dim: Any = call.dim  # an int for these wrappers
+    shape = list(x.shape)
+    if call.name == "all_gather_single":
+        shape[dim] *= size
+    elif call.name in ("reduce_scatter_single", "scatter_single"):
+        shape[dim] //= size
     return x.new_empty(shape).requires_grad_(x.requires_grad)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpcompile.typecheck.site import Site
 from tpcompile.errors import DivergenceError
+from tpcompile.typecheck.site import Site
 
 
 @dataclass(frozen=True)
@@ -13,14 +13,14 @@ class Violation:
     """One op that breaks the contract of its operands."""
 
     rule: str
-    """Name of the rule, e.g. `bias-before-reduce`."""
+    """Name of the violated rule, e.g. `bias-before-reduce`."""
     op: str
     """Op or wrapper, e.g. `aten.add` or `all_reduce`."""
     operands: tuple[str, ...]
     """Contract types of its tensor operands, in order."""
     site: Site
     why: str
-    """What goes wrong, in numbers or gradients."""
+    """The effect on values or gradients."""
     fix: str
     """What to do."""
     ranks: tuple[int, ...] = ()
@@ -35,13 +35,13 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """What one check saw; the first violation is the finding, later ones may be its consequences."""
+    """Result of one check; the first violation is the finding, later ones may be its consequences."""
 
     tp: int
     ranks: tuple[int, ...]
     """Ranks whose forward was followed."""
     num_ops: int
-    """Ops and collectives followed, over all ranks; 0 means that nothing was checked."""
+    """Ops and collectives followed, summed over the ranks; 0 means that nothing was checked."""
     violations: tuple[Violation, ...]
 
     @property
@@ -50,13 +50,16 @@ class Report:
         return self.violations[0] if self.violations else None
 
     def __str__(self) -> str:
-        checked = f"{self.num_ops} ops on rank {', '.join(map(str, self.ranks))} of tp={self.tp}"
+        ranks = ", ".join(map(str, self.ranks))
+        checked = f"{self.num_ops} ops on rank {ranks} of tp={self.tp}"
         if not self.violations:
             return f"contract holds: {checked}"
-        first, *rest = map(str, self.violations)
-        later = "".join(f"\n\nlater, may be a consequence\n{text}" for text in rest)
-        number = f"{len(self.violations)} finding{'s' if rest else ''}"
-        return f"contract broken: {number} in {checked}\n\n{first}{later}"
+        first, *rest = self.violations
+        plural = "s" if rest else ""
+        lines = [f"contract broken: {len(self.violations)} finding{plural} in {checked}", "", str(first)]
+        for violation in rest:
+            lines += ["", "later, may be a consequence", str(violation)]
+        return "\n".join(lines)
 
     def raise_on_violation(self) -> None:
         """Raise DivergenceError with the whole text when the contract is broken."""

@@ -1,12 +1,11 @@
-"""The whole table: op -> rule, and what happens to an op that is not in it."""
+"""Step -> types of its results: the rule of the op, or the default for ops without one."""
 
 from __future__ import annotations
 
-from tpcompile.typecheck import layout
-from tpcompile.typecheck import rules_collective, rules_matmul, rules_reduce
+from tpcompile.typecheck import layout, rules_collective, rules_matmul, rules_reduce
 from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.rules_pointwise import pointwise
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
 __all__ = ["judge", "layout", "rules_collective", "rules_matmul", "rules_reduce"]
@@ -20,22 +19,22 @@ def judge(step: Step) -> Result:
 
 
 def _unknown_op(step: Step) -> Result:
-    """Whole from whole, varying from varying, nothing reported."""
-    types = [type_ for _, type_ in step.operands()]
-    is_custom = not step.name.startswith("aten.")  # which may communicate inside
-    if any(t.kind in ("U", "P") or (is_custom and t.kind == "V") for t in types):
+    """Whole results from whole operands, varying ones from varying operands; nothing is reported."""
+    types = step.types
+    if types.has("U", "P"):
         return UNKNOWN
-    if any(t.kind == "V" for t in types):
-        return SpmdType("V", any(t.grad for t in types))
-    if {"I", "R"} <= {t.kind for t in types if t.grad}:
+    if types.has("V"):
+        may_communicate = not step.name.startswith("aten.")
+        return UNKNOWN if may_communicate else SpmdType("V", types.grad)
+    if types.with_gradient.kinds == {"I", "R"}:
         return UNKNOWN
     return join(step, types)
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros")
 def _zeros(step: Step) -> Result:
-    """Zeros, which may be added to anything."""
-    return SpmdType("C", is_zero=True)
+    """Zeros, which may be added to any type."""
+    return ZERO
 
 
 @rule(
@@ -43,5 +42,5 @@ def _zeros(step: Step) -> Result:
     "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.new_empty_strided",
 )  # fmt: skip
 def _made(step: Step) -> Result:
-    """A constant with the shape of its operand and none of its values."""
+    """A constant that takes the shape of its operand, not its values."""
     return CONSTANT

@@ -1,4 +1,4 @@
-"""Matrix products and attention, as sums over labelled dims: two sharded halves of a summed dim make a partial sum."""
+"""Matrix products and attention as sums over labelled dims: operands sharded on a summed dim make a partial sum."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tpcompile.typecheck.gradients import whole_kind, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.rules_pointwise import partial_times, sum_of, used_as_whole
+from tpcompile.typecheck.rules_pointwise import product_with_partial, sum_of
 from tpcompile.typecheck.rules_reduce import over_last
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType
-from tpcompile.typecheck.step import Result, Step, rule, tensors_in
+from tpcompile.typecheck.spmd import UNKNOWN, SpmdType, Types
+from tpcompile.typecheck.step import Result, Step, rule
 
 _LABELS = {
     "aten.mm": ("nk", "km", "nm"),
@@ -19,40 +19,41 @@ _LABELS = {
     "aten.mv": ("nk", "k", "n"),
     "aten.dot": ("k", "k", ""),
 }
+_PRODUCT_OF = {"aten.addmm": "aten.mm", "aten.baddbmm": "aten.bmm", "aten.addmv": "aten.mv"}
 
 
 def contract(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, str, str]) -> SpmdType:
     """Type of an einsum of two operands; `labels` are of the left, the right and the result."""
-    types = (left, right)
-    if any(t.kind == "U" for t in types):
+    types = Types([left, right])
+    if types.has("U"):
         return UNKNOWN
-    if partial := [t for t in types if t.kind == "P"]:
-        if len(partial) == 2:
-            return used_as_whole(step, left, "multiplies two partial values")
-        return partial_times(step, partial[0], [t for t in types if t.kind != "P"])
-    if (wrong := wrong_gradient(step, types)) is not None:
+    if types.has("P"):
+        return product_with_partial(step, types)
+    wrong = wrong_gradient(step, types)
+    if wrong is not None:
         return wrong
-    grad = left.grad or right.grad
-    if not any(t.kind == "V" for t in types):
-        return SpmdType(whole_kind(types), grad)
-    return replace(_shard_of_product(step, types, labels), grad=grad)
+    if not types.has("V"):
+        return SpmdType(whole_kind(types), types.grad)
+    return replace(_shard_of_product(step, types, labels), grad=types.grad)
 
 
-def _shard_of_product(step: Step, types: tuple[SpmdType, SpmdType], labels: tuple[str, str, str]) -> SpmdType:
-    names = [label[t.dim] if t.dim is not None else "" for t, label in zip(types, labels, strict=False)]
-    unknown = [t.kind == "V" and t.dim is None for t in types]
-    sharded = {name for name in names if name}
-    if len(sharded) != 1:
+def _shard_of_product(step: Step, types: Types, labels: tuple[str, str, str]) -> SpmdType:
+    """Type of a product without partial operands, of which one or both are varying."""
+    shards: dict[str, SpmdType] = {}
+    for type_, dims in zip(types, labels, strict=False):
+        if type_.dim is not None:
+            shards.setdefault(dims[type_.dim], type_)
+    if len(shards) != 1:
         return SpmdType("V")
-    (name,) = sharded
-    shard = types[names.index(name)]
-    if name not in labels[2]:
-        # One summed dim, sharded on both sides; a V of unknown dim has the matching part, or the sizes would differ.
-        both = names[0] == names[1] or any(unknown)
-        return SpmdType("P", origin=step.origin()) if both else SpmdType("V")
-    if any(unknown):
+    [(label, shard)] = shards.items()
+    varying, result_dims = types.of_kind("V"), labels[2]
+    if label not in result_dims:
+        # The summed dim is sharded on both sides; a V of unknown dim has the matching part, or the sizes would differ.
+        is_partial = len(varying) == 2
+        return SpmdType("P", origin=step.origin()) if is_partial else SpmdType("V")
+    if None in varying.dims:
         return SpmdType("V")
-    return replace(shard, dim=labels[2].index(name))
+    return replace(shard, dim=result_dims.index(label))
 
 
 @rule(*_LABELS)
@@ -61,15 +62,16 @@ def _product(step: Step) -> Result:
     return contract(step, step.type_at(0), step.type_at(1), _LABELS[step.name])
 
 
-@rule("aten.addmm", "aten.baddbmm", "aten.addmv")
+@rule(*_PRODUCT_OF)
 def _product_plus(step: Step) -> Result:
     """Bias plus a matrix product: a bias on a partial product is counted once per rank."""
-    labels = _LABELS[{"aten.addmm": "aten.mm", "aten.baddbmm": "aten.bmm", "aten.addmv": "aten.mv"}[step.name]]
+    labels = _LABELS[_PRODUCT_OF[step.name]]
     product = contract(step, step.type_at(1), step.type_at(2), labels)
-    bias = step.args[0]
-    if product.kind == "U" or step.kwargs.get("beta", 1) == 0:
+    has_bias = step.kwargs.get("beta", 1) != 0
+    if product.kind == "U" or not has_bias:
         return product
-    return sum_of(step, [product, broadcast(step, bias, step.type_at(0))])
+    bias = broadcast(step, step.args[0], step.type_at(0))
+    return sum_of(step, Types([product, bias]))
 
 
 @rule(
@@ -82,21 +84,22 @@ def _attention(step: Step) -> Result:
     scores = contract(step, step.type_at(0), step.type_at(1), ("bhse", "bhte", "bhst"))
     weights = over_last(step, scores, {3}, "sums exponentials over the keys")
     result = contract(step, weights, step.type_at(2), ("bhst", "bhtf", "bhsf"))
-    return [result, *[UNKNOWN] * (len(tensors_in(step.out)) - 1)]
+    return step.first_result(result)
 
 
 @rule("aten.embedding")
 def _embedding(step: Step) -> Result:
-    """Rows of a table: whole from a replicated one, of unknown use from one sharded over the vocabulary."""
+    """Rows of a table: whole from a replicated one, sharded on no known dim from one sharded over the vocabulary."""
     weight, index = step.type_at(0), step.type_at(1)
     if weight.kind == "P":
         return UNKNOWN
-    if (wrong := wrong_gradient(step, [weight, index])) is not None:
+    wrong = wrong_gradient(step, Types([weight, index]))
+    if wrong is not None:
         return wrong
-    rows: Tensor = step.args[1]
     if weight.kind == "V":
-        on_width = weight.dim == 1 and index.is_whole
-        return weight.with_dim(rows.dim(), weight.left, weight.right) if on_width else weight.with_dim(None)
-    if index.kind != "V":
-        return replace(weight if weight.kind != "C" else CONSTANT, origin=None)
-    return replace(index, grad=weight.grad)
+        indices: Tensor = step.args[1]
+        is_width_shard = weight.dim == 1 and index.is_whole
+        return replace(weight, dim=indices.dim()).keep_dim_if(is_width_shard)
+    if index.kind == "V":
+        return replace(index, grad=weight.grad)
+    return replace(weight, is_zero=False, origin=None)

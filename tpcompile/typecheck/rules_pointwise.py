@@ -1,36 +1,42 @@
-"""Elementwise ops: what keeps a partial sum partial, and what uses it as if it were whole."""
+"""Elementwise ops: which keep a partial sum partial, and which use it as if it were whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from tpcompile.typecheck.gradients import described, join, wrong_gradient
+from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType
-from tpcompile.typecheck.step import Result, Step, rule
-
-_NEUTRAL = {"aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf"}
-_NOT_MODELLED = {"aten.addcmul", "aten.addcdiv", "aten.lerp"}
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
+from tpcompile.typecheck.step import Result, Step, is_zero, rule
 
 
 def pointwise(step: Step) -> Result:
     """Any elementwise op without a rule of its own: nonlinear, so no operand may be partial."""
     types = aligned(step)
-    if (bad := next((t for t in types if t.kind == "P"), None)) is None:
+    partial = types.of_kind("P")
+    if not partial:
         return join(step, types)
-    if step.name in _NEUTRAL | _NOT_MODELLED or any(t.kind == "U" for t in types):
+    if types.has("U"):
         return UNKNOWN
-    return used_as_whole(step, bad, "is not linear")
+    return used_as_whole(step, partial[0], "is not linear")
+
+
+@rule(
+    "aten.isnan", "aten.isfinite", "aten.isinf", "aten.isneginf", "aten.isposinf",
+    "aten.addcmul", "aten.addcdiv", "aten.lerp",
+)  # fmt: skip
+def _not_judged(step: Step) -> Result:
+    """A partial operand of a probe for inf and NaN is right; for fused products and sums it is not followed."""
+    types = aligned(step)
+    return UNKNOWN if types.has("P") else join(step, types)
 
 
 def used_as_whole(step: Step, partial: SpmdType, what: str) -> SpmdType:
-    """Report that `step`, which `what`, reads a partial value before its reduce."""
-    made = "" if partial.origin is None else f", made by {described(partial.origin)}"
+    """Report that `step` reads a partial value before its reduce; `what` says what the op does with it."""
+    made = partial.made(", made by {}")
     if partial.op in ("sum", "absolute"):
         return step.flag(
             "partial-used-as-whole",
@@ -45,9 +51,9 @@ def used_as_whole(step: Step, partial: SpmdType, what: str) -> SpmdType:
     )
 
 
-def aligned(step: Step) -> list[SpmdType]:
-    """Types of all operands on the dims of the result."""
-    return [broadcast(step, tensor, type_) for tensor, type_ in step.operands()]
+def aligned(step: Step) -> Types:
+    """Types of all operands, with the sharded dim counted on the result."""
+    return Types(broadcast(step, tensor, type_) for tensor, type_ in step.operands())
 
 
 @rule(
@@ -61,41 +67,49 @@ def _linear(step: Step) -> Result:
 
 @rule("aten.pow")
 def _power(step: Step) -> Result:
-    """The square of a local 2-norm is a sum of squares."""
-    is_square = step.type_at(0).op == "norm" and step.arg(1, "exponent") == 2
-    return replace(step.type_at(0), op="sum") if is_square else pointwise(step)
+    """The square of a local 2-norm is a partial sum of squares."""
+    x = step.type_at(0)
+    if x.op == "norm" and step.arg(1, "exponent") == 2:
+        return replace(x, op="sum")
+    return pointwise(step)
 
 
 @rule("aten.abs")
 def _absolute(step: Step) -> Result:
-    """Not linear, but the first half of isfinite: judged by who reads it."""
+    """Not linear, but the first half of isfinite: the op that reads the result is judged."""
     x = step.type_at(0)
-    return replace(x, op="absolute") if x.kind == "P" and x.op in ("sum", "absolute") else pointwise(step)
+    if x.kind == "P" and x.op in ("sum", "absolute"):
+        return replace(x, op="absolute")
+    return pointwise(step)
 
 
 @rule("aten.eq", "aten.ne")
 def _compared(step: Step) -> Result:
     """x == x and abs(x) != inf are how isnan and isfinite are made; any other comparison reads the value."""
-    is_probe = step.args[0] is step.args[1] or (isinstance(step.args[1], float) and math.isinf(step.args[1]))
+    left, right = step.args[:2]
+    is_infinity = isinstance(right, float) and math.isinf(right)
+    is_probe = is_infinity or left is right
     return UNKNOWN if is_probe and step.type_at(0).kind == "P" else pointwise(step)
 
 
 @rule("aten.detach")
 def _detached(step: Step) -> Result:
-    """No gradient any more."""
+    """The same value without a gradient."""
     return replace(step.type_at(0), grad=False)
 
 
 @rule("aten.copy")
 def _copied(step: Step) -> Result:
     """The destination takes the type of the source."""
-    return broadcast(step, step.args[1], step.type_at(1)) if isinstance(step.args[1], Tensor) else CONSTANT
+    source = step.args[1]
+    return broadcast(step, source, step.type_at(1)) if isinstance(source, Tensor) else CONSTANT
 
 
 @rule("aten.fill", "aten.zero")
 def _filled(step: Step) -> Result:
     """The destination becomes a constant."""
-    return SpmdType("C", is_zero=step.name == "aten.zero" or _is_zero(step.arg(1, "value")))
+    fills_zeros = step.name == "aten.zero" or is_zero(step.arg(1, "value"))
+    return ZERO if fills_zeros else CONSTANT
 
 
 @rule("aten.add", "aten.sub", "aten.rsub")
@@ -105,29 +119,37 @@ def added(step: Step) -> Result:
     return sum_of(step, aligned(step), adds_number=bool(numbers))
 
 
-def sum_of(step: Step, types: Sequence[SpmdType], *, adds_number: bool = False) -> SpmdType:
+def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
     """Type of a sum of terms on the dims of the result, and perhaps of a number that is equal on all ranks."""
-    terms = [t for t in types if not t.is_zero]
-    partial = [t for t in terms if t.kind == "P"]
+    terms = types.nonzero
+    partial = terms.of_kind("P")
     if not partial:
-        return join(step, terms or types)
-    if any(t.kind == "U" for t in terms) or len({t.op for t in partial}) > 1:
+        return join(step, terms)
+    if terms.has("U"):
         return UNKNOWN
-    first = replace(partial[0], grad=any(t.grad for t in terms))
-    # A constant tensor made in the forward, or a V of unknown dim, may well be this rank's own summand.
-    others = [t for t in terms if t.kind in ("I", "R") or t.is_known_shard]
-    if others:
-        return _whole_plus_partial(step, first, others)
-    # The largest local value plus a number is the largest of the sums; a mean shifts as well.
-    shifts = first.op in ("max", "min", "mean")
-    return used_as_whole(step, first, "adds a number to it") if adds_number and not shifts else first
+    if len(partial.ops) > 1:  # such as a partial sum plus a partial maximum
+        return UNKNOWN
+    first = replace(partial[0], grad=terms.grad)
+    return _sum_with_partial(step, first, terms, adds_number=adds_number)
 
 
-def _whole_plus_partial(step: Step, partial: SpmdType, others: Sequence[SpmdType]) -> SpmdType:
-    whole = next((t for t in others if t.is_whole), None)
-    if partial.op != "sum" or whole is None:
+def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
+    """Type of partial terms plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
+    whole = terms.of_kind("I", "R")
+    has_shard = any(t.is_known_shard for t in terms)
+    if whole and partial.op == "sum":
+        return _bias_before_reduce(step, partial, whole[0])
+    if whole or has_shard:
         return used_as_whole(step, partial, "adds it to a value that is not partial")
-    made = "" if partial.origin is None else f" made by {described(partial.origin)}"
+    # The largest local value plus a number is the largest of the sums; a mean shifts as well.
+    shifts = partial.op in ("max", "min", "mean")
+    if adds_number and not shifts:
+        return used_as_whole(step, partial, "adds a number to it")
+    return partial
+
+
+def _bias_before_reduce(step: Step, partial: SpmdType, whole: SpmdType) -> SpmdType:
+    made = partial.made(" made by {}")
     return step.flag(
         "bias-before-reduce",
         why=f"a replicated tensor ({whole}) is added to the partial sum{made}: a reduce behind this op counts it "
@@ -140,51 +162,58 @@ def _whole_plus_partial(step: Step, partial: SpmdType, others: Sequence[SpmdType
 def multiplied(step: Step) -> Result:
     """P times a whole factor is partial; a P in a divisor, or two P, are not linear."""
     types = aligned(step)
-    partial = [t for t in types if t.kind == "P"]
-    if not partial:
+    if not types.has("P"):
         return join(step, types)
-    if any(t.kind == "U" for t in types):
+    if types.has("U"):
         return UNKNOWN
-    below = step.name != "aten.mul" and step.type_at(1).kind == "P"
-    if len(partial) > 1 or below:
-        return used_as_whole(step, partial[0], "divides by it" if below else "multiplies two partial values")
-    return partial_times(step, partial[0], [t for t in types if t.kind != "P"])
+    divides_by_partial = step.name != "aten.mul" and step.type_at(1).kind == "P"
+    if divides_by_partial:
+        return used_as_whole(step, types.of_kind("P")[0], "divides by it")
+    return product_with_partial(step, types)
 
 
-def partial_times(step: Step, partial: SpmdType, factors: Sequence[SpmdType]) -> SpmdType:
-    """Type of a partial value times factors that are not partial."""
-    if any(t.kind == "U" or (t.kind == "V" and t.dim is None) for t in factors):
+def product_with_partial(step: Step, types: Types) -> SpmdType:
+    """Type of a product in which at least one factor is partial."""
+    partial = types.of_kind("P")
+    factors = types.without("P")
+    varying = factors.of_kind("V")
+    if len(partial) > 1:
+        return used_as_whole(step, partial[0], "multiplies two partial values")
+    if factors.has("U") or None in varying.dims:
         return UNKNOWN
-    if any(t.kind == "V" for t in factors):
-        return used_as_whole(step, partial, "multiplies it by a shard")
-    if (wrong := wrong_gradient(step, factors, partial=True)) is not None:
+    if varying:
+        return used_as_whole(step, partial[0], "multiplies it by a shard")
+    wrong = wrong_gradient(step, factors, partial=True)
+    if wrong is not None:
         return wrong
-    return replace(partial, grad=partial.grad or any(t.grad for t in factors))
+    return replace(partial[0], grad=types.grad)
 
 
 @rule("aten.where")
 def _where(step: Step) -> Result:
     """A mask keeps a partial sum partial when the other branch is partial or zero."""
     types = aligned(step)
-    partial = [t for t in types if t.kind == "P"]
-    if not partial or step.arg(1, "self") is None:
+    partial = types.of_kind("P")
+    if not partial:
         return join(step, types)
-    branches = [step.type_at(1), step.type_at(2)]
-    if all(t.kind == "P" or t.is_zero for t in branches) or _is_zero(step.args[2]) or _is_zero(step.args[1]):
-        return replace(partial[0], grad=any(t.grad for t in types)) if step.type_at(0).is_whole else UNKNOWN
-    is_certain = all(t.kind in ("P", "I", "R") for t in branches)
-    return used_as_whole(step, partial[0], "chooses between it and a whole value") if is_certain else UNKNOWN
+    mask = step.type_at(0)
+    branches = Types([step.type_at(1), step.type_at(2)])
+    stays_partial = branches.nonzero.kinds == {"P"}
+    mixes_whole = branches.kinds <= {"P", "I", "R"}
+    if stays_partial and mask.is_whole:
+        return replace(partial[0], grad=types.grad)
+    if stays_partial or not mixes_whole:
+        return UNKNOWN
+    return used_as_whole(step, partial[0], "chooses between it and a whole value")
 
 
 @rule("aten.masked_fill")
 def _masked(step: Step) -> Result:
     """Filling with zero is linear."""
-    types = aligned(step)
-    if types[0].kind != "P":
-        return join(step, types[:2])
-    is_linear = _is_zero(step.arg(2, "value")) and types[1].is_whole
-    return types[0] if is_linear else UNKNOWN
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 0
+    x, mask = Types(aligned(step)[:2])
+    if x.kind != "P":
+        return join(step, Types([x, mask]))
+    fills_zeros = is_zero(step.arg(2, "value"))
+    if fills_zeros and mask.is_whole:
+        return x
+    return UNKNOWN

@@ -1,37 +1,42 @@
-"""What a local tensor is on one TP axis: replicated, varying or partial, and which gradient it expects.
+"""Type of a local tensor over one TP axis: replicated, varying or partial, and the gradient it expects.
 
 kind  value on the ranks                  gradient on the ranks
 I     equal                               equal
 R     equal                               partial: the ranks' gradients must be summed
-V     a shard, or anything that differs   of this rank's own value
+V     different: a shard, or any value    of this rank's own value
 P     partial: whole after a reduce       equal
 C     a constant made in the forward      none
 U     not followed                        not followed; never reported
 
-Without a gradient I and R are the same thing. The names are those of spmd_types
+Without a gradient I and R are the same. The names are those of spmd_types
 (https://github.com/meta-pytorch/spmd_types); the sharded dim, the kind of partial and U are ours.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from tpcompile.typecheck.site import Site
 from tpcompile.errors import ConfigError
+from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
 _WRITTEN = re.compile(r"^([IRVPCU])(?:\((-?\w+)\))?$")
+_REDUCES = ("all_reduce", "_c10d_functional.all_reduce", "all_gather", "_c10d_functional.all_gather")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a replicated or partial value came from."""
+    """The op that made a replicated or partial value."""
 
     what: str
     """Collective or op, e.g. `all_reduce(dst='I')`."""
     site: Site
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.site.file}:{self.site.line}"
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,21 @@ class SpmdType:
     left: int = 1
     """V: size of what was merged into the dim before the shard, as B in a flattened [B, s]."""
     right: int = 1
-    """V: size of what was merged into the dim after the shard, as E in a flattened [h, E]; a hint for a later split,
-    the shard is the same with or without it."""
+    """V: size of what was merged into the dim after the shard, as E in a flattened [h, E]; only read by a later
+    split."""
     op: str = "sum"
-    """P: what the ranks' values still have to go through: sum, mean, max, min, product, norm, var, logsumexp;
-    absolute is of a sum."""
+    """P: the reduction that makes the value whole: sum, mean, max, min, product, norm, var or logsumexp; `absolute` is
+    the absolute value of a partial sum."""
     is_zero: bool = False
-    """C: zeros, which may be added to anything."""
+    """C: all elements are zero, so it may be added to any type."""
     origin: Origin | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        if self.kind == "V" and self.dim is not None:
+        if self.is_known_shard:
             return f"V({self.dim})"
-        return f"P({self.op})" if self.kind == "P" and self.op != "sum" else self.kind
+        if self.kind == "P" and self.op != "sum":
+            return f"P({self.op})"
+        return self.kind
 
     @property
     def is_known_shard(self) -> bool:
@@ -71,21 +78,94 @@ class SpmdType:
         return self.kind in ("I", "R", "C")
 
     @property
-    def wants_equal_gradient(self) -> bool:
-        """I with a gradient: work that differs per rank must not read it."""
-        return self.kind == "I" and self.grad
-
-    @property
     def wants_summed_gradient(self) -> bool:
-        """R with a gradient: work that all ranks repeat must not read it."""
+        """R with a gradient: an op that all ranks repeat must not read it."""
         return self.kind == "R" and self.grad
 
+    @property
+    def is_reduced(self) -> bool:
+        """The result of an all-reduce or all-gather."""
+        return self.origin is not None and self.origin.what.startswith(_REDUCES)
+
+    def made(self, phrase: str) -> str:
+        """`phrase` with `{}` replaced by the origin, for a message; empty when the origin is not known."""
+        return "" if self.origin is None else phrase.format(self.origin)
+
     def with_dim(self, dim: int | None, left: int = 1, right: int = 1) -> SpmdType:
-        """The same V, sharded on another dim."""
+        """The same V, sharded on `dim`."""
         return replace(self, dim=dim, left=left, right=right)
 
+    def keep_dim_if(self, is_known: bool) -> SpmdType:
+        """The same type, without the sharded dim unless `is_known`."""
+        return self if is_known else self.with_dim(None)
 
-CONSTANT, UNKNOWN = SpmdType("C"), SpmdType("U")
+
+class Types(tuple[SpmdType, ...]):
+    """Types of the operands that meet in one op, in order."""
+
+    __slots__ = ()
+
+    def of_kind(self, *kinds: Kind) -> Types:
+        """Those of these kinds."""
+        return Types(t for t in self if t.kind in kinds)
+
+    def without(self, kind: Kind) -> Types:
+        """Those of all other kinds."""
+        return Types(t for t in self if t.kind != kind)
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether one is of these kinds."""
+        return any(t.kind in kinds for t in self)
+
+    @property
+    def kinds(self) -> Set[Kind]:
+        """The kinds that occur."""
+        return {t.kind for t in self}
+
+    @property
+    def dims(self) -> Set[int | None]:
+        """The sharded dims that occur, with None for a type without one."""
+        return {t.dim for t in self}
+
+    @property
+    def ops(self) -> Set[str]:
+        """The reductions that occur."""
+        return {t.op for t in self}
+
+    @property
+    def nonzero(self) -> Types:
+        """Those that are not known to be all zeros."""
+        return Types(t for t in self if not t.is_zero)
+
+    @property
+    def grad(self) -> bool:
+        """Whether a gradient flows back through one of them."""
+        return any(t.grad for t in self)
+
+    @property
+    def with_gradient(self) -> Types:
+        """Those that a gradient flows back through."""
+        return Types(t for t in self if t.grad)
+
+    @property
+    def deciding(self) -> Types:
+        """Those that decide the gradient of the result: those with a gradient, or all when there is none."""
+        return self.with_gradient or self
+
+    @property
+    def origin(self) -> Origin | None:
+        """The origin that all of them share."""
+        origins = {t.origin for t in self}
+        return origins.pop() if len(origins) == 1 else None
+
+    @property
+    def shard(self) -> SpmdType:
+        """Of V only: the first, without its dim unless all are sharded alike."""
+        layouts = {(t.dim, t.left) for t in self}
+        return self[0].keep_dim_if(len(layouts) == 1)
+
+
+CONSTANT, ZERO, UNKNOWN = SpmdType("C"), SpmdType("C", is_zero=True), SpmdType("U")
 
 
 def varying(dim: int | None = None, *, grad: bool = False) -> SpmdType:
@@ -94,7 +174,7 @@ def varying(dim: int | None = None, *, grad: bool = False) -> SpmdType:
 
 
 def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
-    """`I`, `R`, `V`, `V(-1)`, `P`, `P(max)`, `C` or `U` -> a type; raises ConfigError for anything else."""
+    """`I`, `R`, `V`, `V(-1)`, `P`, `P(max)`, `C` or `U` -> a type; raises ConfigError for any other text."""
     match = _WRITTEN.match(text)
     if match is None:
         raise ConfigError(f"contract type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
@@ -103,14 +183,19 @@ def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
         return varying(_checked_dim(text, detail, ndim), grad=grad)
     if letter == "P":
         return SpmdType("P", grad, op=detail or "sum")
-    return {
-        "I": SpmdType("I", grad), "R": SpmdType("R", grad), "C": CONSTANT, "U": UNKNOWN,
-    }[letter]  # fmt: skip
+    plain = {
+        "I": SpmdType("I", grad),
+        "R": SpmdType("R", grad),
+        "C": CONSTANT,
+        "U": UNKNOWN,
+    }
+    return plain[letter]
 
 
 def _checked_dim(text: str, detail: str | None, ndim: int) -> int | None:
     if detail is None:
         return None
-    if not re.fullmatch(r"-?\d+", detail) or not -ndim <= int(detail) < ndim:
+    is_number = re.fullmatch(r"-?\d+", detail) is not None
+    if not is_number or not -ndim <= int(detail) < ndim:
         raise ConfigError(f"contract type {text!r}: write a dim from {-ndim} to {ndim - 1}")
     return int(detail) % ndim

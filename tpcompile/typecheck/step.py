@@ -2,7 +2,7 @@
 
 A rule is registered for op names without overload and without the `_` of the in-place form, and returns the type of the
 result, or one type per result. A rule that finds a violation returns `step.flag(...)`: the result is not followed
-further, so that one fault is reported once.
+further, so that each fault is reported once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import Site
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Origin, SpmdType, Types
 
 Result = SpmdType | Sequence[SpmdType]
 Rule = Callable[["Step"], Result]
@@ -44,46 +43,85 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any
-    """What the op returned: a tensor, a sequence, or something else."""
+    """What the op returned: a tensor, a sequence, or any other value."""
     type_of: Callable[[Tensor], SpmdType]
     site_of: Callable[[], Site]
     world: int
     """Size of the checked group."""
     is_pointwise: bool = False
     differentiable: bool = True
-    """Gradients are wanted where the op runs and its result can carry one."""
+    """Gradients are recorded where the op runs, and its result can have one."""
     is_own_group: Callable[[Any], bool] = lambda group: True
-    """Whether a process group, or its name, is the checked one."""
+    """Whether a process group, or the name of one, is the checked one."""
     violations: list[Violation] = field(default_factory=list)
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:
-        """Argument by place or name."""
+        """Argument by position or name."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
     def type_at(self, index: int, name: str = "") -> SpmdType:
-        """Type of one argument; anything that is no tensor is a constant."""
+        """Type of one argument; an argument that is not a tensor is a constant."""
         value = self.arg(index, name)
-        return self.type_of(value) if isinstance(value, Tensor) else CONSTANT
+        if isinstance(value, Tensor):
+            return self.type_of(value)
+        return ZERO if is_zero(value) else CONSTANT
 
     def operands(self) -> list[tuple[Tensor, SpmdType]]:
-        """All tensors among the arguments, in order."""
+        """All tensors among the arguments, in order, with their types."""
         return [(tensor, self.type_of(tensor)) for tensor in tensors_in((self.args, self.kwargs))]
+
+    @property
+    def types(self) -> Types:
+        """Types of all tensors among the arguments, in order."""
+        return Types(type_ for _, type_ in self.operands())
+
+    @property
+    def results(self) -> list[Tensor]:
+        """The tensors that the op returned."""
+        return tensors_in(self.out)
+
+    def all_results(self, type_: SpmdType) -> Result:
+        """The same type for every result."""
+        return [type_] * max(1, len(self.results))
+
+    def first_result(self, type_: SpmdType, *, others: SpmdType = UNKNOWN) -> Result:
+        """`type_` for the first result, `others` for those after it."""
+        return [type_, *[others] * (len(self.results) - 1)]
+
+    def has_gradient(self, x: SpmdType) -> bool:
+        """Whether a gradient flows back through this op into an operand of this type."""
+        return self.differentiable and x.grad
 
     def origin(self, what: str = "") -> Origin:
         """This op as the origin of its result."""
         return Origin(what or self.name, self.site_of())
 
     def flag(self, name: str, *, why: str, fix: str) -> SpmdType:
-        """Report a violation by this op; the result is the type that is never reported again."""
-        types = tuple(str(type_) for _, type_ in self.operands())
+        """Report a violation by this op; its result is of unknown type, which is never reported."""
+        types = tuple(str(type_) for type_ in self.types)
         self.violations.append(Violation(name, self.name, types, self.site_of(), why, fix))
         return UNKNOWN
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Tensors in nested lists, tuples and dicts, in order."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+        return tensors_in(list(value.values()))
+    if not isinstance(value, (list, tuple)):
+        return []
+    found: list[Tensor] = []
+    for item in value:
+        found += tensors_in(item)
+    return found
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a scalar argument is the number zero."""
+    return isinstance(value, (int, float)) and value == 0
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()

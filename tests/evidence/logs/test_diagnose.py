@@ -163,6 +163,7 @@ def places(text: str) -> list[int]:
     return sorted(place for place in around.union(between) if 0 <= place < len(text) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", ["cold_shared", "warm_cold"])
 def test_a_healthy_job_with_one_log_cut_anywhere_is_neither_red_nor_green(name: str, rank: int, healthy: Path) -> None:
@@ -173,6 +174,7 @@ def test_a_healthy_job_with_one_log_cut_anywhere_is_neither_red_nor_green(name: 
         assert diagnose([healthy]).exit_code == 6, place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"), [("stride", 0), ("limit", 0), ("graph_break", 1), ("reduce_op", 0), ("order", 0)]
 )

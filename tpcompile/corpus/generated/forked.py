@@ -21,9 +21,10 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
-from tpcompile.torch_api.forked import new_trace_handler, use_caches
 from tpcompile.corpus.generated.names import AFTER, ENDED, TRACE
+from tpcompile.torch_api.forked import new_trace_handler, use_caches
 
 _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL; torchrun leaves 30."""
@@ -190,7 +191,6 @@ def _start(launch: Launch, rank: int, listener: socket.socket) -> int:
         os.execv(sys.executable, [sys.executable, str(launch.program)])
     _become(launch)
     _play(launch.program)
-    raise AssertionError("unreachable")
 
 
 def _environment(launch: Launch, rank: int, port: int) -> dict[str, str]:
@@ -225,18 +225,25 @@ def _become(launch: Launch) -> None:
     use_caches(bool(launch.cache))
 
 
-def _play(program: Path) -> None:
+def _play(program: Path) -> NoReturn:
     """Run the program as `python PROGRAM` would, and end this process."""
     sys.argv = [str(program)]
+    end_as_python(lambda: runpy.run_path(str(program), run_name="__main__"))
+
+
+def end_as_python(run: Callable[[], object]) -> NoReturn:
+    """Run a program, and end this process with its exit code, as the interpreter does at its end."""
     code = 0
     try:
-        runpy.run_path(str(program), run_name="__main__")
+        run()
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
         code = 1
-    # What the interpreter does at its end.
+    # What `Py_FinalizeEx` does first; typeshed leaves the private function out.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

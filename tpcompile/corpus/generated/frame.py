@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile.capture import CaptureSession
 from tpcompile.corpus.generated.names import CHECKED, REACHED, RUN, Route
-from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.gate import check_ranks
+from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.sentinel import Sentinel
 
 _CHECK_TIMEOUT_S = 20.0

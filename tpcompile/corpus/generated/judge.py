@@ -97,12 +97,17 @@ def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
         return _healthy(route, evidence, found)
     if not evidence.is_reached:
         return Judged(outcome=Outcome.BROKEN, wrong=("the fault was never reached",), found=found)
+    return _faulty(case, route, evidence, found)
+
+
+def _faulty(case: Case, route: Route, evidence: Evidence, found: Found | None) -> Judged:
     if route == Route.CHECK_RANKS and evidence.verdict is None:
         return Judged(outcome=Outcome.DIED)
     if route != Route.SENTINEL and case.truth.trace == Trace.ABSENT:
         return _not_compiled(route, evidence, found)
     if found is None:
-        is_named = route == Route.DIAGNOSE and case.operator.leaves_no_log and _lacks_log(case, evidence)
+        may_lack_log = route == Route.DIAGNOSE and case.operator.leaves_no_log
+        is_named = may_lack_log and _lacks_log(case, evidence)
         return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
     wrong = differences(case.truth, found)
     outcome = Outcome.PARTLY if wrong else Outcome.NAMED
@@ -110,18 +115,18 @@ def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
 
 
 def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
-    if route == Route.CHECK_RANKS and found is not None and _is_of_package(found, evidence):
-        return Judged(outcome=Outcome.OF_PACKAGE, found=found)
-    said_red = found is not None or (route == Route.DIAGNOSE and evidence.exit_code != 0)
-    if said_red:
-        return Judged(outcome=Outcome.FALSE_ALARM, found=found)
+    if found is not None:
+        is_of_package = route == Route.CHECK_RANKS and _is_of_package(found, evidence)
+        return Judged(outcome=Outcome.OF_PACKAGE if is_of_package else Outcome.FALSE_ALARM, found=found)
+    if route == Route.DIAGNOSE and evidence.exit_code != 0:
+        return Judged(outcome=Outcome.FALSE_ALARM)
     if not evidence.ended_well:
         return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
     return Judged(outcome=Outcome.GREEN)
 
 
 def _is_of_package(found: Found, evidence: Evidence) -> bool:
-    """Some versions of transformers break their own graph; one graph, without breaks, is what check_ranks asks for."""
+    """True for a graph break on all ranks inside an installed package: some versions of transformers have one."""
     assert evidence.verdict is not None
     is_everywhere = len(found.ranks[0]) == evidence.verdict.world_size
     is_break = found.cause == Cause.GRAPH_BREAK.name.lower()
@@ -137,11 +142,12 @@ def _lacks_log(case: Case, evidence: Evidence) -> bool:
 
 
 def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
-    """What must be said where the compiles agree: nothing red, and that it is elsewhere if the job ended badly."""
+    """A fault that no compile shows: nothing may be red, and diagnose says so when the job ended badly."""
     if found is not None:
         return Judged(outcome=Outcome.PARTLY, wrong=("it is not in what was compiled",), found=found)
-    must_say_so = route == Route.DIAGNOSE and not evidence.ended_well
-    if must_say_so and evidence.exit_code != EXIT_NOT_COMPILED:
+    if route != Route.DIAGNOSE or evidence.ended_well:
+        return Judged(outcome=Outcome.NAMED)
+    if evidence.exit_code != EXIT_NOT_COMPILED:
         return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.exit_code}",))
     return Judged(outcome=Outcome.NAMED)
 
@@ -162,12 +168,13 @@ def _is_on(truth: Truth, line: UserLine | None) -> bool:
     if line is None or truth.lines is None:
         return False
     file = PurePath(line.file).name
-    is_of_program = file == PROGRAM_FILE and line.line in truth.lines
-    return is_of_program or file == truth.file
+    if file == truth.file:
+        return True
+    return file == PROGRAM_FILE and line.line in truth.lines
 
 
 def read_found(verdict: Verdict) -> Found | None:
-    """The finding that a reader meets first; None for a green verdict."""
+    """The finding that a reader sees first; None for a green verdict."""
     first = first_finding(verdict)
     if first is None:
         return None
@@ -187,6 +194,7 @@ def described(judged: Judged) -> str:
     if judged.found is None:
         return "; ".join(judged.wrong)
     found = judged.found
-    at = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
-    said = f"{found.cause}, rank {ranks_text(sorted(found.ranks[0])) or 'none'}, {at}: {found.text}"
-    return f"{', '.join(judged.wrong)} wrong; {said}" if judged.wrong else said
+    ranks = ranks_text(sorted(found.ranks[0])) or "none"
+    line = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
+    text = f"{found.cause}, rank {ranks}, {line}: {found.text}"
+    return f"{', '.join(judged.wrong)} wrong; {text}" if judged.wrong else text

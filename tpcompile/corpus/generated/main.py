@@ -142,7 +142,7 @@ def _missing() -> list[str]:
 
 
 def _num_gpus() -> int:
-    """GPUs of this machine; programs that need more ranks are left out, and said so."""
+    """Number of GPUs of this machine; prints the programs that need more ranks, which are left out."""
     import torch
 
     num_gpus: int = torch.cuda.device_count()
@@ -158,15 +158,24 @@ def _cases(args: argparse.Namespace, without: Sequence[str], max_ranks: int) -> 
         make = fault_case if kind == "fault" else healthy_case
         drawn = {"program": args.program, "without": without, "max_ranks": max_ranks}
         if args.each:
-            fitting = {name for program, name in pairs(kind, without=without) if args.program in ("", program)}
-            made += [make(args.seeds[0], operator=name, **drawn) for name in sorted(fitting)]
+            fitting = _fitting_operators(kind, args.program, without)
+            made += [make(args.seeds[0], operator=name, **drawn) for name in fitting]
         else:
             made += [make(seed, operator=args.operator, **drawn) for seed in args.seeds]
     return _seen(made)
 
 
+def _fitting_operators(kind: str, program: str, without: Sequence[str]) -> list[str]:
+    """Names of the operators that fit the program, or any program when it is ""."""
+    fitting = set()
+    for name_of_program, operator in pairs(kind, without=without):
+        if program in ("", name_of_program):
+            fitting.add(operator)
+    return sorted(fitting)
+
+
 def _seen(cases: Sequence[Case]) -> list[Case]:
-    """Without those that this version of torch cannot see, which are listed."""
+    """The cases that show in this version of torch; prints those that do not."""
     version = metadata.version("torch")
     seen = []
     for case in cases:

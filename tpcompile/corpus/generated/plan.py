@@ -181,13 +181,15 @@ def drawn_case(draw: random.Random, seed: int, program: Program, operator: Opera
 
 
 def _acts(template: Template, operator: Operator, form: Sequence[Edit]) -> tuple[Edit, Spot]:
-    """Where the time of the fault is written: before the warm-up, if there is one and the fault acts in it."""
-    starts = template.places("start")
-    acts_in_warm_up = operator.start == Start.FIRST_CALL and form[0].at != "loop"
+    """The edit that sets when the fault acts, and its place: before the warm-up if there is one and it acts there."""
     is_of_all = operator.blame == Blame.ALL
+    acts_in_warm_up = operator.start == Start.FIRST_CALL and form[0].at != "loop"
+    starts = template.places("start")
     if starts and acts_in_warm_up:
-        return _ALL_ACT_AT_START if is_of_all else _ACTS_AT_START, starts[0]
-    return _ALL_ACT if is_of_all else _ACTS, template.places("loop")[0]
+        edit = _ALL_ACT_AT_START if is_of_all else _ACTS_AT_START
+        return edit, starts[0]
+    edit = _ALL_ACT if is_of_all else _ACTS
+    return edit, template.places("loop")[0]
 
 
 def _spots(draw: random.Random, template: Template, form: Sequence[Edit]) -> list[Spot]:
@@ -206,7 +208,7 @@ def _form_fits(template: Template, form: Sequence[Edit]) -> bool:
 
 
 def _fitting(template: Template, form: Sequence[Edit], edit: Edit) -> list[Spot]:
-    """Spots at which the edit can be made, next to nothing else."""
+    """Spots at which the edit can be made when it is the only one."""
     if isinstance(edit, Insert):
         spots = template.places(edit.at)
     else:

@@ -1,4 +1,4 @@
-"""Rows -> the tables a person reads, and the file of results; pure."""
+"""Rows -> summary tables and the JSON of results; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = tuple(Outcome)
 
 
 def line_of(row: Row) -> str:
-    """One row, as it comes."""
+    """One row as text, printed when its case ends."""
     case = row.case
     took = f"{row.evidence.seconds:.1f} s after" if row.evidence.seconds is not None else ""
     drawn = f"np={case.world_size} rank={case.rank} step={case.step} {case.backend}"
@@ -27,27 +27,37 @@ def line_of(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Per route: how many of each outcome, and the times."""
+    """Per route, the number of cases by outcome, and the times."""
     found: dict[str, Any] = {}
     for route in Route:
-        mine = [row for row in rows if row.route == route]
-        if not mine:
-            continue
-        outcomes = Counter(row.judged.outcome.value for row in mine)
-        wrong = Counter(item for row in mine if row.judged.outcome == Outcome.PARTLY for item in row.judged.wrong)
-        seconds = [row.evidence.seconds for row in mine if row.evidence.seconds is not None]
-        found[route.value] = {
-            "cases": len(mine),
-            "outcomes": dict(sorted(outcomes.items())),
-            "wrong": dict(sorted(wrong.items())),
-            "median_s": round(statistics.median(seconds), 2) if seconds else None,
-            "worst_s": round(max(seconds), 2) if seconds else None,
-        }
+        of_route = [row for row in rows if row.route == route]
+        if of_route:
+            found[route.value] = _route_summary(of_route)
     return found
 
 
+def _route_summary(rows: Sequence[Row]) -> dict[str, Any]:
+    outcomes = Counter(row.judged.outcome.value for row in rows)
+    wrong: Counter[str] = Counter()
+    for row in rows:
+        if row.judged.outcome == Outcome.PARTLY:
+            wrong.update(row.judged.wrong)
+    seconds = [row.evidence.seconds for row in rows if row.evidence.seconds is not None]
+    median_s = worst_s = None
+    if seconds:
+        median_s = round(statistics.median(seconds), 2)
+        worst_s = round(max(seconds), 2)
+    return {
+        "cases": len(rows),
+        "outcomes": dict(sorted(outcomes.items())),
+        "wrong": dict(sorted(wrong.items())),
+        "median_s": median_s,
+        "worst_s": worst_s,
+    }
+
+
 def tables(rows: Sequence[Row]) -> str:
-    """Per route and per operator, then how to run again what is not right."""
+    """Tables per route and per operator, and the commands that run again each case that is not right."""
     parts = [_route_table(rows), _operator_table(rows)]
     replays = [row.replay for row in rows if not row.judged.outcome.is_right]
     if replays:
@@ -68,13 +78,18 @@ def _route_table(rows: Sequence[Row]) -> str:
 
 
 def _operator_table(rows: Sequence[Row]) -> str:
-    lines = [f"{'operator':26} " + " ".join(f"{route:>24}" for route in Route)]
-    for name in sorted({row.case.operator.name for row in rows}):
-        cells = [
-            _cell([row for row in rows if row.case.operator.name == name and row.route == route]) for route in Route
-        ]
-        lines.append(f"{name:26} " + " ".join(f"{cell:>24}" for cell in cells))
+    by_cell: dict[tuple[str, Route], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row.case.operator.name, row.route), []).append(row)
+    lines = [_table_line("operator", list(Route))]
+    for name in sorted({name for name, _ in by_cell}):
+        cells = [_cell(by_cell.get((name, route), ())) for route in Route]
+        lines.append(_table_line(name, cells))
     return "\n".join(lines)
+
+
+def _table_line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:26} " + " ".join(f"{cell:>24}" for cell in cells)
 
 
 def _cell(rows: Sequence[Row]) -> str:

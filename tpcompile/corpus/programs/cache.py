@@ -16,10 +16,10 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
 from tpcompile.corpus.programs.data import report
 from tpcompile.preflight import InputParity
+from tpcompile.torch_api import backends
 
 # B batch, D features, b = B / ranks; all tensors are plain local ones.
 
@@ -59,7 +59,7 @@ def split(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
-class _ComparesGraphs(adapter.CustomGraphPass):
+class _ComparesGraphs(backends.CustomGraphPass):
     """Makes sure that all ranks compile the same graph, with a collective."""
 
     def __init__(self, context: Context) -> None:
@@ -114,7 +114,7 @@ def limit_setting(context: Context) -> None:
         _ = layer(context.randn(8 + step, 16)).sum().item()
 
 
-class _Slow(adapter.CustomGraphPass):
+class _Slow(backends.CustomGraphPass):
     """Takes its time on rank 1."""
 
     def __init__(self, context: Context) -> None:

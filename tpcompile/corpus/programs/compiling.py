@@ -11,8 +11,8 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
+from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 
@@ -84,7 +84,7 @@ def _fails(context: Context) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         if context.diverges:
             raise ImportError("libkernels.so: cannot open shared object file")
-        return adapter.aot_eager(module, inputs)
+        return backends.aot_eager(module, inputs)
 
     return backend
 
@@ -131,7 +131,7 @@ def _two_collectives(context: Context) -> Callable[[Tensor], tuple[Tensor, Tenso
 def pass_swaps(context: Context) -> None:
     """A post-grad pass of one rank moves an all-gather in front of an all-reduce."""
     if context.diverges:
-        inductor_config.post_grad_custom_post_pass = adapter.SwapCollectives()
+        inductor_config.post_grad_custom_post_pass = backends.SwapCollectives()
     compiled = torch.compile(_two_collectives(context), backend="inductor", dynamic=False)
     for step in range(context.num_steps):
         context.faulty(step)
@@ -148,7 +148,7 @@ def bucketing(context: Context) -> None:
         return a_BD, b_BD
 
     if context.diverges:
-        inductor_config.post_grad_custom_post_pass = adapter.MergeReduces()
+        inductor_config.post_grad_custom_post_pass = backends.MergeReduces()
     compiled = torch.compile(block, backend="inductor", dynamic=False)
     for step in range(context.num_steps):
         context.faulty(step)
@@ -162,8 +162,8 @@ def kernel_choice(context: Context) -> None:
     def block(x_HBD: Tensor) -> Tensor:  # fault: autotune
         return funcol.all_reduce(torch.bmm(x_HBD, w_HDD), "sum", group) + 1
 
-    adapter.autotune_keeps(extern=context.diverges)
-    compiled = torch.compile(block, backend="inductor", dynamic=False, options=adapter.AUTOTUNE)
+    backends.autotune_keeps(extern=context.diverges)
+    compiled = torch.compile(block, backend="inductor", dynamic=False, options=backends.AUTOTUNE)
     for step in range(context.num_steps):
         context.faulty(step)
         compiled(context.randn(4, 64, 64))
@@ -209,7 +209,7 @@ def compile_time_collective(context: Context) -> None:
         if context.diverges:
             context.reached_fault()
             dist.all_reduce(torch.ones(1, device=context.device), group=group)  # fault: compile-time collective
-        return adapter.aot_eager(module, inputs)
+        return backends.aot_eager(module, inputs)
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1

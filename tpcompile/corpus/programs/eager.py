@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
-from tpcompile.corpus.context import Context
 from tpcompile.collectives import api as collectives
+from tpcompile.corpus.context import Context
 
 # B batch, D features, T tokens of this rank; all tensors are plain local ones.
 
@@ -61,8 +61,8 @@ def order_of_groups(context: Context) -> None:
     groups = [dist.new_group(group_desc=name) for name in ("gradients", "statistics")]
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
-        in_order = reversed(groups) if context.faulty(step) and context.rank == 1 else groups
-        for group in in_order:
+        is_reversed = context.faulty(step) and context.rank == 1
+        for group in reversed(groups) if is_reversed else groups:
             dist.all_reduce(y_BD, group=group)  # fault: order of eager groups
 
 

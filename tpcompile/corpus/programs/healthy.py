@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
+from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 
@@ -69,7 +69,7 @@ def slow_backend(context: Context) -> None:
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         if context.rank == 1:
             time.sleep(9)
-        return adapter.aot_eager(module, inputs)
+        return backends.aot_eager(module, inputs)
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1

@@ -14,8 +14,8 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.torch_api import backends as adapter
 from tpcompile.corpus.context import Context
+from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 
@@ -58,7 +58,7 @@ def _strikes(context: Context, strike: Callable[[], None], *, num_before: int) -
         if next(compiles) == num_before and context.diverges:
             context.reached_fault()
             strike()
-        return adapter.aot_eager(module, inputs)
+        return backends.aot_eager(module, inputs)
 
     return backend
 

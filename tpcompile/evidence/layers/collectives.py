@@ -19,9 +19,11 @@ _CAUSES = {
     "shape": Cause.COLLECTIVE_SIZES,
     "waited": Cause.UNWAITED,
 }
-"""Field that differs -> cause, the one that says most first."""
+"""Field that differs -> cause, the most telling field first."""
+_ORDERS = {"forward": Cause.ORDER_FORWARD, "backward": Cause.ORDER_BACKWARD}
+"""Phase in which the same collectives are issued in different orders -> cause."""
 UNUSED = "result is dropped"
-"""Note of a collective whose result nobody reads: another edge of the graph, the schedule is the same."""
+"""Note of a collective whose result nothing reads: an edge of the graph differs, the schedule does not."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
@@ -43,10 +45,13 @@ def _item(collective: Collective) -> Item:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    """A rank that loaded its code from a cache has the Dynamo graph only, whose collectives are worded differently."""
+    """Observed where the graphs are complete.
+
+    A rank that loaded its code from a cache has the Dynamo graph only, which spells collectives differently.
+    """
     is_begun = bool(compile_.graphs) and (bool(compile_.guards) or not compile_.is_cut)
-    is_lost = compile_.is_cut or compile_.is_loaded
-    return in_one_part(is_observed=is_begun and (compile_.has_lowered or not is_lost))
+    is_partial = compile_.is_cut or compile_.is_loaded
+    return in_one_part(is_observed=is_begun and (compile_.has_lowered or not is_partial))
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -54,27 +59,39 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _is_recomputed(cause: Cause, row: Row) -> bool:
-    """True for a collective that some ranks issue in the backward only, where they run the forward again."""
+    """True for an extra collective of the backward, where some ranks recompute the forward."""
     return cause == Cause.EXTRA_COLLECTIVE and row.distinct(lambda item: item.about) == {"backward"}
 
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
     """Cause of collectives that do not match, and the first of them."""
     is_shifted = not all(row.is_full for row in rows)
-    if is_shifted and not items.each(_op).differ():
-        # Aligned by content, one that is not waited for is taken for an extra one before an equal one that is.
+    has_equal_ops = not items.each(_op).differ()
+    if is_shifted and has_equal_ops:
+        # Aligned by content, a collective that is not waited for looks like an extra one before an equal one that is.
         rows = items.differing()
     cause = _cause(items, rows)
-    row = rows[0]
-    if cause in (Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD):
-        row = items.differing()[0]
-    elif cause == Cause.EXTRA_COLLECTIVE:
-        row = _extra(items, rows)
-    # Sizes and dtypes follow from what goes in, and the backward from what recomputes; the rest is the program's own.
-    follows = cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row)
-    directness = Directness.RESULT if follows else Directness.COLLECTIVE
-    guilty = row.where(_is_unwaited) if cause == Cause.UNWAITED else frozenset[int]()
-    return Explanation(cause, directness, row, hangs=True, guilty=guilty)
+    row = _shown(cause, items, rows)
+    guilty = frozenset[int]()
+    if cause == Cause.UNWAITED:
+        guilty = row.where(_is_unwaited)
+    return Explanation(cause, _directness(cause, row), row, hangs=True, guilty=guilty)
+
+
+def _shown(cause: Cause, items: Items, rows: Sequence[Row]) -> Row:
+    """The place to show for that cause."""
+    if cause == Cause.EXTRA_COLLECTIVE:
+        return _extra(items, rows)
+    if cause in _ORDERS.values():
+        return items.differing()[0]
+    return rows[0]
+
+
+def _directness(cause: Cause, row: Row) -> Directness:
+    """Sizes and dtypes follow from the operands, a recomputed backward from its forward; the rest is in the program."""
+    if cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row):
+        return Directness.RESULT
+    return Directness.COLLECTIVE
 
 
 def _op(item: Item) -> str:
@@ -82,40 +99,44 @@ def _op(item: Item) -> str:
 
 
 def _is_unwaited(item: Item | None) -> bool:
-    """True where a group reads a result which the others wait for."""
+    """True where a group reads a result without waiting for it."""
     return item is not None and item.fields["waited"] == str(False)
 
 
 def _extra(items: Items, rows: Sequence[Row]) -> Row:
-    """The first one that not all groups issue; of several that are equal the one at a line of its own.
+    """The first collective that some groups do not issue.
 
-    Aligned by content, the last of them is taken for it; from the line of its own nobody else issues.
+    Of several equal ones, alignment by content takes the last. The extra one is that at a line from which the groups
+    that lack it issue nothing.
     """
     extra = find(rows, lambda row: not row.is_full)
     if extra is None:
         return rows[0]
-    lacking = items.picked(extra.where(lambda item: item is None))
-    theirs = {item.line for item in lacking.all}
     wanted = extra.first.key
-    own = items.only(lambda item: item.key == wanted and item.line not in theirs).map(first)
-    return Row(found and (at_line or found) for found, at_line in zip(extra, own, strict=True))
+    lacking = items.picked(extra.where(lambda item: item is None))
+    their_lines = {item.line for item in lacking.all}
+    equal = items.only(lambda item: item.key == wanted)
+    at_own_line = equal.only(lambda item: item.line not in their_lines).map(first)
+    pairs = zip(at_own_line, extra, strict=True)
+    return Row(own or aligned for own, aligned in pairs)
 
 
 def _cause(items: Items, rows: Sequence[Row]) -> Cause:
-    # A group that nobody named is numbered by first appearance, so its number moves when collectives do.
+    # A group without a role is numbered by first appearance, so its number moves when collectives do.
     orders = items.each(_unnumbered)
     if not orders.differ():
         return Cause.GROUP
     if not orders.differ(lambda issued: tuple(sorted(issued))):
-        return Cause.ORDER_BACKWARD if rows[0].first.about == "backward" else Cause.ORDER_FORWARD
+        return _ORDERS[rows[0].first.about]
     pair = find(rows, lambda row: row.is_full)
     if pair is None or items.differ(len):
         return Cause.EXTRA_COLLECTIVE
-    return _CAUSES[first(pair.differing(_CAUSES)) or "op"]
+    fields = pair.differing(_CAUSES)
+    return _CAUSES[fields[0]] if fields else Cause.EXTRA_COLLECTIVE
 
 
 def _unnumbered(item: Item) -> tuple[str, ...]:
-    # By name: a record that travelled between ranks has its fields in another order.
+    # By name: a record that travelled between ranks has its fields in a different order.
     names = sorted(item.fields)
     if item.fields["group"].startswith("group#"):
         names.remove("group")
@@ -123,12 +144,14 @@ def _unnumbered(item: Item) -> tuple[str, ...]:
 
 
 def issued(difference: Difference) -> Explanation | None:
-    """The same for the compile of another layer's difference; None when its collectives match."""
+    """Explanation by the collectives of the same compile, for a different layer; None when they match."""
     if not difference.compile.differs(Layer.COLLECTIVES):
         return None
     items = difference.compile.items(Layer.COLLECTIVES)
     rows = rows_of(items, is_ordered=True)
-    return explained(items, rows) if rows else None
+    if not rows:
+        return None
+    return explained(items, rows)
 
 
 SPEC = LayerSpec(layer=Layer.COLLECTIVES, explain=_explain, items=_items, parts=_parts)

@@ -1,4 +1,4 @@
-"""Versions, variables and settings of a rank -> one item each; they belong to the rank, not to a compile."""
+"""Versions, environment variables and settings of a rank -> one item each; of the rank, not of a compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _items(record: RankRecord) -> list[Item]:
 
 
 def _explain(difference: Difference) -> Explanation:
-    """A setting that torch guards has a cause of its own, as when a guard on it fails."""
+    """A setting that torch guards has the same cause as a failed guard on it."""
     row = difference.rows[0]
     found = state.cause_of(row.first.about)
     cause = Cause.ENVIRONMENT if found == Cause.PROCESS_STATE else found

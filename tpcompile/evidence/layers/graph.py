@@ -30,9 +30,11 @@ _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
 _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
-"""Cause of a difference in each part of that."""
+"""Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
 """Causes of a program that explain why its collectives differ."""
+_MAY_BE_SET_ORDER = frozenset({Cause.RANK_BRANCH, Cause.RANK_CONSTANT})
+"""Causes that a node has too when ranks iterate a set in different orders."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
@@ -56,7 +58,7 @@ def graph_items(graph: Graph) -> Iterator[Item]:
 
 
 def _node_item(nodes: Sequence[Node], index: int) -> Item:
-    """Everything of a node that counts; its constants and the nodes it reads also apart."""
+    """What is compared of a node; its constants and the nodes that it reads are notes too."""
     node = nodes[index]
     args = ", ".join([*node.args, *(f"{key}={value}" for key, value in node.kwargs)])
     reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
@@ -83,7 +85,7 @@ def _break_item(found: GraphBreak) -> Item:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    """A frame without a graph is evidence too, this rank compiled nothing of it; unless its log ends before."""
+    """A frame without a graph is observed too: this rank compiled nothing of it. A log that ends early says nothing."""
     return in_one_part(is_observed=bool(compile_.graphs) or not compile_.is_cut)
 
 
@@ -93,7 +95,7 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def _guard_behind(difference: Difference) -> Row:
-    """The first guard that all ranks have, each their own."""
+    """The first guard on a value that every rank has and in which the ranks differ."""
     if not difference.compile.differs(Layer.GUARDS):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GUARDS), is_ordered=False)
@@ -101,19 +103,24 @@ def _guard_behind(difference: Difference) -> Row:
 
 
 def _with_collectives(difference: Difference) -> Explanation:
-    """The program, unless the collectives that it issues say more."""
-    program, collectives = _program(difference), issued(difference)
-    if collectives is None or program.cause in _SAYS_MORE:
+    """The program's explanation, unless that of its collectives says more."""
+    program = _program(difference)
+    if program.cause in _SAYS_MORE:
         return program
-    is_same = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
-    return program if is_same else collectives
+    collectives = issued(difference)
+    if collectives is None:
+        return program
+    are_both_sizes = program.cause == Cause.COLLECTIVE_SIZES == collectives.cause
+    return program if are_both_sizes else collectives
 
 
 def _ended(difference: Difference) -> Explanation | None:
-    """Breaks and failures that not all ranks have: they end a graph early, what comes later is missing."""
+    """The graph break or failed compile that some ranks lack: it ends the graph early, and later nodes are missing."""
     ends = difference.items.only(lambda item: item.kind in _ENDS)
     own = Row(ends.own().map(first))
-    return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners) if own.present else None
+    if not own.present:
+        return None
+    return Explanation(_end_cause(own.first), Directness.ENDED, own, guilty=own.owners)
 
 
 def _end_cause(item: Item) -> Cause:
@@ -131,7 +138,7 @@ def _program(difference: Difference) -> Explanation:
 
 @dataclass(frozen=True)
 class _Node:
-    """The first node that differs and does something: inputs and outputs follow from the nodes that use them."""
+    """The first node that differs and is a call: placeholders and outputs follow from the nodes that use them."""
 
     difference: Difference
     row: Row
@@ -139,24 +146,27 @@ class _Node:
 
 
 def _different(node: _Node) -> Explanation:
-    """The node says what happened."""
+    """The difference is the node itself."""
     directness = _DIRECTNESS.get(node.cause, Directness.PROGRAM)
     return Explanation(node.cause, directness, node.row, hangs=directness == Directness.COLLECTIVE)
 
 
 def _reordered(node: _Node) -> Explanation | None:
-    """The same ops in the order of a set, where no rank is read."""
-    if node.cause not in (Cause.RANK_BRANCH, Cause.RANK_CONSTANT) or node.difference.compile.rank_reads():
+    """The same ops in the iteration order of a set, in code that does not read the rank."""
+    if node.cause not in _MAY_BE_SET_ORDER or node.difference.compile.rank_reads():
         return None
     moved = _moved(node.difference.items)
-    loop = _set_behind(node) if moved else None
-    if moved is None or loop is None:
+    if moved is None:
         return None
-    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, Row(_in_loop(item, loop) for item in moved.present))
+    loop = _set_behind(node)
+    if loop is None:
+        return None
+    at_loop = Row(_in_loop(item, loop) for item in moved.present)
+    return Explanation(Cause.SET_ORDER, Directness.ARRANGED, at_loop)
 
 
 def _moved(items: Items) -> Row | None:
-    """The first place at which groups differ that run the same ops in a different order."""
+    """The first place at which groups of ranks differ that run the same ops in different orders."""
     ops = items.only(lambda item: item.kind == ItemKind.NODE).map(_sorted_ops)
     if ops.differ() or not differ(ops[0]):
         return None
@@ -164,7 +174,7 @@ def _moved(items: Items) -> Row | None:
 
 
 def _set_behind(node: _Node) -> UserLine | None:
-    """Where a set is iterated: in the function of the ops, or else in their file, in a loop that calls them."""
+    """Where a set is iterated: in the function of the ops, else elsewhere in their file, in a loop that calls them."""
     guards = node.difference.compile.items(Layer.GUARDS)
     loops = lines_of(guards.only(lambda guard: "set" in guard.notes).all)
     near = [loop for loop in loops if _functions_in(loop.file, node.row)]
@@ -172,12 +182,12 @@ def _set_behind(node: _Node) -> UserLine | None:
 
 
 def _functions_in(file: str, row: Row) -> set[str]:
-    """Functions of a file in which the row is; torch may have cut the front of its path."""
+    """Functions of that file that the row's lines are in; torch may have cut the front of the file's path."""
     return {line.function for line in row.lines if line.file.endswith(file)}
 
 
 def _in_loop(item: Item, iterated: UserLine) -> Item:
-    """The item at the loop over the set, unless it is in that function itself."""
+    """The item at the line that iterates the set, unless the item is in that function already."""
     is_there = item.line is not None and item.line.function == iterated.function
     return item if is_there else item.at(iterated)
 
@@ -191,8 +201,9 @@ def _op(item: Item) -> tuple[str, ...]:
 
 
 def _symbolic(node: _Node) -> Explanation | None:
-    """A size that is a symbol on some ranks only: everything made from it differs, so no node says more."""
-    groups, is_symbolic = node.difference.groups, node.difference.compile.is_symbolic()
+    """A size that is a symbol on some ranks only: everything made from it differs, so no single node explains it."""
+    groups = node.difference.groups
+    is_symbolic = node.difference.compile.is_symbolic()
     if not is_symbolic.differ():
         return None
     ranks = ranks_in(groups, is_symbolic.where(bool))
@@ -208,7 +219,7 @@ _DIRECTNESS = {
     Cause.AUTOMATIC_DYNAMIC: Directness.FED,
     **dict.fromkeys(_METADATA.values(), Directness.RESULT),
 }
-"""How directly a node that differs names what happened; a node by default is just the program."""
+"""How directly a node with that cause names what happened; `PROGRAM` by default."""
 
 
 def _does_something(row: Row) -> bool:
@@ -217,13 +228,19 @@ def _does_something(row: Row) -> bool:
 
 def _cause(row: Row) -> Cause:
     """Cause of a node that differs."""
-    if not row.is_full or row.differing(("op", "target")):
+    if not row.agree_in(_called):
         return Cause.RANK_BRANCH
     if not row.differing(["args"]):
         return _of_values(row)
     if not row.differs_in_note("constants"):
-        return Cause.RANK_BRANCH  # the same op reads other tensors
-    return _of_collective(row) if any(row.notes("collective")) else Cause.RANK_CONSTANT
+        return Cause.RANK_BRANCH  # the same op reads different tensors
+    if any(row.notes("collective")):
+        return _of_collective(row)
+    return Cause.RANK_CONSTANT
+
+
+def _called(item: Item) -> tuple[str, str]:
+    return item.fields["op"], item.fields["target"]
 
 
 def _of_collective(row: Row) -> Cause:
@@ -233,17 +250,20 @@ def _of_collective(row: Row) -> Cause:
 
 
 def _of_values(row: Row) -> Cause:
-    """The same call with another result: the metadata of what it reads differs."""
+    """The same call with a different result: the metadata of what it reads differs."""
     values = row.values("value")
-    if differ("#" in value for value in values):
+    has_symbol = ["#" in value for value in values]
+    if differ(has_symbol):
         return Cause.AUTOMATIC_DYNAMIC
     cause = _of_metadata(values)
-    is_of_collective = cause != Cause.UNKNOWN and any(row.notes("collective"))
+    if cause == Cause.UNKNOWN:
+        return cause
+    is_of_collective = any(row.notes("collective"))
     return Cause.COLLECTIVE_SIZES if is_of_collective else cause
 
 
 def _of_metadata(values: Sequence[str]) -> Cause:
-    """The first part of what torch prints of tensors that differs."""
+    """Cause of the first part that differs in what torch prints of the tensors: dtype, shape, stride."""
     tensors = list(filter(None, map(_VALUE.match, values)))
     if len(tensors) < len(values):
         return Cause.UNKNOWN
@@ -254,15 +274,19 @@ def _of_metadata(values: Sequence[str]) -> Cause:
 
 
 def _dropped(node: _Node) -> Explanation | None:
-    """The collective whose result one group never reads, where the forward issues the same collectives.
+    """The collective whose result one group never reads, where all ranks issue the same collectives in the forward.
 
-    The backward may differ then: where it recomputes the forward, it recomputes what is read.
+    The backward may still differ: where it recomputes the forward, it recomputes only what is read.
     """
     if node.cause != Cause.RANK_BRANCH:
         return None
     collectives = node.difference.compile.items(Layer.COLLECTIVES)
     forward = collectives.only(lambda item: item.about == "forward")
-    if forward.each(lambda item: item.key).differ() or not forward.each(_is_unused).differ():
+    issued_there = forward.each(lambda item: item.key)
+    dropped_there = forward.each(_is_unused)
+    if issued_there.differ():
+        return None
+    if not dropped_there.differ():
         return None
     dropped = Row(collectives.only(_is_unused).map(first))
     if dropped.is_full:
@@ -278,7 +302,7 @@ SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts
 
 
 def first_nodes(difference: Difference) -> Row:
-    """The first nodes that differ in the compile of another layer's difference; empty where the program agrees."""
+    """The first nodes that differ in the compile of this difference; empty where the program agrees."""
     if not difference.compile.differs(Layer.GRAPH):
         return Row()
     rows = rows_of(difference.compile.items(Layer.GRAPH), is_ordered=True)

@@ -17,9 +17,9 @@ _CAUSES = {
     "requires_grad": Cause.REQUIRES_GRAD,
     "dynamic": Cause.AUTOMATIC_DYNAMIC,
 }
-"""Field that differs -> cause, the one that says most first."""
+"""Field that differs -> cause, the most telling field first."""
 _PARAMETERS = "._parameters["
-"""In the source of a tensor that is a parameter of a module."""
+"""Part of the source of a tensor that is a parameter of a module."""
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
@@ -39,7 +39,7 @@ def _item(tensor: InputTensor) -> Item:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    """Tensors are logged while the frame is traced: of a compile that was cut before its graph, some are missing."""
+    """Tensors are logged while the frame is traced: a log that ends before the graph lacks some of them."""
     is_partial = compile_.is_cut and not compile_.graphs
     return in_one_part(is_observed=bool(compile_.inputs) and not is_partial)
 
@@ -47,22 +47,25 @@ def _parts(compile_: CompileRecord) -> Sequence[str]:
 def _explain(difference: Difference) -> Explanation:
     row = difference.rows[0]
     if not row.is_full:
-        # A tensor that only one side reads: why is in the program, and this is what is left to say.
+        # A tensor that only some ranks read: the reason is in the program, which explains itself where it differs.
         return Explanation(Cause.RANK_BRANCH, Directness.ONE_SIDED, row)
     return Explanation(_cause(row, difference), Directness.FED, row)
 
 
 def _cause(row: Row, difference: Difference) -> Cause:
-    differing = row.differing(_CAUSES)
-    if "shape" in differing and difference.compile.is_symbolic().differ():
-        return Cause.AUTOMATIC_DYNAMIC
-    if differing == ["requires_grad"]:
+    fields = row.differing(_CAUSES)
+    if not fields:
+        return Cause.UNKNOWN
+    if fields == ["requires_grad"]:
         return requires_grad_cause(row.first.about)
-    return _CAUSES[differing[0]] if differing else Cause.UNKNOWN
+    is_dynamic = difference.compile.is_symbolic().differ()
+    if is_dynamic and "shape" in fields:
+        return Cause.AUTOMATIC_DYNAMIC
+    return _CAUSES[fields[0]]
 
 
 def requires_grad_cause(source: str) -> Cause:
-    """Cause of a tensor that wants gradients on some ranks only."""
+    """Cause of a tensor that requires grad on some ranks only."""
     return Cause.FROZEN_PARAMETER if _PARAMETERS in source else Cause.REQUIRES_GRAD
 
 

@@ -13,7 +13,7 @@ from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, La
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
-"""A view of a buffer, at an offset that may follow the rank."""
+"""A view of a buffer; its offset may depend on the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
 _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|addmm|bmm)|num_warps|num_stages|BLOCK")
 
@@ -40,14 +40,20 @@ def _explain(difference: Difference) -> Explanation:
 
 
 def is_reordered(items: Items) -> bool:
-    """True when the generated code issues other collectives, or the same in another order: a hang."""
+    """True when the generated code of the ranks issues different collectives, or a different order of them: a hang."""
     return items.differ(_issued)
 
 
 def _issued(items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
     """Op and arguments of the collectives that lines of code issue, in order."""
-    found = [_ISSUED.search(_VIEW.sub("buf0", item.fields["code"])) for item in items]
-    return tuple((match[1], _BUFFER.sub("%", match[2])) for match in found if match)
+    calls = []
+    for item in items:
+        code = _VIEW.sub("buf0", item.fields["code"])
+        match = _ISSUED.search(code)
+        if match is not None:
+            arguments = _BUFFER.sub("%", match[2])
+            calls.append((match[1], arguments))
+    return tuple(calls)
 
 
 SPEC = LayerSpec(layer=Layer.KERNELS, explain=_explain, items=_items, parts=_parts, is_strict=False)

@@ -1,4 +1,4 @@
-"""Graphs that AOTAutograd made of the program, forward and backward -> one item per node."""
+"""Graphs that AOTAutograd made from the Dynamo graph, forward and backward -> one item per node."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def _explain(difference: Difference) -> Explanation:
 
 def _cause(difference: Difference) -> Cause:
     if difference.items.differ(_num_padded):
-        return Cause.AUTOTUNE  # Inductor times whether padding a matmul makes it faster, each rank for itself
-    return Cause.PARTITIONER if difference.items.differ(_num_saved) else Cause.COMPILER_PASS
+        return Cause.AUTOTUNE  # Inductor decides by timing, on each rank alone, whether padding makes a matmul faster
+    if difference.items.differ(_num_saved):
+        return Cause.PARTITIONER
+    return Cause.COMPILER_PASS
 
 
 def _num_padded(items: Sequence[Item]) -> int:

@@ -1,8 +1,8 @@
 """Folders of TORCH_TRACE files of any job -> verdict, offline.
 
-What a log does not hold was not observed, and is never taken for a difference: caches omit artifacts, a killed
-process ends in the middle of a record, a rank may have left no log at all. Nor is it taken for agreement: then the
-verdict is neither green nor red, exit code 6.
+What a log does not hold was not observed, and is not a difference: caches omit artifacts, the log of a killed process
+ends inside a record, a rank may have left no log. Nor is it agreement: the verdict is then neither green nor red, exit
+code 6.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import find, first, phrase
+from tpcompile.evidence.several import find, first
 from tpcompile.evidence.splits import split_note
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
 SIDE_BY_SIDE_BYTES = 30_000_000
-"""Size of logs from which a process of their own pays."""
+"""Size of the logs above which they are read in parallel processes."""
 _NEED_NOT_AGREE = frozenset({
     Cause.SHAPE, Cause.AUTOMATIC_DYNAMIC, Cause.RANK_BRANCH, Cause.EXTRA_COMPILE, Cause.COMPILE_DISABLED,
 })  # fmt: skip
-"""Differences in sizes, and in which code a rank runs: none between ranks that nothing connects."""
+"""Differences in sizes, and in which code a rank runs: expected between ranks without a common group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,11 @@ class Question:
     uneven: tuple[tuple[str, str], ...] = ()
     """(function, reason): compiled functions whose content may differ; their collectives may not."""
     ended_badly: bool = False
-    """The job crashed or hung: that its compiles agree is no pass then."""
+    """The job crashed or hung: that its compiles agree is not a pass then."""
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job, as far as that is said; else 0."""
+        """Number of ranks of the job where it is given, else 0."""
         said = self.mesh or self
         return said.world_size or 0
 
@@ -86,17 +86,21 @@ def diagnose(folders: Sequence[Path], question: Question | None = None) -> Verdi
 
 
 def _read_all(paths: Mapping[int, Path]) -> ByRank[RankLog]:
-    """Read the logs, large ones side by side."""
+    """Read the logs, large ones in parallel."""
     size_bytes = sum(path.stat().st_size for path in paths.values())
     num_workers = min(len(paths), _num_cores())
-    if num_workers == 1 or size_bytes < SIDE_BY_SIDE_BYTES:
-        return ByRank(dict(zip(paths, map(_read, paths, paths.values()), strict=True)))
-    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return ByRank(dict(zip(paths, pool.map(_read, paths, paths.values()), strict=True)))
+    is_small = size_bytes < SIDE_BY_SIDE_BYTES
+    if is_small or num_workers == 1:
+        one_by_one = map(_read, paths, paths.values())
+        return ByRank(dict(zip(paths, one_by_one, strict=True)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+        in_parallel = pool.map(_read, paths, paths.values())
+        return ByRank(dict(zip(paths, in_parallel, strict=True)))
 
 
 def _num_cores() -> int:
-    """Cores of this process, where the system says so."""
+    """Cores that this process may use; 1 where the system does not report them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
@@ -108,12 +112,13 @@ def _read(rank: int, path: Path) -> RankLog:
 
 
 def _world_size(question: Question, seen: int) -> int:
-    """Ranks of the job, of which the logs show so many at least."""
+    """Number of ranks of the job; the logs show at least `seen`."""
     if question.mesh is None:
         return max(question.num_ranks, seen)
     size = question.mesh.world_size
-    had = max(question.world_size or size, seen)
-    if question.world_size not in (None, size) or had > size:
+    said = question.world_size or size
+    had = max(said, seen)
+    if said != size or had > size:
         raise ConfigError(f"the mesh has {size} ranks, the job had {had}; give the sizes of all its axes")
     return size
 
@@ -133,10 +138,11 @@ class _Diagnosis:
         self.failed = failed_everywhere(job.logs)
 
     def verdict(self) -> Verdict:
-        """Look into the first of what differs, and into more of it only when that is not red."""
+        """Parse the first frames that differ, and more of them only when those are not red."""
         selection = select(self.job)
         found = self.conclude(selection)
-        if selection.num_left and found.exit_code != ExitCode.FAIL:
+        is_red = found.exit_code == ExitCode.FAIL
+        if selection.num_left and not is_red:
             selection = select(self.job, budget_bytes=MAX_BYTES)
             found = self.conclude(selection)
         return self.limited(found, _not_looked_into(selection.num_left))
@@ -159,21 +165,22 @@ class _Diagnosis:
         ]
 
     def limited(self, verdict: Verdict, not_looked_into: Sequence[Limit]) -> Verdict:
-        """A pass of logs that do not go far enough is none; a difference is one all the same."""
+        """The verdict, with a pass turned into incomplete where the logs do not cover the whole job."""
         notes = [limit.note for limit in not_looked_into]
         verdict = verdict.model_copy(update={"checks": (*verdict.checks, *notes)})
         if verdict.exit_code != ExitCode.PASS:
             return verdict
-        limits = sorted([*self.limits(), *not_looked_into], key=lambda limit: limit.weight)
+        limits = [*self.limits(), *not_looked_into]
         if not limits:
             return verdict.model_copy(update={"summary": f"{verdict.summary}; {_NOT_ALL}"})
-        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": limits[-1].doubt}
+        heaviest = max(limits, key=lambda limit: limit.weight)
+        update = {"status": Status.SKIPPED, "exit_code": int(ExitCode.INCOMPLETE), "summary": heaviest.doubt}
         return verdict.model_copy(update=update)
 
-    # What the source knows besides the digests.
+    # What the logs show besides the digests.
 
     def revised(self, divergences: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
-        """Differences that are none in this job are listed only; what was scheduled, and what ran, is added."""
+        """Differences that are expected in this job become information; those of schedules and runs are added."""
         found = [self.accepted(divergence) for divergence in divergences]
         hanging = _hanging(found)
         for logs in self.job.domains:
@@ -193,7 +200,7 @@ class _Diagnosis:
         return divergence
 
     def uneven(self, divergence: Divergence) -> str | None:
-        """Why the function that differs may do so; None when nobody said so."""
+        """The reason given for the function that differs; None where none was given."""
         lines = known(group.frame_line for group in divergence.groups)
         functions = {line.function for line in lines}
         return first(reason for function, reason in self.question.uneven if function in functions)
@@ -201,29 +208,31 @@ class _Diagnosis:
     # Checks.
 
     def versions(self, environment: Check) -> Check:
-        """No log says what the environment was, but for torch's version."""
+        """Logs have torch's version and nothing else of the environment."""
         if environment.is_red:
             return environment
         versions = {log.torch_version for log in self.job.logs.values()}
         if versions == {""}:
             return environment.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
-        observed = f"torch {', '.join(sorted(versions))} on all ranks; nothing else is logged"
+        listed = ", ".join(sorted(versions))
+        observed = f"torch {listed} on all ranks; nothing else is logged"
         return environment.model_copy(update={"observed": observed})
 
     def compiled(self) -> Check:
-        """Something was compiled on any rank; the kinds of errors are said besides."""
+        """Passes where any rank compiled something; types of errors are listed."""
         outcomes = self.job.logs.map(lambda log: log.outcomes)
         numbers = outcomes.map(lambda outcome: outcome[""])
         if not any(numbers.values()):
             return self.nothing_compiled()
         observed = ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
-        errors = sorted(set[str]().union(*outcomes.values()).difference([""]))
+        fail_types = set[str]().union(*outcomes.values())
+        errors = sorted(fail_types - {""})
         if errors:
             observed += f"; others failed with {', '.join(errors)}"
         return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
 
     def nothing_compiled(self) -> Check:
-        """No compile ended well; the first error that ends a program says why, else that of a skipped frame."""
+        """No compile succeeded: the reason is the first fatal error, else the first error of a skipped frame."""
         check = Check(
             id=CheckId.COMPILED,
             mode="",
@@ -236,8 +245,11 @@ class _Diagnosis:
         if not failures:
             return check
         why = find(failures, lambda compile_: compile_.is_fatal) or failures[0]
-        others = sorted({compile_.fail_type for compile_ in failures} - {why.fail_type})
-        observed = phrase(why.failed, f"others with {', '.join(others)}" if others else "")
+        fail_types = {compile_.fail_type for compile_ in failures}
+        others = sorted(fail_types - {why.fail_type})
+        observed = why.failed
+        if others:
+            observed += f", others with {', '.join(others)}"
         return check.model_copy(update={"observed": observed, "line": why.line})
 
     def failed_alone(self) -> Iterator[Check]:
@@ -246,7 +258,7 @@ class _Diagnosis:
             yield _failure_check(*found)
 
     def limits(self) -> Iterator[Limit]:
-        """How far the logs of this job go."""
+        """What the logs of this job do not cover."""
         if self.failed:
             yield _failed_alike(self.failed)
         if self.lacking:
@@ -268,10 +280,10 @@ _UNCOUPLED = (
 
 @dataclass(frozen=True)
 class Limit:
-    """How far the logs of a job go: said beside the checks of any verdict, and instead of a pass."""
+    """Something that the logs of a job do not cover: a note in every verdict, and the summary instead of a pass."""
 
     weight: int
-    """The doubt that weighs most is the verdict."""
+    """Of several limits the doubt with the largest weight is the summary."""
     note: Check
     doubt: str
 
@@ -303,7 +315,7 @@ def _not_looked_into(num_left: int) -> list[Limit]:
 
 
 def _left_out(names: Sequence[str]) -> list[Check]:
-    """What lies beside the logs."""
+    """Files that are named like a log and were left out."""
     if not names:
         return []
     return [_information(NOTED, f"{len(names)} called like a log and left out", names)]

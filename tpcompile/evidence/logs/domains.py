@@ -1,7 +1,7 @@
-"""Logs of all ranks -> which ranks must agree: by the process groups they name, or as the mesh says.
+"""Logs of all ranks -> which ranks must agree: by the process groups that they name, or by the mesh.
 
-Ranks that name a common group in compiled code depend on each other: they issue collectives in it. Pipeline stages
-and data-parallel replicas name none in common, and may compile what they like.
+Ranks that name a common group in compiled code issue collectives in it, so they must agree. Pipeline stages and
+data-parallel replicas have no common group in compiled code, and may compile different programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tpcompile.evidence.several import grouped
 from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"
-"""Torch counts its groups; the default one is the first, and every rank is in it."""
+"""Torch numbers its groups; the default group is the first, and every rank is in it."""
 _AXIS = re.compile(r"(?P<name>[^=]+)=(?P<size>0*[1-9]\d*)")
 
 
@@ -51,12 +51,12 @@ class Mesh:
     """A device mesh in row-major order, and the axis whose ranks run the same program."""
 
     sizes: Mapping[str, int]
-    """By axis."""
+    """Axis -> size."""
     axis: str
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return math.prod(self.sizes.values())
 
     def domains(self) -> Domains:
@@ -67,7 +67,7 @@ class Mesh:
         return Domains(Source.MESH, tuple(Domain(name, tuple(ranks)) for name, ranks in parts.items()))
 
     def _name(self, place: Sequence[int]) -> str:
-        """Of the domain of the rank at a place on all axes."""
+        """Name of the domain of the rank at that place, one number per axis."""
         at = zip(self.sizes, place, strict=True)
         others = [f"{name}={number}" for name, number in at if name != self.axis]
         return ", ".join(others) or "all"
@@ -80,7 +80,9 @@ def parse_mesh(text: str, axis: str) -> Mesh:
     if len(sizes) < len(axes):
         raise ConfigError(f"--mesh {text}: an axis is named twice")
     if axis not in sizes:
-        raise ConfigError(f"--axis {axis or '(none)'}: choose from {', '.join(sizes)}, whose ranks must agree")
+        given = axis or "(none)"
+        choices = ", ".join(sizes)
+        raise ConfigError(f"--axis {given}: choose from {choices}, whose ranks must agree")
     return Mesh(sizes, axis)
 
 
@@ -92,7 +94,7 @@ def _parse_axis(part: str, mesh: str) -> tuple[str, int]:
 
 
 class _Kind(Enum):
-    """What ranks that are connected by process groups are to the others."""
+    """How the ranks of one part, connected by process groups, relate to the other parts."""
 
     SHARED = "several ranks, connected by groups"
     ALONE = "one rank, which names groups that nobody else names"
@@ -100,10 +102,10 @@ class _Kind(Enum):
 
 
 def by_groups(groups: Mapping[int, Sequence[str]], *, missing: Sequence[int] = ()) -> Domains:
-    """Rank -> names of the groups in its compiled code, to domains: ranks that share a name, directly or not.
+    """Names of the groups in each rank's compiled code -> domains: ranks that share a name, directly or through others.
 
-    `missing` are ranks without a log: one that would be alone in its group may have a peer among them. Who names no
-    group, or one of its own, is with its like if one of them issues collectives, else with the rest.
+    `missing` are ranks without a log: a rank that seems alone in its group may have a peer among them. Ranks that name
+    no group, or one that no other rank names, form one domain, or join the only domain of connected ranks.
     """
     if not any(groups.values()):
         return Domains(Source.NOTHING, (Domain("all", tuple(sorted(groups))),))
@@ -128,7 +130,7 @@ def _kind(part: Sequence[int], groups: Mapping[int, Sequence[str]]) -> _Kind:
 
 
 def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
-    """Domains by rank; a single one needs no name."""
+    """Domains in the order of their ranks; a single one is called `all`."""
     if len(parts) == 1:
         return (Domain("all", tuple(sorted(parts[0]))),)
     in_order = sorted(tuple(sorted(part)) for part in parts)
@@ -136,7 +138,7 @@ def _named(parts: Sequence[tuple[int, ...]]) -> tuple[Domain, ...]:
 
 
 def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
-    """Ranks that share a group, directly or through others."""
+    """Ranks that share a group, directly or through other ranks."""
     part_of: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in groups}
     for ranks in _users(groups):
         parts = dict.fromkeys(part_of[rank] for rank in ranks)
@@ -146,7 +148,7 @@ def _connected(groups: Mapping[int, Sequence[str]]) -> list[tuple[int, ...]]:
 
 
 def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
-    """Ranks of every group; all of them are in the default one."""
+    """Ranks of every group; every rank is in the default group."""
     users: dict[str, list[int]] = {}
     for rank, names in groups.items():
         for name in names:
@@ -157,27 +159,28 @@ def _users(groups: Mapping[int, Sequence[str]]) -> list[list[int]]:
 
 
 def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
-    """By rank of one domain: name of a group -> what stands for it on all ranks.
+    """For each rank of one domain: name of a group -> its role, which is the same on all ranks.
 
-    A name that two ranks share is one group. Groups that differ in name (the tensor-parallel group of each replica)
-    stand for each other in order of appearance.
+    A name that two ranks share is one group. Groups with different names (the tensor-parallel group of each replica)
+    have the same role where they appear in the same place.
     """
     shared: dict[str, str] = {}
     return {rank: _roles(groups[rank], shared) for rank in sorted(groups)}
 
 
 def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
-    """The roles of a rank's groups; those that no rank before had are added to what is `shared`."""
+    """The roles of one rank's groups; those that no earlier rank had are added to `shared`."""
     mine: dict[str, str] = {}
     known_first = sorted(names, key=lambda name: name not in shared)
     for name in known_first:
         role = shared.get(name) or _free_role(mine)
-        mine[name] = shared[name] = role
+        mine[name] = role
+        shared[name] = role
     return mine
 
 
 def _free_role(mine: Mapping[str, str]) -> str:
-    """The first role that a rank has no group for yet."""
+    """The first role that this rank has not given to a group yet."""
     taken = set(mine.values())
     number = 0
     while f"group#{number}" in taken:

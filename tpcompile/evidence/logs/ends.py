@@ -1,4 +1,4 @@
-"""Logs of a job -> what each lacks, and how each ends: the evidence about a job that did not end well."""
+"""Logs of a job -> what each log lacks, and how it ends: the evidence about a job that crashed or hung."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.evidence.text.ranks import ranks_text
 
 
 class Lack(Enum):
-    """Why a log is not all there is to know about its rank."""
+    """Why a log does not hold everything about its rank."""
 
     NO_LOG = "left no log: it never compiled anything, or its log is lost"
     EMPTY = "is empty"
@@ -36,7 +36,8 @@ class LogEnd:
     def __str__(self) -> str:
         if Lack.NO_LOG in self.lacks:
             return f"rank {self.rank} {Lack.NO_LOG.value}"
-        lacks = " and ".join(lack.value for lack in self.lacks) or "is whole"
+        lacking = [lack.value for lack in self.lacks]
+        lacks = " and ".join(lacking) or "is whole"
         ends = f"the log of rank {self.rank} {lacks}"
         if self.last is None:
             return ends
@@ -44,22 +45,23 @@ class LogEnd:
 
     @property
     def last_compile(self) -> str:
-        """The last thing it compiled, in few words."""
+        """The last compile of the log, and whether it ended or failed."""
         if self.last is None:
             return "no compile"
         state = "ended" if self.last.is_ended else "not ended"
-        failed = f", failed with {self.last.fail_type}" if self.last.fail_type else ""
-        return f"last compile is {self.last.compile_id} of {self.last.frame}, {state}{failed}"
+        if self.last.fail_type:
+            state += f", failed with {self.last.fail_type}"
+        return f"last compile is {self.last.compile_id} of {self.last.frame}, {state}"
 
 
 def log_ends(logs: ByRank[RankLog], missing: Sequence[int]) -> ByRank[LogEnd]:
-    """How the log of every rank ends; `missing` left none."""
+    """How the log of every rank ends; ranks in `missing` left no log."""
     lost = {rank: LogEnd(rank, (Lack.NO_LOG,)) for rank in missing}
     return ByRank({**logs.map(_end), **lost})
 
 
 def endings(ends: ByRank[LogEnd]) -> str:
-    """The last compile of every rank, ranks that end alike together."""
+    """The last compile of every rank; ranks with equal ones in one phrase."""
     alike = grouped(ends, lambda rank: ends[rank].last_compile)
     return "; ".join(f"rank {ranks_text(ranks)}: {last}" for last, ranks in alike.items())
 
@@ -80,26 +82,29 @@ def _lacks(log: RankLog, *, is_unfinished: bool) -> tuple[Lack, ...]:
         Lack.NO_COMPILE: not log.compiles,
         Lack.UNFINISHED: is_unfinished,
     }
-    return tuple(lack for lack, is_so in observed.items() if is_so)
+    lacks = [lack for lack, is_so in observed.items() if is_so]
+    return tuple(lacks)
 
 
 def failed_everywhere(logs: ByRank[RankLog]) -> list[LoggedCompile]:
-    """Compiles of the first rank that failed, and failed on every other rank that made them, the limit apart."""
+    """Compiles of the first rank that failed with a fatal error, of the same type on every rank that made them."""
     turns = [_turn(logs, number) for number in logs.first.fatal]
     return [turn.first for turn in turns if not turn.differ(lambda compile_: compile_.fail_type)]
 
 
 def failed_first(logs: ByRank[RankLog]) -> tuple[int, LoggedCompile] | None:
-    """The compile that ended a job: it failed on one rank, and all other logs end inside theirs of that number."""
+    """The compile that ended a job: it failed on one rank, and every other log ends inside that compile."""
+    num_peers = len(logs) - 1
     for rank, log in logs.items():
         for number, compile_ in log.fatal.items():
-            still_open = _turn(logs, number).where(lambda peer: not peer.is_ended)
-            if len(still_open) == len(logs) - 1:
+            compiles = _turn(logs, number)
+            unfinished = compiles.where(lambda peer: not peer.is_ended)
+            if len(unfinished) == num_peers:
                 return rank, compile_
     return None
 
 
 def _turn(logs: ByRank[RankLog], number: int) -> ByRank[LoggedCompile]:
-    """The compiles of that number, of the ranks that got so far."""
+    """The compiles of that number, of the ranks that made so many."""
     so_far = logs.where(lambda log: number < len(log.compiles))
     return so_far.map(lambda log: log.compiles[number])

@@ -1,4 +1,4 @@
-"""Folders -> the one TORCH_TRACE file of every rank; what cannot be one is listed, what is two jobs is refused."""
+"""Folders -> the one TORCH_TRACE file of every rank; unusable files are listed, the logs of two jobs are refused."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAME = re.compile(r"^dedicated_log_torch_trace_rank_(?P<rank>\d+)(?:_.*)?\.log$
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The file of every rank, and what lies beside them."""
+    """The file of every rank, and the files left out."""
 
     paths: ByRank[Path]
     left_out: tuple[str, ...]
-    """One line per thing that is called like a log and is none."""
+    """One line for each path that is named like a log and is not one."""
 
 
 def find_logs(folders: Sequence[Path], *, num_ranks: int = 0) -> LogFiles:
     """The log of every rank, below any of the folders.
 
     Raises ConfigError for fewer than two ranks, unless the job is known to have had more: torch opens no log on a rank
-    that compiles nothing. And for two logs of one rank: two jobs, or one that was restarted, have nothing to compare.
+    that compiles nothing. Raises it for two logs of one rank too: two jobs, or one that was restarted.
     """
     found: dict[int, set[Path]] = {}
     left_out = []
@@ -72,9 +72,10 @@ def _unusable(path: Path) -> str:
         mode = path.stat().st_mode
     except OSError as error:
         return f"{error.strerror}"
-    if not stat.S_ISREG(mode):
-        return "it is not a file but " + ("a directory" if stat.S_ISDIR(mode) else "a pipe or a device")
-    return ""
+    if stat.S_ISREG(mode):
+        return ""
+    kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+    return f"it is not a file but {kind}"
 
 
 def _check_one_job(paths: ByRank[set[Path]]) -> None:
@@ -98,5 +99,5 @@ def _too_few(paths: ByRank[set[Path]], folders: Sequence[Path]) -> str:
 
 
 def unreadable(path: Path, error: OSError) -> PreflightError:
-    """What to raise for a log that cannot be read."""
+    """The error for a log that cannot be read."""
     return PreflightError(f"cannot read {path}: {error.strerror}")

@@ -1,6 +1,6 @@
-"""What the logs say was scheduled and what ran -> divergences: evidence beside the graphs.
+"""What was scheduled and what ran, by the logs -> divergences: evidence besides the graphs.
 
-Inductor may reorder and bucket collectives on each rank for itself, and a program may call its graphs in another
+Inductor may reorder and bucket collectives on each rank alone, and a program may call its graphs in a different
 order; the graphs of all ranks are equal then, and the job hangs.
 """
 
@@ -16,7 +16,6 @@ from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.logs.job import DomainLogs, Member, Step
 from tpcompile.evidence.logs.ranklog import LoggedCompile
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
-from tpcompile.evidence.several import first
 from tpcompile.evidence.text.ranks import ranks_text
 
 _OP = "torch.ops._c10d_functional."
@@ -32,12 +31,12 @@ Orders = ByRank[tuple[str, ...]]
 
 
 def beside_the_graphs(logs: DomainLogs) -> list[Divergence]:
-    """All that these logs say besides the graphs."""
+    """All divergences in these logs besides those of the graphs."""
     return [*lonely_groups(logs), *scheduled(logs), *executed(logs)]
 
 
 def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
-    """Compiles for which Inductor scheduled other collectives, or the same in another order, on some ranks."""
+    """Compiles for which Inductor scheduled different collectives, or a different order of them, on some ranks."""
     for step in logs.steps():
         orders = _orders(step.compiles.where(lambda compile_: compile_.schedules))
         if orders.differ(tuple):
@@ -45,7 +44,7 @@ def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
 
 
 def _orders(compiles: ByRank[LoggedCompile]) -> Orders:
-    """What Inductor scheduled, as far as it logged that on every rank."""
+    """What Inductor scheduled, as far as every rank logged it."""
     common = min((len(compile_.schedules) for compile_ in compiles.values()), default=0)
     return compiles.map(lambda compile_: _flat(compile_.schedules[:common]))
 
@@ -65,7 +64,7 @@ def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
 
 
 def executed(logs: DomainLogs) -> Iterator[Divergence]:
-    """Compiled graphs with collectives that ranks ran in another order, or not equally often."""
+    """Compiled graphs with collectives that ranks ran in different orders, or not equally often."""
     runs = logs.members.where(lambda member: member.log.executions).map(_run)
     if not runs.differ(tuple):
         return
@@ -75,20 +74,28 @@ def executed(logs: DomainLogs) -> Iterator[Divergence]:
 
 
 def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:
-    """A process group that one rank alone issues a collective in, where its peers use a group of another name.
+    """A collective that one rank issues in a process group which no other rank uses, where its peers use another name.
 
-    Groups with equal members are two groups all the same: on NCCL each has a communicator of its own.
+    Two groups with equal members are two groups: on NCCL each has its own communicator.
     """
     if not logs.is_whole:
         return  # a peer may have been in the group
     lonely = _used_by_one(logs)
     for step in logs.steps():
-        issued = step.compiles.map(lambda compile_: compile_.issued)
-        columns = enumerate(zip(*issued.values(), strict=False))
-        place = first(number for number, calls in columns if _is_lonely(calls, lonely))
+        place = _first_lonely(step, lonely)
         if place is not None:
             yield _in_other_groups(logs, step, place)
             return
+
+
+def _first_lonely(step: Step, lonely: set[str]) -> int | None:
+    """Number of the first collective of a compile that one rank issues in a group which no other rank uses."""
+    issued = step.compiles.map(lambda compile_: compile_.issued)
+    columns = zip(*issued.values(), strict=False)
+    for number, calls in enumerate(columns):
+        if _is_lonely(calls, lonely):
+            return number
+    return None
 
 
 def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
@@ -105,25 +112,25 @@ def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
 
 
 def _used_by_one(logs: DomainLogs) -> set[str]:
-    """Process groups that the compiled code of one rank alone names."""
+    """Process groups that the compiled code of exactly one rank names."""
     users = Counter(itertools.chain.from_iterable(member.log.coupling for member in logs.members.values()))
     return {name for name, number in users.items() if number == 1}
 
 
 def _is_lonely(calls: Sequence[tuple[str, str]], lonely: set[str]) -> bool:
-    """True when ranks issue one collective in groups of different names, one of them used by one rank alone."""
+    """True when ranks issue one collective in groups of different names, one of which a single rank uses."""
     ops, groups = map(set, zip(*calls, strict=True))
     return len(ops) == 1 and len(groups) > 1 and not groups.isdisjoint(lonely)
 
 
 def _flat(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Collectives as scheduled, without the waits: where a rank waits is its own affair."""
+    """Collectives as scheduled, without the waits, whose places may differ between ranks."""
     names = [name.removeprefix(_OP) for name in itertools.chain.from_iterable(schedules)]
     return tuple(name for name in names if not name.startswith(_WAIT))
 
 
 def _run(member: Member) -> tuple[str, ...]:
-    """The graphs with collectives that a rank ran, named by what they are and not by their compile id."""
+    """The graphs with collectives that a rank ran, named by frame and collectives, not by compile id."""
     by_id = {compile_.compile_id: compile_ for compile_ in member.log.compiles}
     ran = [by_id[name] for name in itertools.chain.from_iterable(member.log.executions) if name in by_id]
     return tuple(_program(member, compile_) for compile_ in ran if compile_.issued)
@@ -135,7 +142,7 @@ def _program(member: Member, compile_: LoggedCompile) -> str:
 
 
 def _first_difference(orders: Orders) -> int:
-    """The first place at which what ranks have differs; one may end there."""
+    """The first place at which the ranks differ; a rank may have nothing there."""
     columns = zip(*orders.values(), strict=False)
     return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
 
@@ -158,7 +165,7 @@ def _divergence(
     *,
     lines: Mapping[int, UserLine | None] = MappingProxyType({}),
 ) -> Divergence:
-    """A finding from what each rank has, and its line."""
+    """The finding: what each rank has, and the line."""
     sides = said.groups(str)
     differing = " against ".join(f"{said[ranks[0]]} on rank {ranks_text(ranks)}" for ranks in sides)
     return Divergence(

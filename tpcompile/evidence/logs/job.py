@@ -1,4 +1,4 @@
-"""Logs of a job + its domains -> what each rank compiled, beside what its peers compiled in the same frames."""
+"""Logs of a job + its domains -> the compiles of each rank beside those of its peers in the same frames."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Member:
     log: RankLog
     domain: Domain
     roles: Mapping[str, str]
-    """Name of a process group -> what stands for it on all ranks of the domain."""
+    """Name of a process group -> its role, the same on all ranks of the domain."""
     is_incomplete: bool
-    """True when the log lacks something: what the rank did not compile was not observed."""
+    """True when the log lacks something: a compile that is missing was not observed."""
 
     def role(self, group: str) -> str:
-        """What stands for a group on all ranks of the domain."""
+        """Role of a group, the same on all ranks of the domain."""
         return self.roles.get(group, group)
 
     def compiles_of(self, frame: Frame) -> list[LoggedCompile]:
@@ -36,7 +36,7 @@ class Member:
         return " ".join([compile_.sha, *map(self.role, compile_.groups)])
 
     def text_keys(self, frame: Frame) -> tuple[str, ...]:
-        """The same of all compiles of a frame."""
+        """Text keys of all compiles of a frame, in order."""
         return tuple(map(self.text_key, self.compiles_of(frame)))
 
     def issued(self, compile_: LoggedCompile) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Step:
-    """The compiles of one frame that ranks made at the same turn."""
+    """The n-th compile of one frame on each rank that has one."""
 
     frame: Frame
     compiles: ByRank[LoggedCompile]
@@ -61,7 +61,7 @@ class DomainLogs:
 
     @property
     def is_whole(self) -> bool:
-        """True when nothing lacks of any rank's log."""
+        """True when every rank left a log that lacks nothing."""
         whole = self.members.where(lambda member: not member.is_incomplete)
         return whole.ranks == self.domain.ranks
 
@@ -81,7 +81,7 @@ class DomainLogs:
         return not self.members.differ(lambda member: member.text_keys(frame))
 
     def steps(self) -> Iterator[Step]:
-        """Compiles of the same frame and turn; those that one rank alone made are left to the comparison."""
+        """The first, second, ... compiles of every frame, as far as all ranks that compiled the frame have one."""
         for frame in self.sizes:
             compiles = self._of_frame(frame)
             for turn in zip(*compiles.values(), strict=False):
@@ -110,8 +110,10 @@ class Job:
         return ByRank({rank: member for part in self.domains for rank, member in part.members.items()})
 
     def _logs_of(self, domain: Domain) -> DomainLogs:
-        logs = ByRank({rank: self.logs[rank] for rank in domain.ranks if rank in self.logs})
-        roles = roles_of(logs.map(lambda log: list(log.groups)))
+        ranks = [rank for rank in domain.ranks if rank in self.logs]
+        logs = self.logs.among(ranks)
+        groups = logs.map(lambda log: list(log.groups))
+        roles = roles_of(groups)
 
         def member(log: RankLog) -> Member:
             return Member(log, domain, roles[log.rank], is_incomplete=log.rank in self._incomplete)

@@ -1,7 +1,7 @@
 """Logs of a job + its domains -> digests of all ranks, in which only what may differ was parsed.
 
-A compiled function whose text is equal on all ranks of its domain needs no parsing: equal text has equal items. In
-small jobs everything is parsed all the same, so that the report can say what was normalised.
+A compiled function whose text is equal on all ranks of its domain is not parsed: equal text has equal items. Small
+jobs are parsed whole, so that the report can list what was normalised.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Selection:
 
 
 def select(job: Job, *, budget_bytes: float = BUDGET_BYTES, small_bytes: int = SMALL_BYTES) -> Selection:
-    """Choose what to parse: everything of a small job, else the first of what differs."""
+    """Choose what to parse: everything of a small job, else the first frames that differ."""
     size_bytes = sum(sum(logs.sizes.values()) for logs in job.domains)
     is_small = size_bytes <= small_bytes
     share_bytes = budget_bytes / len(job.domains)
@@ -75,7 +75,7 @@ def _choose(logs: DomainLogs, budget_bytes: float, *, every_frame: bool) -> Chos
 
 
 def _listed(logs: DomainLogs, others: frozenset[Frame]) -> list[Frame]:
-    """Frames of equal text to list: the first, unless ranks made them in another order."""
+    """Frames of equal text to list: the first few, or all where ranks compiled them in different orders."""
     equal = [frame for frame in logs.sizes if frame not in others]
     among = frozenset(equal)
     is_reordered = logs.members.differ(lambda member: _order(member, among))
@@ -89,7 +89,7 @@ def _order(member: Member, among: frozenset[Frame]) -> tuple[Frame, ...]:
 
 
 def _within(frames: list[Frame], sizes: Mapping[Frame, int], budget_bytes: float) -> list[Frame]:
-    """The first frames that fit into a budget; one at least."""
+    """The first frames that fit into the budget; at least one."""
     used_bytes = itertools.accumulate(sizes[frame] for frame in frames)
     num_within = sum(used <= budget_bytes for used in used_bytes)
     return frames[: max(1, num_within)]

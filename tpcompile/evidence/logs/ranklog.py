@@ -1,7 +1,7 @@
-"""One rank's TORCH_TRACE file -> what its compiles are, in little memory; each can be read in full later.
+"""One rank's TORCH_TRACE file -> its compiles, in little memory; each can be read in full later.
 
-A log is read once from front to back. Of every compile the places of its records, a hash of its text and a few
-fields are kept; the text itself stays in the file until somebody asks for it.
+A log is read once from front to back. Of every compile the places of its records, a hash of its text and a few fields
+are kept; the text itself is read again where a compile is parsed in full.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GROUP = re.compile(
     rb"(?:['\"]\w*['\"][^'\"\n]*,\s*)?)['\"])(?P<group>[^'\"\n]*)(?=['\"]\))"
 )
 _OF_ONE = re.compile(rb"\.(?:all_gather|reduce_scatter)[^(]*\(.*, 1, ['\"]$")
-"""A call that says the size of its group, 1; a reduction does not say it."""
+"""A call with the size of its group as an argument, 1; a reduction has no such argument."""
 _GROUP_GUARD = re.compile(rb"(_name(?:(?<=group_name)|(?<=pg_name))\S* == ')(?P<group>[^'\n]*)(?=')")
 
 
@@ -109,9 +109,9 @@ class LoggedCompile:
     groups: dict[str, int] = field(default_factory=dict)
     """Process groups its graphs name, as torch names them -> place in order of appearance."""
     alone: set[str] = field(default_factory=set)
-    """Those of them that hold one rank, as far as the text says so."""
+    """Those of them that have one rank, where the text says so."""
     issued: list[tuple[str, str]] = field(default_factory=list)
-    """(op, group) of the collectives in its graphs, as their text has them; where a rank waits is its own affair."""
+    """(op, group) of the collectives in its graphs, in the order of the text; waits are left out."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)
     """What Inductor scheduled: the kernels of collectives in order, forward before backward."""
     fail_type: str = ""
@@ -138,12 +138,12 @@ class LoggedCompile:
 
     @property
     def failed(self) -> str:
-        """That it failed, and how."""
+        """Function, type and first line of the error of a compile that failed."""
         return f"{self.function} failed with {self.error}"
 
     @property
     def is_fatal(self) -> bool:
-        """True for an error that ends the program unless it suppresses errors; a frame that is skipped is none."""
+        """True for an error that ends the program unless errors are suppressed; false for a frame that is skipped."""
         return any(name in self.fail_type for name in _FATAL)
 
     def starts_in(self, function: str, line: UserLine | None) -> None:
@@ -197,7 +197,7 @@ class RankLog:
 
     @property
     def coupling(self) -> list[str]:
-        """The same without groups of one rank, which nobody else waits in."""
+        """Names of those groups that have more than one rank."""
         alone = set[str]().union(*(compile_.alone for compile_ in self.compiles))
         return [name for name in self.groups if name not in alone]
 
@@ -233,8 +233,9 @@ class _Reader:
         found = record.bare_event
         if found is None:
             return
-        if found.name in _OF_JOB:
-            _OF_JOB[found.name](self.log, found, record.payload)
+        of_job = _OF_JOB.get(found.name)
+        if of_job is not None:
+            of_job(self.log, found, record.payload)
         elif found.compile_id is not None:
             self.of_compile(found, record)
 
@@ -268,7 +269,7 @@ class _Reader:
         compile_.starts_in(stack[-1].function if stack else "", frame_line(stack))
 
 
-# What is no compile's.
+# Events of the job, not of a compile.
 
 
 def _string(log: RankLog, found: TraceEvent, payload: bytes) -> None:
@@ -288,7 +289,7 @@ def _execution(log: RankLog, found: TraceEvent, payload: bytes) -> None:
 _OF_JOB = {"str": _string, TORCH_VERSION: _version, EXECUTION: _execution}
 
 
-# What the digest of a full parse could depend on, by event; what else it says is kept on the way.
+# Text that the digest of a full parse could depend on, by event; fields of the compile are noted too.
 
 
 def _frame(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
@@ -311,9 +312,11 @@ def _schedule(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> byt
 
 def _end(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
     metrics = found.metadata.get("compilation_metrics") or {}
-    if metrics.get("fail_type"):
-        compile_.fail_type = str(metrics["fail_type"])
-        compile_.fail_text = normalise.error(str(metrics.get("fail_reason") or ""))
+    fail_type = metrics.get("fail_type")
+    if fail_type:
+        reason = metrics.get("fail_reason") or ""
+        compile_.fail_type = str(fail_type)
+        compile_.fail_text = normalise.error(str(reason))
     return compile_.error.encode()
 
 
@@ -336,7 +339,7 @@ def _code(compile_: LoggedCompile, found: TraceEvent, payload: bytes) -> bytes:
 
 
 def _numbered(compile_: LoggedCompile, payload: bytes) -> tuple[bytes, list[tuple[str, str]]]:
-    """The text with every group's name replaced by its place among those of this compile, and (op, group) of calls."""
+    """The text with every group's name replaced by its number in this compile, and (op, group) of the calls."""
     issued = []
 
     def place_of(match: re.Match[bytes]) -> bytes:
@@ -370,7 +373,7 @@ _TEXTS = {
     BACKWARD_METRICS: _end,
     SCHEDULE: _schedule,
 } | dict.fromkeys(_GRAPHS, _graph) | dict.fromkeys(CACHE_EVENTS, _nothing)  # fmt: skip
-"""Event -> what counts of it; of all others the payload."""
+"""Event -> the text of it that counts; of all other events the payload."""
 
 
 def records_of(log: RankLog, roles: Mapping[str, str], *, kept: int = 4) -> functools._lru_cache_wrapper[CompileRecord]:

@@ -18,7 +18,7 @@ FILE_EVENTS = WANTED_EVENTS | {SCHEDULE, EXECUTION, TORCH_VERSION, BACKWARD_METR
 """What a file is read for. Most of a real log (timings, config dumps, the graphs between two passes) is not in it."""
 
 _READ = frozenset(name.encode() for name in FILE_EVENTS | RESERVED | {"artifact"})
-"""First keys of a record that is parsed; with some other order of keys the parser will tell what it is."""
+"""First keys of the records that are parsed; of one whose keys are in a different order the parser decides."""
 
 _HEAD = re.compile(
     rb'[A-Z](?P<time>\d{4} [\d:.]+) \d+ .*?\] (?P<json>\{"(?:artifact": \{"name": ")?(?P<name>[^"\n]+)")'
@@ -43,7 +43,7 @@ class Record:
 
     @property
     def bare_event(self) -> TraceEvent | None:
-        """The same without its text: decoding all of a log costs more than most of it needs."""
+        """The event without its text, which most uses do not need and which takes long to decode."""
         return event(self.metadata, None, wanted=FILE_EVENTS)
 
 
@@ -55,13 +55,13 @@ class FileFacts:
     """Time of the last record as torch writes it, `MMDD hh:mm:ss.ffffff`."""
     num_records: int = 0
     num_damaged: int = 0
-    """Records that are no JSON, or nested deeper than a parser goes."""
+    """Records that are not JSON, or nested too deeply to parse."""
     is_cut: bool = False
     """True when the file is empty or ends inside a record, as that of a killed process may; the record is left out."""
 
     @property
     def ended(self) -> str:
-        """That time as text."""
+        """Time of the last record, as text."""
         return self.time.decode()
 
 
@@ -122,7 +122,7 @@ def _record_at(file: BinaryIO, place: int) -> Record:
 
 
 def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:
-    """(place, head) of every record from here on; the string of a head is the whole record."""
+    """(place, head) of every record from the file's position on; the string of a head is the whole record."""
     place = file.tell()
     for text in _texts(file):
         head = _HEAD.match(text)
@@ -132,7 +132,7 @@ def _heads(file: BinaryIO) -> Iterator[tuple[int, re.Match[bytes]]]:
 
 
 def _texts(file: BinaryIO) -> Iterator[bytes]:
-    """From one record to the next, block by block: most of a log is never looked at line by line."""
+    """The text of each record; the file is read in blocks, since splitting all of it into lines is slow."""
     rest = b""
     while block := file.read(max(_BLOCK_BYTES, len(rest))):
         *whole, rest = _NEXT.split(rest + block)
@@ -147,16 +147,18 @@ def _record(place: int, head: re.Match[bytes]) -> Record:
 
 
 def _is_whole(record: Record) -> bool:
-    """False when a payload is not the one torch hashed: half a graph would look like another graph."""
+    """False when a payload is not the one that torch hashed: half a graph would look like a different graph."""
     said = record.metadata.get("has_payload")
     if said is None:
         return bool(record.metadata)
-    is_hashed = said == hashlib.md5(record.payload, usedforsecurity=False).hexdigest()
-    return is_hashed or json_value(record.payload) is not None  # JSON that ends is whole, whatever it was edited to
+    payload_md5 = hashlib.md5(record.payload, usedforsecurity=False).hexdigest()
+    if said == payload_md5:
+        return True
+    return json_value(record.payload) is not None  # valid JSON is whole, even if it was edited
 
 
 def json_value(text: str | bytes) -> Any | None:
-    """The value of JSON text; None for text that is none, or is nested deeper than a parser goes."""
+    """The value of JSON text; None for text that is not JSON, or is nested too deeply to parse."""
     try:
         return json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
@@ -164,6 +166,6 @@ def json_value(text: str | bytes) -> Any | None:
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The object that JSON text holds; empty for text that holds none."""
+    """The object in JSON text; empty for any other text."""
     value = json_value(text)
     return value if isinstance(value, dict) else {}

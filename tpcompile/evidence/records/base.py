@@ -10,16 +10,16 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 3
-"""Raised when a record changes shape; readers refuse another version instead of guessing."""
+"""Incremented when a record changes shape; a reader refuses any other version."""
 
 
 class Frozen(BaseModel):
-    """Immutable record; an unknown key is an error, so a typo or a newer schema never passes unseen."""
+    """Immutable record; an unknown key, a typo or a field of a newer schema, is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Sorted, stable JSON: equal records give equal text."""
+        """Sorted JSON: equal records give equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=indent)
 
 
@@ -48,20 +48,20 @@ class UserLine(Frozen):
 
 
 def at_text(line: UserLine | None) -> str:
-    """` at model.py:3`, or nothing where no line is known."""
+    """` at model.py:3`; empty where no line is known."""
     return f" at {line}" if line else ""
 
 
 class HasLine(Protocol):
-    """What may come from a line of source."""
+    """Anything that may have a line of source."""
 
     @property
     def line(self) -> UserLine | None:
-        """That line, where it is known."""
+        """The line, None where it is not known."""
 
 
 def lines_of(things: Iterable[HasLine]) -> list[UserLine]:
-    """The lines that are known."""
+    """The known lines of these things."""
     return known(thing.line for thing in things)
 
 
@@ -75,7 +75,7 @@ class ItemKind(StrEnum):
 
     VALUE = "value"
     SETTING = "setting"
-    """A setting of the process that a guard holds: autocast, grad mode, ..."""
+    """A setting of the process that a guard checks: autocast, grad mode, ..."""
     INPUT = "input"
     NODE = "node"
     BREAK = "graph break"
@@ -102,20 +102,20 @@ _SAYS = {
 
 
 class Item(Frozen):
-    """One thing in a layer: what it is about, what it says as fields, and the user's line."""
+    """One thing in a layer: its subject, its properties as fields, and the user's line."""
 
     kind: ItemKind = ItemKind.VALUE
     about: str
     """Items of two ranks about the same thing are compared."""
     fields: dict[str, str] = {}
-    """What it says; compared and hashed."""
+    """Its properties; compared and hashed."""
     notes: dict[str, str] = {}
-    """The same in smaller parts, or known besides; never compared."""
+    """Parts of the fields, or facts besides them; never compared."""
     line: UserLine | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for items that say the same; a record that travelled has its fields in another order."""
+        """Equal for equal items, whatever the order of their fields; a record sent between ranks may change it."""
         return (self.kind, self.about, *(self.fields[name] for name in sorted(self.fields)))
 
     @property
@@ -129,12 +129,12 @@ class Item(Frozen):
         return f"{self.about} :: {self.says}"
 
     def at(self, line: UserLine | None) -> Item:
-        """The same at that line."""
+        """The same item at that line."""
         return self.model_copy(update={"line": line})
 
 
 def value_item(about: str, value: str, *, line: UserLine | None = None) -> Item:
-    """An item that says one value."""
+    """An item with one value."""
     return Item(about=about, fields={"value": value}, line=line)
 
 

@@ -28,7 +28,7 @@ class Node(Frozen):
 
     @property
     def arguments(self) -> list[str]:
-        """All arguments, without the names of those that have one."""
+        """Positional and keyword arguments, without the keywords."""
         return [*self.args, *(value for _, value in self.kwargs)]
 
 
@@ -84,7 +84,7 @@ class Collective(Frozen):
     """Role of the process group in the mesh, e.g. `tp`, never its name."""
     waited: bool = True
     used: bool = True
-    """False when nothing reads the result: an out-of-place reduce taken for an in-place one."""
+    """False when nothing reads the result: an out-of-place reduce mistaken for an in-place one."""
     line: UserLine | None = None
 
 
@@ -119,7 +119,7 @@ class Normalised(Frozen):
     num_items: int
     """Lines of raw text that hold it."""
     sha256: str
-    """Hash of the removed text: it says whether the ranks' raw text differed there."""
+    """Hash of the removed text, which tells whether the ranks' raw text differed there."""
 
 
 class TaintKind(StrEnum):
@@ -136,7 +136,7 @@ class TaintKind(StrEnum):
 
 
 class RankRead(Frozen):
-    """What looks rank-dependent from one rank alone: a read in traced code, or a guard on a value with such a name."""
+    """What one rank alone shows to depend on the rank: a read in traced code, or a guard on a value named like one."""
 
     what: Literal["read", "guard"] = "read"
     kind: TaintKind
@@ -174,7 +174,7 @@ class CompileRecord(Frozen):
     phase: str = ""
     """Which call of the run caused it, e.g. `C/first`; equal calls align across ranks."""
     step: int | None = None
-    """Step of the run it happened in, None when nobody counted; for the reader and for alignment, never hashed."""
+    """Step of the run, None where steps were not counted; for the reader and for alignment, never hashed."""
     function: str = ""
     line: UserLine | None = None
     stack: tuple[UserLine, ...] = ()
@@ -185,7 +185,7 @@ class CompileRecord(Frozen):
     kernels: tuple[Kernel, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
     recompile_reasons: tuple[str, ...] = ()
-    """Guards that failed, newest compile first, as torch words them."""
+    """Guards that failed, newest compile first, as torch prints them."""
     cache: tuple[str, ...] = ()
     """Cache outcomes (`fx_graph_cache_hit`, ...); information, never compared."""
     failure: str = ""
@@ -193,11 +193,11 @@ class CompileRecord(Frozen):
     failure_line: UserLine | None = None
     """The line at which tracing failed, where torch says so; an error of the backend has none."""
     rank_reads: tuple[RankRead, ...] | None = None
-    """Reads of the rank in the functions Dynamo traced; None when nobody looked at them, as in a trace file."""
+    """Reads of the rank in the functions that Dynamo traced; None where they were not examined, as in a trace file."""
     limit_reached: bool = False
     """True when this call exceeded the recompile limit: the frame runs eager from here on, on this rank."""
     is_cut: bool = False
-    """True when its log ends before the compile does: what is missing was not observed."""
+    """True when the log ends before the compile does: what is missing was not observed."""
     normalised: tuple[Normalised, ...] = ()
 
     @property
@@ -212,12 +212,12 @@ class CompileRecord(Frozen):
 
     @property
     def traced_lines(self) -> list[UserLine]:
-        """Lines that nodes of the Dynamo graph or guards come from; of a guard's file only the end may be known."""
+        """Lines of the Dynamo graph's nodes and of the guards; of a guard's file only the end may be known."""
         return lines_of([*self.dynamo_nodes, *self.guards])
 
     @property
     def has_lowered(self) -> bool:
-        """True when there is a graph made from that of Dynamo."""
+        """True when there is a graph that AOTAutograd made from Dynamo's."""
         return len(self.graphs_of("dynamo")) < len(self.graphs)
 
     def graphs_of(self, *kinds: str) -> list[Graph]:

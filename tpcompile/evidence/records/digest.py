@@ -31,7 +31,7 @@ class CompileDigest(Frozen):
     line: UserLine | None = None
     """First line of the compiled frame."""
     entered_at: UserLine | None = None
-    """The same, or of a frame of an installed package the line of the program that enters it."""
+    """The user's line of the frame; of a frame of an installed package, the program's line that enters it."""
     called_at: UserLine | None = None
     """The line of the program that called a compiled module; None for a compiled function, whose caller torch omits."""
     callers: tuple[UserLine, ...] = ()
@@ -61,7 +61,7 @@ class CompileDigest(Frozen):
         return any(event.endswith("_hit") for event in self.cache)
 
     def num_items(self, layer: Layer) -> int:
-        """Items of that layer, both parts of it; 0 when it was not observed."""
+        """Number of items of that layer, over all its parts; 0 when it was not observed."""
         return sum(d.num_items for d in self.layers if d.layer == layer)
 
 
@@ -72,13 +72,13 @@ class SplitCall(Frozen):
     runs_at: UserLine
     """Where the code around the regions, which runs in Python, enters one of them."""
     name: str = ""
-    """Of that code, `Stack.forward` where it is known to be what the user compiled."""
+    """Name of that code, `Stack.forward`, where it is known to be what the user compiled."""
     regions_per_call: int = 0
     """At most; 0 when they were not counted, as in a trace file."""
     pieces: tuple[UserLine, ...] = ()
-    """First lines of the frames that were compiled on their own inside of it, where their compiles were seen."""
+    """First lines of the frames that were compiled separately inside it, where their compiles were seen."""
     skipped: SkippedFrame | None = None
-    """Why it runs in Python, where torch still knows."""
+    """Why it runs in Python, where torch recorded that."""
 
     @property
     def broke_at(self) -> UserLine | None:
@@ -101,7 +101,7 @@ class RankDigest(Frozen):
     splits: tuple[SplitCall, ...] = ()
     """Compiled callables that do not run as one region."""
     regions_counted: int = 0
-    """Calls of compiled callables over which regions were counted; 0 when nobody counted."""
+    """Calls of compiled callables over which regions were counted; 0 where they were not."""
     breaks: tuple[tuple[str, GraphBreak], ...] = ()
     """(phase, break), so that every rank's reasons and lines reach the verdict."""
     recompile_reasons: tuple[tuple[str, str], ...] = ()
@@ -110,10 +110,10 @@ class RankDigest(Frozen):
     suspects: tuple[RankRead, ...] = ()
     """Rank reads and guards with a rank's name, each once."""
     is_code_seen: bool = False
-    """True when somebody looked for rank reads in the traced code."""
+    """True when the traced code was searched for reads of the rank."""
     undeclared_ops: tuple[Item, ...] = ()
     overwritten: tuple[Item, ...] = ()
-    """All-reduces that Inductor issues in place although it reads their operand's parts afterwards."""
+    """In-place all-reduces that clobber a buffer which Inductor's code reads later."""
     facts: dict[str, Any] = {}
 
     @property
@@ -140,7 +140,7 @@ class RankDigest(Frozen):
         return [compile_ for compile_ in self.compiles if compile_.frame == frame]
 
     def called(self, compile_id: str) -> list[CompileDigest]:
-        """Compiles with that id, in order: ids begin again after a reset."""
+        """Compiles with that id, in order: ids start over after a reset."""
         return [compile_ for compile_ in self.compiles if compile_.compile_id == compile_id]
 
     def breaks_in(self, phase: str) -> list[GraphBreak]:

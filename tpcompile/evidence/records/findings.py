@@ -16,7 +16,7 @@ class DivergenceClass(StrEnum):
     """How bad a difference is."""
 
     LABEL = "label only"
-    """Equal content under other compile ids or in another order; information."""
+    """Equal content under different compile ids or in a different order; information."""
     RANK_PARAMETRIC = "rank-parametric"
     """A lowered constant that follows the rank's coordinate under equal graphs; listed and green."""
     DECLARED = "declared"
@@ -34,11 +34,11 @@ class RankGroup(Frozen):
     item: Item | None = None
     """The first differing item; None when this group has nothing there."""
     frame_line: UserLine | None = None
-    """The user's line of the compiled frame, for a side whose item has none."""
+    """The user's line of the compiled frame, for a group whose item has no line."""
 
     @property
     def line(self) -> UserLine | None:
-        """The user's line of this side: the item's, else the frame's."""
+        """The user's line of this group: the item's, else the frame's."""
         return self.item.line if self.item and self.item.line else self.frame_line
 
 
@@ -48,7 +48,7 @@ def ranks_of(groups: Iterable[RankGroup]) -> tuple[int, ...]:
 
 
 def items_of(groups: Iterable[RankGroup]) -> list[tuple[tuple[int, ...], Item]]:
-    """What groups of ranks have, of those that have something."""
+    """(ranks, item) of the groups that have an item."""
     return [(group.ranks, group.item) for group in groups if group.item is not None]
 
 
@@ -67,9 +67,9 @@ class Divergence(Frozen):
     guard: str = ""
     """The guard that failed on the odd ranks, as torch words it."""
     held: str = ""
-    """The same guard on the ranks where it held, with their value where it is known."""
+    """The same guard on the ranks where it held, with their value where that is known."""
     step: int | None = None
-    """Step of the run, None when nobody counted."""
+    """Step of the run, None where steps were not counted."""
     is_rank_known: bool = False
     """True when the evidence says which ranks are at fault, not only that they differ."""
     advice: str = ""
@@ -85,11 +85,11 @@ class Divergence(Frozen):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
-        odd = ranks_of(self.groups[1:])
-        num_ranks = len(self.ranks)
-        largest = max((len(group.ranks) for group in self.groups), default=0)
-        has_majority = 2 * largest > num_ranks
-        return odd if self.is_rank_known or has_majority else ()
+        sizes = [len(group.ranks) for group in self.groups]
+        has_majority = 2 * max(sizes, default=0) > len(self.ranks)
+        if self.is_rank_known or has_majority:
+            return ranks_of(self.groups[1:])
+        return ()
 
     @property
     def line(self) -> UserLine | None:
@@ -105,7 +105,7 @@ class Divergence(Frozen):
 
     @property
     def is_choice(self) -> bool:
-        """True when ranks run other kernels for one program, with equal collectives: each chose by its own timings."""
+        """True when ranks run different kernels for one program, with equal collectives: autotuning chose by timing."""
         return self.cause == Cause.AUTOTUNE and self.cls == DivergenceClass.CONTENT
 
 

@@ -13,7 +13,7 @@ from tpcompile.evidence.records.findings import Divergence, RecompileCause, Tain
 
 
 class CheckId(StrEnum):
-    """Which check it is; its name is for the reader."""
+    """Identity of a check; its name is for the reader."""
 
     OTHER = "other"
     COMPILED = "compiled"
@@ -34,7 +34,7 @@ class CheckId(StrEnum):
 
     @property
     def heading(self) -> str:
-        """What the reader sees of a check that says no more; empty for `OTHER` and `LAYER`."""
+        """Default name of the check; empty for `OTHER` and `LAYER`."""
         return _NAMES.get(self, "")
 
 
@@ -60,9 +60,9 @@ class Check(Frozen):
 
     id: CheckId = CheckId.OTHER
     layer: Layer | None = None
-    """The layer that it is about, of a `LAYER` check."""
+    """The layer that a `LAYER` check is about."""
     name: str = ""
-    """What the reader sees; by default that of the id."""
+    """What the reader sees; by default the heading of the id."""
     mode: str
     status: Status
     expected: str
@@ -73,9 +73,9 @@ class Check(Frozen):
     ranks: tuple[int, ...] = ()
     """Ranks to blame; empty for all or none."""
     cause: Cause = Cause.UNKNOWN
-    """What made it fail, where that is known."""
+    """Why it failed, where that is known."""
     is_consequence: bool = False
-    """True when another finding explains it."""
+    """True when a different finding explains it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,14 +90,14 @@ class Check(Frozen):
 
 
 class Lead(Frozen):
-    """What a reader needs first of a red verdict: cause, ranks, line, what to do."""
+    """The first lines of a red verdict: cause, ranks, line, what to do."""
 
     cause: Cause = Cause.UNKNOWN
     says: str
     """The difference, or what was observed."""
     ranks: tuple[int, ...] = ()
     is_rank_known: bool = True
-    """False where the ranks differ and nothing says which of them are wrong."""
+    """False where the ranks differ and the evidence does not say which of them are at fault."""
     line: UserLine | None = None
     do_first: str = ""
 
@@ -112,7 +112,7 @@ class Verdict(Frozen):
     preset: str = ""
     modes: tuple[str, ...] = ()
     summary: str
-    """One line for a human: what was proved, or what is wrong and where."""
+    """One line for the reader: what was shown, or what is wrong and where."""
     lead: Lead | None = None
     """The finding that explains the others; None for a green verdict."""
     checks: tuple[Check, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tpcompile.evidence.records import GraphBreak, UserLine
-from tpcompile.evidence.several import last
+from tpcompile.evidence.several import find, first
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library
@@ -21,20 +21,23 @@ def parse_break(text: str) -> GraphBreak:
 
 
 def _reason(text: str) -> str:
-    """What torch calls the reason, or else the first line, and its explanation."""
+    """The reason that torch states, else the first line; then torch's explanation."""
     lines = normalise.stripped_lines(text)
-    found = _REASON.search(text)
-    parts = [found["reason"].strip()] if found else lines[:1]
-    parts += [line for line in lines if line.startswith("Explanation:")][:1]
-    return " ".join(filter(None, parts))
+    stated = _REASON.search(text)
+    reason = stated["reason"].strip() if stated else first(lines)
+    explanation = find(lines, lambda line: line.startswith("Explanation:"))
+    return " ".join(filter(None, [reason, explanation]))
 
 
 def _blamed(text: str, stack: tuple[UserLine, ...]) -> UserLine | None:
-    """The user's line; None where the break is in torch and the log does not say who called it."""
+    """The user's line; None where the break is in torch and the log does not name the caller."""
     at = _AT.search(text)
     if at is None:
         return innermost_own(stack)
-    place = at["file"], int(at["line"])
-    here = [line for line in stack if (line.file, line.line) == place]
-    innermost = last(here) or UserLine(file=place[0], line=place[1])
-    return innermost_own(stack) if is_library(innermost) else innermost
+    broke_at = UserLine(file=at["file"], line=int(at["line"]))
+    for line in stack:
+        if (line.file, line.line) == (broke_at.file, broke_at.line):
+            broke_at = line  # with its function and code; of a recursion the innermost
+    if is_library(broke_at):
+        return innermost_own(stack)
+    return broke_at

@@ -10,7 +10,7 @@ from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
 
-_AOT_ID = re.compile(r"# AOT ID: \['\d+_(forward|backward|inference)'\]")
+_AOT_ID = re.compile(r"# AOT ID: \['\d+_(?P<phase>forward|backward|inference)'\]")
 _DEFINITION = re.compile(
     r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\((?P<body>.*?'''.*?'''.*?)^(?=\S|$)", re.MULTILINE | re.DOTALL
 )
@@ -25,7 +25,7 @@ _PATH = re.compile(r"(['\"])/[^'\"\n]*/([^/'\"\n]+)\1")
 _END = re.compile(r"^(?:def get_args|def benchmark_compiled_module|if __name__)", re.MULTILINE)
 _ALIAS = re.compile(r"^\s*(?P<alias>\w+) = reinterpret_tensor\((?P<buffer>\w+), .*# alias$")
 _REDUCED = re.compile(r"_c10d_functional\.all_reduce_(?:\.default)?\((?P<buffer>\w+)\b")
-_FREED = re.compile(r"^\s*(?:\w+ = \w+; )?del (?P<name>\w+)$")  # reusing the memory of a tensor reads nothing of it
+_FREED = re.compile(r"^\s*(?:\w+ = \w+; )?del (?P<name>\w+)$")  # reusing a tensor's memory does not read it
 _NAME = re.compile(r"\b\w+\b")
 _SYMBOL = re.compile(r"^\s*(?P<symbol>s\d+) = (?P<argument>\w+)$")
 _ARGUMENTS = re.compile(r"^(?P<indent>\s*)(?P<names>\w.*?),? = args$", re.MULTILINE)
@@ -39,11 +39,10 @@ def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, .
 
     The last record, kind `call`, is the wrapper that launches them: order, extern calls, buffers, collectives.
     """
-    match = _AOT_ID.search(code)
-    phase = "backward" if match and match[1] == "backward" else "forward"
-    body = code.partition(_START)[2] or code
-    if end := _END.search(body):
-        body = body[: end.start()]
+    phases = _AOT_ID.findall(code)
+    phase = "backward" if phases[:1] == ["backward"] else "forward"
+    _, _, started = code.partition(_START)
+    body, *_ = _END.split(started or code, maxsplit=1)
     kernels = [
         Kernel(phase=phase, name=m["name"], kind=m["kind"], code=_clean(m["body"], roles))
         for m in _DEFINITION.finditer(body)
@@ -54,10 +53,10 @@ def parse_kernels(code: str, *, roles: GroupRoles) -> tuple[str, tuple[Kernel, .
 
 
 def overwritten_reads(wrapper: str) -> tuple[int, ...]:
-    """Numbers, in order of issue, of the in-place all-reduces that overwrite what the `call` wrapper reads afterwards.
+    """Numbers, in issue order, of the in-place all-reduces that clobber a buffer which the `call` wrapper reads later.
 
-    Inductor computes the parts of a concatenation into its buffer and reduces that in place although a part is still
-    needed: repro/inductor_all_reduce_of_cat.py, torch 2.11 to 2.13.
+    Inductor computes the operands of a `cat` in its buffer and reduces that buffer in place although an operand is
+    read later: repro/inductor_all_reduce_of_cat.py, torch 2.11 to 2.13.
     """
     owner: dict[str, str] = {}  # alias -> buffer it lies in
     reduced: dict[str, int] = {}  # alias whose buffer was reduced -> number of the all-reduce
@@ -79,18 +78,20 @@ def overwritten_reads(wrapper: str) -> tuple[int, ...]:
 def without_unused_symbols(wrapper: str) -> str:
     """The `call` wrapper without symbols that nothing uses, see `tpcompile.evidence.text.fx.unused_symbols`.
 
-    Its other inputs are numbered anew, and what it returns for a symbol in place of a gradient, None, is left out.
+    The remaining inputs are renumbered, and the None that it returns as a symbol's gradient is left out.
     """
     lines = wrapper.splitlines()
-    unused = _unused_symbols(lines)
-    left_out = {"None"}.union(*(found.groups() for found in unused))
-    dropped = {found.string for found in unused}
-    kept = [_filtered(line, left_out) for line in lines if line not in dropped]
+    names = {"None"}
+    definitions = set()
+    for unused in _unused_symbols(lines):
+        names.update(unused.groups())
+        definitions.add(unused.string)
+    kept = [_without_names(line, names) for line in lines if line not in definitions]
     return _numbered_anew("\n".join(kept))
 
 
 def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
-    """Lines that name a symbol which no other line has, the returns apart."""
+    """Definitions of symbols that no later line uses, except a return."""
     body = [line for line in lines if not _RETURN.match(line)]
     times = Counter(_NAME.findall("\n".join(body)))
     named = filter(None, map(_SYMBOL.match, body))
@@ -98,19 +99,24 @@ def _unused_symbols(lines: Sequence[str]) -> list[re.Match[str]]:
 
 
 def _numbered_anew(wrapper: str) -> str:
-    """Inputs that are called by a number, by their place among the inputs."""
+    """The wrapper with numbered inputs (`primals_3`, `arg2_1`) renumbered by their position."""
     inputs = [name for found in _ARGUMENTS.finditer(wrapper) for name in found["names"].split(", ")]
     numbers = {name: f"input_{at}" for at, name in enumerate(inputs) if _NUMBERED.match(name)}
     return _NAME.sub(lambda name: numbers.get(name[0], name[0]), wrapper)
 
 
-def _filtered(line: str, left_out: set[str]) -> str:
-    """The line of the inputs, or of what is returned, without those."""
-    for pattern, start, end in ((_ARGUMENTS, "", " = args"), (_RETURN, "return (", ")")):
-        if found := pattern.match(line):
-            names = [name for name in found["names"].split(", ") if name not in left_out]
-            return f"{found['indent']}{start}{', '.join(names)}{end}"
+def _without_names(line: str, left_out: set[str]) -> str:
+    """The line that unpacks the inputs, or that returns, without those names; any other line as it is."""
+    if found := _ARGUMENTS.match(line):
+        return f"{found['indent']}{_remaining(found, left_out)} = args"
+    if found := _RETURN.match(line):
+        return f"{found['indent']}return ({_remaining(found, left_out)})"
     return line
+
+
+def _remaining(found: re.Match[str], left_out: set[str]) -> str:
+    names = [name for name in found["names"].split(", ") if name not in left_out]
+    return ", ".join(names)
 
 
 def _clean(code: str, roles: GroupRoles) -> str:
@@ -119,4 +125,5 @@ def _clean(code: str, roles: GroupRoles) -> str:
     code = _PROPERTIES_INDEX.sub(r"\1INDEX", _GUARD_CALL.sub(r"\1INDEX)", code))
     code = _DEVICE_ARGUMENT.sub(r"\1INDEX", _STREAM.sub("stream", code))
     code = roles.in_calls(_PATH.sub(r"\1\2\1", normalise.generic(code)))
-    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())
+    lines = [line.rstrip() for line in code.splitlines() if line.strip()]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Comments behind a guard and stacks below a reason, as torch prints them -> lines of the user's source."""
+"""Comments after a guard and stacks below a recompile reason, as torch prints them -> lines of the user's source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tpcompile.evidence.records import UserLine
 
 _COMMENTED = re.compile(r"(?P<code>(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^'\"])*? )#(?P<comment>.*)", re.DOTALL)
-"""Code with whole quoted texts, and the first comment behind it."""
+"""Code, whose string literals may hold a `#`, and the comment after it."""
 _PLACE = re.compile(r"^(?P<file>\S+?):(?P<line>\d+) in (?P<function>\S+)")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s+(?P<code>.*)')
 
@@ -26,8 +26,9 @@ def comment_line(comments: Sequence[str]) -> UserLine | None:
     for index, comment in enumerate(comments):
         match = _PLACE.match(comment)
         if match is not None:
-            code = "  # ".join(comments[:index])  # the user's line may hold a comment of its own
-            return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=code)
+            code = "  # ".join(comments[:index])  # the user's line may end in a comment
+            number = int(match["line"])
+            return UserLine(file=match["file"], line=number, function=match["function"], code=code)
     return None
 
 
@@ -37,5 +38,5 @@ def stack_lines(text: str) -> tuple[UserLine, ...]:
 
 
 def line_of(match: re.Match[str]) -> UserLine:
-    """The line that a match names: `file`, `line`, `function` and `code`."""
+    """The line that a match with the groups `file`, `line`, `function` and `code` names."""
     return UserLine(file=match["file"], line=int(match["line"]), function=match["function"], code=match["code"].strip())

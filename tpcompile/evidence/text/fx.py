@@ -1,7 +1,7 @@
 """Text of an FX graph, as torch's structured trace carries it -> `Graph`.
 
-`print_readable` writes Python, so Python's own parser reads it: nodes in order, arguments resolved to the index
-of the node they come from, annotations as values, `# File:` comments as the user's lines.
+`print_readable` writes Python, so Python's own parser reads it: nodes in order, arguments as the index of the node
+that computes them, annotations as values, `# File:` comments as the user's lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpcompile.evidence.text.normalise import GroupRoles
 
 S = TypeVar("S", bound=ast.stmt)
 Located = ast.stmt | ast.expr | ast.arg
-"""A part of the text that knows its line."""
+"""A part of the syntax tree that has a line number."""
 _OPERATOR = re.compile(r" (\*\*?|//?|[+%-]) ")
 _FILE_COMMENT = re.compile(r"#.*?\bFile: (?P<file>.+?):(?P<line>\d+) in (?P<function>\S+), code: (?P<code>.*)$")
 _NO_STACK = re.compile(r"# No stacktrace found")
@@ -44,21 +44,22 @@ def parse_graph(text: str, *, kind: str, roles: GroupRoles) -> Graph:
     """Parse the text of one graph and of its subgraphs.
 
     `kind` names the graph in records (`dynamo`, `forward`, `inference`, `backward`). A statement that is not Python
-    (a repr torch did not quote) becomes an `unparsed` node with its edges; when that does not help, every line does.
-    Either way it is still compared, ids removed.
+    (a repr that torch did not quote) becomes an `unparsed` node with its edges; where the rest does not parse either,
+    every line becomes one. They are compared like any node, without ids.
     """
     source = _CLASS_NAME.sub(r"\1Graph(", text)  # torch prints `class <lambda>(...)` too
     tree = _parse(source)
     if tree is None:
         return Graph(kind=kind, nodes=tuple(_unparsed(source)))
-    lines = _user_lines(source)
-    reader = _Readers(kind, lines, roles)
-    nodes = [node for cls in _of_type(tree.body, ast.ClassDef) for node in reader.nodes(cls, "")]
+    reader = _Readers(kind, _user_lines(source), roles)
+    nodes: list[Node] = []
+    for cls in _of_type(tree.body, ast.ClassDef):
+        nodes += reader.nodes(cls, scope="")
     return Graph(kind=kind, nodes=tuple(nodes))
 
 
 def _parse(source: str) -> ast.Module | None:
-    """Parse, quoting statements that are not Python one by one."""
+    """Parse, after quoting the statements that are not Python, one by one; None where that does not help."""
     lines = source.split("\n")
     for _ in lines:
         try:
@@ -67,7 +68,8 @@ def _parse(source: str) -> ast.Module | None:
             number = error.lineno or 0
         except ValueError:
             return None
-        quoted = _quoted(lines[number - 1]) if 0 < number <= len(lines) else None
+        statement = "".join(lines[number - 1 : number])  # empty where the error has no line
+        quoted = _quoted(statement)
         if quoted is None:
             return None
         lines[number - 1] = quoted
@@ -75,9 +77,9 @@ def _parse(source: str) -> ast.Module | None:
 
 
 def _quoted(line: str) -> str | None:
-    """`y: "f32[2]" = f(x, <g at 0x7f>);  x = None` -> the same statement with a call Python can read.
+    """`y: "f32[2]" = f(x, <g at 0x7f>);  x = None` -> the same statement with a call that Python can parse.
 
-    The text becomes a template, its names become arguments, so that edges and constants stay.
+    The text becomes a template and the names in it arguments, so that edges and constants are kept.
     """
     match = _STATEMENT.match(line)
     if match is None or match["value"].startswith("unparsed("):
@@ -95,22 +97,25 @@ def _quoted(line: str) -> str | None:
 
 
 def _unparsed(source: str) -> Iterator[Node]:
+    """One node per line of the text, comments left out."""
     line = None
-    for text in source.splitlines():
+    for text in normalise.stripped_lines(source):
         if match := _FILE_COMMENT.search(text):
             line = line_of(match)
-        elif text.strip() and not text.strip().startswith("#"):
-            yield Node(scope="", op="call", target="unparsed", args=(normalise.generic(text.strip()),), line=line)
+        elif not text.startswith("#"):
+            args = (normalise.generic(text),)
+            yield Node(scope="", op="call", target="unparsed", args=args, line=line)
 
 
 def _user_lines(source: str) -> list[UserLine | None]:
-    """User's line in force at each line of the text, index 0 unused."""
+    """The user's line that applies at each line of the text, which count from 1."""
     current: UserLine | None = None
     lines: list[UserLine | None] = [None]
     for text in source.splitlines():
+        begins_anew = text.lstrip().startswith(("def ", "class "))
         if match := _FILE_COMMENT.search(text):
             current = line_of(match)
-        elif _NO_STACK.search(text) or text.lstrip().startswith(("def ", "class ")):
+        elif begins_anew or _NO_STACK.search(text):
             current = None
         lines.append(current)
     return lines
@@ -118,14 +123,14 @@ def _user_lines(source: str) -> list[UserLine | None]:
 
 @dataclass(frozen=True)
 class _Readers:
-    """What the reader of every `forward` of a graph is given."""
+    """Makes the reader of every `forward` of a graph."""
 
     kind: str
     lines: list[UserLine | None]
     roles: GroupRoles
 
     def nodes(self, cls: ast.ClassDef, scope: str) -> Iterator[Node]:
-        """Nodes of a graph, then those of its subgraphs."""
+        """Nodes of one graph, then those of its subgraphs."""
         for forward in _of_type(cls.body, ast.FunctionDef):
             yield from _Reader(scope, self).read(forward)
         for index, inner in enumerate(_of_type(cls.body, ast.ClassDef)):
@@ -138,7 +143,7 @@ def _of_type(statements: Iterable[ast.stmt], kind: type[S]) -> list[S]:
 
 @dataclass(frozen=True)
 class _Call:
-    """What an expression calls, and with what."""
+    """The target of a call, and its arguments."""
 
     target: str
     args: Sequence[ast.expr]
@@ -146,7 +151,7 @@ class _Call:
 
 
 class _Calls(ast.NodeVisitor):
-    """An expression -> the call that it is; `names` are those of nodes, whose methods may be called."""
+    """Expression -> call; a method of one of `names`, those of nodes, is called on that node."""
 
     def __init__(self, names: Container[str]) -> None:
         self.names = names
@@ -188,8 +193,9 @@ class _Reader(ast.NodeVisitor):
 
     def read(self, forward: ast.FunctionDef) -> list[Node]:
         self.unused = unused_symbols(forward)
-        arguments = [argument for argument in forward.args.args[1:] if argument.arg not in self.unused]
-        for position, argument in enumerate(arguments):
+        _, *arguments = forward.args.args  # the first is `self`
+        kept = [argument for argument in arguments if argument.arg not in self.unused]
+        for position, argument in enumerate(kept):
             self.placeholder(argument, position)
         for statement in forward.body:
             self.visit(statement)
@@ -221,10 +227,10 @@ class _Reader(ast.NodeVisitor):
         self.add("output", "output", node, args=args, name="output")
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Statements that torch does not print say nothing."""
+        """No node: torch prints no other statements."""
 
     def returned(self, value: ast.expr) -> ast.expr:
-        """What a lowered graph returns, without unused symbols kept for the backward, and without their gradients."""
+        """What a lowered graph returns, except unused symbols saved for the backward, and their gradients."""
         if isinstance(value, ast.Tuple | ast.List):
             value.elts = [one for one in value.elts if not self.is_of_symbol(one)]
         return value
@@ -241,7 +247,7 @@ class _Reader(ast.NodeVisitor):
             self.call(_Call("setitem", (target, value)), value)
 
     def expression(self, value: ast.expr, annotation: ast.expr | None, name: str) -> None:
-        """A value, and the name that it gets; a temporary that is only freed, or named again, is no node."""
+        """A value, and the name that it is assigned to; freeing a temporary, or naming it again, is no node."""
         if isinstance(value, ast.Name):
             self.alias(name, value.id, annotation)
         elif isinstance(value, ast.Attribute):
@@ -250,27 +256,31 @@ class _Reader(ast.NodeVisitor):
             self.call(_Calls(self.names).visit(value), value, annotation=annotation, name=name)
 
     def alias(self, name: str, other: str, annotation: ast.expr | None) -> None:
-        """Another name for a node; torch puts the annotation of `x += y` on the alias it makes of it."""
+        """A second name for a node; torch puts the annotation of `x += y` on the alias that it makes of `x`."""
         index = self.names.get(other)
         if not name or index is None:
             return
         self.names[name] = index
-        if not self.nodes[index].value:
-            self.nodes[index] = self.nodes[index].model_copy(update={"value": self.value(annotation)})
+        node = self.nodes[index]
+        if not node.value:
+            self.nodes[index] = node.model_copy(update={"value": self.value(annotation)})
 
     def call(self, call: _Call, at: Located, *, annotation: ast.expr | None = None, name: str = "") -> None:
         texts = list(map(self.text, call.args))
         named = sorted((keyword.arg or "**", self.text(keyword.value)) for keyword in call.keywords)
         if _COLLECTIVE.match(call.target):
-            texts, named = self.group_role(texts, named)
+            texts, named = self.with_role(texts, named)
         self.add("call", call.target, at, args=tuple(texts), kwargs=tuple(named), annotation=annotation, name=name)
 
-    def group_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
+    def with_role(self, texts: list[str], named: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
+        """Positional and named arguments of a collective, with the role in place of the group's name."""
         by_name = dict(named)
         if "group_name" in by_name:
-            by_name["group_name"] = f"group:{self.roles(by_name['group_name'].strip(chr(39)))}"
+            group = by_name["group_name"].strip("'")
+            by_name["group_name"] = f"group:{self.roles(group)}"
         elif texts[1:] and texts[-1].startswith(("'", '"')):
-            texts = [*texts[:-1], f"group:{self.roles(ast.literal_eval(texts[-1]))}"]
+            group = ast.literal_eval(texts[-1])
+            texts = [*texts[:-1], f"group:{self.roles(group)}"]
         return texts, list(by_name.items())
 
     def add(
@@ -292,7 +302,7 @@ class _Reader(ast.NodeVisitor):
         )
 
     def value(self, annotation: ast.expr | None) -> str:
-        # A graph out of a cache is printed without quotes: `2 * s0`, not `2*s0`.
+        # A graph from a cache is printed without quotes: `2 * s0`, not `2*s0`.
         text = _OPERATOR.sub(r"\1", _annotation(annotation))
         return normalise.symbols(normalise.generic(text), self.symbols)
 
@@ -303,10 +313,10 @@ class _Reader(ast.NodeVisitor):
 
 
 def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
-    """Placeholders for a size that nothing in the graph has or reads: where a view begins in its memory.
+    """Placeholders for a size that nothing in the graph uses: the storage offset of a view.
 
-    Torch makes one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
-    at `rank * n` has it, rank 0, whose offset is always 0, has not.
+    Torch adds one where the storage offset of an input changed between calls. A rank that takes its part of a tensor
+    at `rank * n` has it; rank 0, whose offset is always 0, does not.
     """
     used = _Used()
     used.visit(forward)
@@ -314,12 +324,12 @@ def unused_symbols(forward: ast.FunctionDef) -> frozenset[str]:
 
 
 class _Used(ast.NodeVisitor):
-    """Names that a function reads and words of its annotations; what it only returns is kept for the backward."""
+    """Names that a function reads, and words of its annotations; what it only returns is saved for the backward."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
         self.symbols: dict[str, str] = {}
-        """Arguments for a size, and the symbol that each of them is."""
+        """Argument for a size -> its symbol."""
 
     def visit_arg(self, node: ast.arg) -> None:
         text = _annotation(node.annotation)
@@ -337,7 +347,7 @@ class _Used(ast.NodeVisitor):
             self.words.add(node.id)
 
     def visit_Return(self, node: ast.Return) -> None:
-        """Says nothing."""
+        """A return uses nothing."""
 
 
 def _annotation(annotation: ast.expr | None) -> str:

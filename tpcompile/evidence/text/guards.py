@@ -1,7 +1,7 @@
 """Text of a guard tree (`dynamo_cpp_guards_str`) -> guards as fields.
 
-The text is parsed, not hashed: its ids, addresses, paths and comments change between ranks and torch versions,
-the type, source and expression of a guard do not.
+The text is parsed, not hashed: ids, addresses, paths and comments differ between ranks and torch versions; the type,
+source and expression of a guard do not.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _COMPARING = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_M
 _COMPARED = re.compile(r"^(?P<subject>.+?) (?:==|is) (?P<value>\S.*)$")
 _IS = re.compile(r"^(?P<left>[LG]\['\S+) is (?P<right>[LG]\['\S+)$")
 _ELEMENT = re.compile(r"^list\((?P<keys>dict\.keys\()?(?P<container>[^()]+)\)?\)\[\d+\]")
-"""The n-th key of a dict, or the n-th element of a set."""
+"""The n-th key of a dict, or the n-th element of a set; `keys` is empty for a set."""
 _VARIABLE = re.compile(r"(?:\.environ|\['environ'\])(?:\._data)?\[b?'(?P<name>[^']+)'\]")
-"""A variable of the environment, also where `environ` came with a star import."""
+"""An environment variable, also where `environ` was imported by `from os import *`."""
 _TENSOR_PARTS = re.compile(
     r"DispatchKeySet\((?P<keys>[^)]*)\).*?requires_grad=(?P<requires_grad>\w+)"
     r"(?:, size=\[(?P<size>[\w, ]*)\](?:, stride=\[(?P<stride>[\w, ]*)\])?)?"
 )
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
-"""A handle of a hook is a number that the process counts up, whichever module the hook is on."""
+"""The handle of a hook is a number that the process counts up over all modules."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\(.*?\bdevice=)\d+")
 _TYPE_SUFFIX = re.compile(r"\), type=(<.*>)\s*$")
 _OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
@@ -41,23 +41,28 @@ _GROUP_EQUALS = re.compile(r"^(.*(?:group_name|pg_name)\S* == )'([^']*)'$")
 def parse_guards(text: str, *, roles: GroupRoles, files: Iterable[str] = ()) -> tuple[Guard, ...]:
     """Parse the guard tree of one compile.
 
-    `files` are the full paths known from the same compile: torch shortens paths in guard comments, and the user
-    wants to click on them.
+    `files` are full paths known from the same compile: torch shortens the paths in guard comments, and a report
+    gives the whole path.
     """
     known = sorted(set(files))
     sources: dict[int, str] = {}
     guards = []
     for text_line in text.splitlines():
-        if manager := _MANAGER.match(text_line):
+        manager = _MANAGER.match(text_line)
+        if manager:
             sources[len(manager["bars"])] = normalise.generic(manager["source"])
-        elif (guard := _GUARD.match(text_line)) and not _is_left_out(guard):
-            source = sources.get(len(guard["bars"]) - 2, "")
-            guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
+            continue
+        guard = _GUARD.match(text_line)
+        if guard is None or _is_left_out(guard):
+            continue
+        manager_depth = len(guard["bars"]) - 2
+        source = sources.get(manager_depth, "")
+        guards.append(_guard(guard["type"], source, guard["rest"], roles, known))
     return tuple(guards)
 
 
 def _is_left_out(guard: re.Match[str]) -> bool:
-    """A manager, or that a view begins behind the first two elements of its memory, as on all ranks but the first."""
+    """True for a manager, and for a lower bound on the storage offset of a view, which holds on every rank but 0."""
     return guard["type"].endswith("Manager") or _OFFSET_BOUND.match(guard["rest"]) is not None
 
 
@@ -84,25 +89,30 @@ def _expression(text: str, roles: GroupRoles) -> str:
 
 
 def parts_of(guard: Guard) -> dict[str, str]:
-    """What a guard holds, in parts.
+    """The parts of a guard.
 
-    `subject` and `value` of a comparison; `order` (`dict` or `set`) and `container` of one about the n-th element;
-    `variable` of the environment; `set` when the value is a set; `same` when two names are one
-    object; properties of a checked tensor.
+    Of a comparison `subject` and `value`; also `order` (`dict` or `set`) and `container` where it is about the n-th
+    element, `variable` where it is about the environment, `set` where the value is a set. `left` and `right` of a
+    guard that two names are one object. Properties of a checked tensor.
     """
     if guard.type == "TENSOR_MATCH":
-        found = _TENSOR_PARTS.search(guard.expression)
-        return found.groupdict(default="") if found else {}
-    if match := _IS.match(guard.expression):
-        return {"same": f"{match['left']} is {match['right']}"}
-    match = _COMPARED.match(guard.expression)
-    if match is None or guard.type not in _COMPARING:
+        properties = _TENSOR_PARTS.search(guard.expression)
+        return properties.groupdict(default="") if properties else {}
+    if alias := _IS.match(guard.expression):
+        return alias.groupdict()
+    compared = _COMPARED.match(guard.expression)
+    if compared is None or guard.type not in _COMPARING:
         return {}
-    parts = {"subject": match["subject"], "value": match["value"]}
-    if variable := _VARIABLE.search(match["subject"]):
+    return _comparison(compared["subject"], compared["value"])
+
+
+def _comparison(subject: str, value: str) -> dict[str, str]:
+    parts = {"subject": subject, "value": value}
+    if variable := _VARIABLE.search(subject):
         parts["variable"] = variable["name"]
-    if match["value"].startswith("{"):
-        parts["set"] = match["value"]
-    if element := _ELEMENT.search(match["subject"]):
-        parts |= {"order": "dict" if element["keys"] else "set", "container": element["container"]}
+    if value.startswith("{"):
+        parts["set"] = value
+    if element := _ELEMENT.search(subject):
+        parts["order"] = "dict" if element["keys"] else "set"
+        parts["container"] = element["container"]
     return parts

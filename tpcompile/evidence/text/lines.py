@@ -1,4 +1,4 @@
-"""A line of source -> whether it is the user's: nobody can fix their program inside torch or the standard library."""
+"""A line of source -> whether it is the user's: a program is not fixed inside torch or the standard library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import last
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:capture|dist|evidence|parity|report|sentinel)/")
+_BETWEEN = "capture|collectives|evidence|preflight|ranks|report|sentinel|torch_api|dist|parity"
+"""Our packages; the last two are names that logs of earlier versions have."""
+_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:{_BETWEEN})/")
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
@@ -46,47 +48,51 @@ def _is_library(file: str, line: int, code: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
-    """The same of a file with its whole path."""
+    """True for a file of those, given with its whole path."""
     return any(place.search(file) for place in (_OWN, _TORCH, _STANDARD))
 
 
 def is_installed(line: UserLine) -> bool:
-    """True for a line of an installed package, torch or any other: the program that uses it is elsewhere."""
+    """True for a line of any installed package, torch among them: the program that uses it is elsewhere."""
     return "/site-packages/" in line.file or "/dist-packages/" in line.file
 
 
 def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
-    """The innermost line of the user's in a stack, which is outermost first; None when there is none."""
+    """The user's innermost line in a stack, which is outermost first; None when there is none."""
     return last(own_lines(stack))
 
 
 def innermost(stack: Sequence[UserLine]) -> UserLine | None:
-    """The same, or where none is the user's the innermost line."""
+    """The user's innermost line in a stack; where no line is the user's, the innermost line."""
     return innermost_own(stack) or last(stack)
 
 
-def with_whole_path(line: UserLine, files: Iterable[str]) -> UserLine:
-    """The line with its whole path, where one of the files fits: of a long path in a comment torch keeps the end."""
-    ends = [file for file in files if file.endswith(line.file)]
-    whole = [file for file in ends if f"/{file}".endswith(f"/{line.file}")]
-    fitting = whole or ends
-    return line.model_copy(update={"file": fitting[0]}) if len(fitting) == 1 else line
+def with_whole_path(line: UserLine, files: Collection[str]) -> UserLine:
+    """The line with its whole path, where exactly one of the files fits: in comments torch keeps the end of a path."""
+    fitting = _ending_in(f"/{line.file}", files) or _ending_in(line.file, files)
+    if len(fitting) != 1:
+        return line
+    return line.model_copy(update={"file": fitting[0]})
+
+
+def _ending_in(end: str, files: Iterable[str]) -> list[str]:
+    return [file for file in files if f"/{file}".endswith(end)]
 
 
 def own_lines(stack: Iterable[UserLine]) -> list[UserLine]:
-    """The lines of the user's, in order."""
+    """The user's lines, in order."""
     return [line for line in stack if not is_library(line)]
 
 
 def own_line(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
-    """The user's line of a compiled frame: of a frame of torch's own, a wrapped `nn.Sequential`, who called it."""
+    """The user's line of a compiled frame; of a frame inside torch, a wrapped `nn.Sequential`, the caller's line."""
     if line is None or not is_library(line):
         return line
     return innermost_own(stack) or line
 
 
 def entered_at(line: UserLine | None, stack: Sequence[UserLine]) -> UserLine | None:
-    """The same, but of a frame of an installed package the line of the program that enters it."""
+    """The user's line of a compiled frame; of a frame of an installed package, the program's line that enters it."""
     own = own_line(line, stack)
     if own is None or not is_installed(own):
         return own
@@ -106,12 +112,12 @@ def called_at(stack: Sequence[UserLine]) -> UserLine | None:
 
 
 def of_program(stack: Sequence[UserLine]) -> UserLine | None:
-    """The innermost line of the user's that is not in an installed package."""
+    """The user's innermost line that is not in an installed package."""
     return last([line for line in own_lines(stack) if not is_installed(line)])
 
 
 def _is_cut_library(file: str, line: int, code: str) -> bool:
-    """Torch cuts the front of long paths: the line is a library's when that code stands there in the library's file."""
+    """True for a line of a library whose path torch cut at the front: the library's file has that code there."""
     if file.startswith("/") or not code:
         return False
     parts = file.split("/")

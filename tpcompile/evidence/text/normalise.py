@@ -1,13 +1,13 @@
 """Text that differs by nature between healthy ranks -> text that does not.
 
-Only what is known to be an id, an address, a path, a device index or a group name is removed; a number that
-could be the user's is never touched, because a digest that drops an argument is blind.
+Only what is known to be an id, an address, a path, a device index or a group name is removed; a number that could be
+the user's is kept, because a digest without it would not see a difference in it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 _DEVICE = re.compile(r"\b(cuda|xpu|hip|mtia|npu):\d+\b")
@@ -24,7 +24,8 @@ _DTENSOR_SPEC = re.compile(r"(__dtensor_spec_)\d+")
 _FOLDED = re.compile(r"^(\w+?)_\d+$")
 _QUOTED_OR_BRACE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\{")
 _QUOTED_OR_MARK = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{}\]):,]")
-_OPENING, _CLOSING = ("(", "[", "{"), (")", "]", "}")
+_NESTING = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+"""Bracket -> by how much it changes the depth."""
 _SYMBOL = re.compile(r"\b(zu?f|[su])(\d+)\b(?!\[)")  # `u8[4]` is a dtype, not a symbol
 _FUNCTIONAL_GROUP = re.compile(
     r"(torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem|_dtensor)\.[\w.]+\(.*?,\s*)(['\"])([^'\"]*)\2\)"
@@ -32,7 +33,7 @@ _FUNCTIONAL_GROUP = re.compile(
 
 
 def device(text: str) -> str:
-    """Drop device indices: rank 3 runs on `cuda:3`, and that is not a difference."""
+    """Drop device indices: that rank 3 runs on `cuda:3` is not a difference."""
     return _DEVICE_CALL.sub(r"device(type='\1')", _DEVICE.sub(r"\1", text))
 
 
@@ -44,46 +45,55 @@ def objects(text: str) -> str:
 
 
 def dynamo_names(text: str) -> str:
-    """Drop the counters and ids Dynamo bakes into names of globals it makes."""
+    """Drop the counters and ids in the names of globals that Dynamo makes."""
     return _GLOBAL_BY_ID.sub("_ID", _DTENSOR_SPEC.sub(r"\1ID", _DYNAMO_COUNTER.sub(r"\1", text)))
 
 
 def sets(text: str) -> str:
-    """Sort the elements of set displays: their order follows the hash seed of strings and the ids of objects."""
+    """Sort the elements of set displays: their order depends on the hash seed and on the ids of objects."""
     out, start = [], 0
     while match := _QUOTED_OR_BRACE.search(text, start):
         items, end = _display(text, match.start()) if match[0] == "{" else (None, 0)
-        if items is None:  # a string, a dict, whose order is its own, or no display at all
+        if items is None:  # a string, a dict, whose order counts, or not a display
             out.append(text[start : match.end()])
             start = match.end()
         else:
-            out.append(text[start : match.start()] + "{" + ", ".join(sorted(sets(item) for item in items)) + "}")
+            elements = sorted(sets(item) for item in items)
+            out += [text[start : match.start()], "{", ", ".join(elements), "}"]
             start = end
     return "".join(out) + text[start:]
 
 
 def _display(text: str, start: int) -> tuple[list[str] | None, int]:
-    """Elements between the braces that open at `start` and the place after them; None when they hold no set."""
-    depth, begin, items = 0, start + 1, []
-    for token in _QUOTED_OR_MARK.finditer(text, start):
+    """Elements of the set display that opens at `start`, None where it is not one; and where to read on."""
+    begin, items = start + 1, []
+    for token in _delimiters(text, start):
         mark = token[0]
-        if mark in _OPENING:
-            depth += 1
-        elif mark in _CLOSING:
-            depth -= 1
-        elif mark == ":" and depth == 1:
+        if mark == ":":
             return None, token.start()
-        is_end = depth == 0
-        if is_end or (mark == "," and depth == 1):
-            items.append(text[begin : token.start()].strip())
-            begin = token.end()
-        if is_end:
-            return (items if mark == "}" and all(items) else None), token.end()
+        items.append(text[begin : token.start()].strip())
+        begin = token.end()
+        if mark != ",":
+            is_set = mark == "}" and all(items)
+            return (items if is_set else None), begin
     return None, len(text)
 
 
+def _delimiters(text: str, start: int) -> Iterator[re.Match[str]]:
+    """Commas and colons directly inside the bracket that opens at `start`, then the bracket that closes it."""
+    depth = 0
+    for token in _QUOTED_OR_MARK.finditer(text, start):
+        mark = token[0]
+        depth += _NESTING.get(mark, 0)
+        if depth == 0:
+            yield token
+            return
+        if depth == 1 and mark in (",", ":"):
+            yield token
+
+
 def generic(text: str) -> str:
-    """All of the above: what is safe on any text of torch."""
+    """Drop device indices, addresses and Dynamo's counters: safe on any text of torch."""
     return dynamo_names(device(objects(text)))
 
 
@@ -95,23 +105,25 @@ def symbols(text: str, seen: dict[str, str]) -> str:
 def constant(source: str, seen: dict[str, str]) -> str:
     """Renumber a tensor that Dynamo folded (`eq_6`) by first appearance: torch counts over the whole process.
 
-    What the user can name, `L['eq_6']`, is never such a bare word; `seen` carries the renaming through one compile.
+    A name of the user's, `L['eq_6']`, is never such a bare word; `seen` carries the renaming through one compile.
     """
-    if not (match := _FOLDED.match(source)):
+    match = _FOLDED.match(source)
+    if match is None:
         return source
-    return seen.setdefault(source, f"{match[1]}#{len(seen)}")
+    renamed = f"{match[1]}#{len(seen)}"
+    return seen.setdefault(source, renamed)
 
 
 def short_path(path: str) -> str:
-    """Last two parts of a path: machine-independent, still enough to find the file."""
+    """Last two parts of a path: the same on every machine, and enough to find the file."""
     return "/".join(path.replace("\\", "/").split("/")[-2:])
 
 
 class GroupRoles:
     """Process-group name -> role in the mesh.
 
-    A name nobody described becomes `group#k` by first appearance, so that an unknown name can neither hide a
-    change of structure nor raise an alarm by itself.
+    A name without a role becomes `group#k` by first appearance, so that unknown names neither hide a difference in
+    structure nor are one.
     """
 
     def __init__(self, roles: Mapping[str, str]) -> None:
@@ -122,7 +134,7 @@ class GroupRoles:
         return self._roles.setdefault(name, f"group#{unknown}")
 
     def known(self, name: str) -> str | None:
-        """Role of a described group, None for any other text."""
+        """Role of a group that has one, None for any other text."""
         return self._roles.get(name)
 
     def in_calls(self, text: str) -> str:
@@ -131,18 +143,21 @@ class GroupRoles:
 
 
 def stripped_lines(text: str) -> list[str]:
-    """The lines that hold anything."""
+    """The lines that are not blank, without the space around them."""
     return list(filter(None, map(str.strip, text.splitlines())))
 
 
 def error(text: str) -> str:
-    """The first line of an error, and what it wraps.
+    """The first line of an error, and the error that it wraps.
 
-    `backend='inductor' raised:` says nothing without the line after it, nor `RuntimeError when making fake tensor call`
-    without what the operator said, which stands behind `got RuntimeError(`.
+    `backend='inductor' raised:` needs the line after it, and `RuntimeError when making fake tensor call` the
+    operator's own message, which follows `got RuntimeError(`.
     """
     lines = stripped_lines(text)
-    is_headline = "".join(lines[:1]).endswith(":")
+    headline = "".join(lines[:1])
+    if headline.endswith(":"):
+        return generic(" ".join(lines[:2]))
     wrapped = _WRAPPED_ERROR.search(text)
-    says = f": {wrapped['says']}" if wrapped and not is_headline else ""
-    return generic(" ".join(lines[: 2 if is_headline else 1]) + says)
+    if wrapped:
+        headline += f": {wrapped['says']}"
+    return generic(headline)

@@ -15,7 +15,7 @@ from tpcompile.evidence.text.comments import comment_line, split_comments, stack
 from tpcompile.evidence.text.lines import innermost, users
 
 LIMIT = "Dynamo recompile limit exceeded"
-"""How torch's error begins when it gave up on a function."""
+"""How torch's error begins when a function exceeded the recompile limit."""
 
 
 class ReasonKind(StrEnum):
@@ -50,7 +50,7 @@ class Reason(Frozen):
 
     kind: ReasonKind
     guard: str
-    """The guard in torch's words, on one line, without cache entry, comment and stack."""
+    """The guard as torch prints it, on one line, without cache entry, comment and stack."""
     entry: str = ""
     """Compile id of the cache entry whose guard failed, e.g. `0/1`."""
     source: str = ""
@@ -104,14 +104,14 @@ _DEPTH = {
     ReasonKind.DISPATCH_KEYS: 1, ReasonKind.DTYPE: 2, ReasonKind.DEVICE: 2, ReasonKind.REQUIRES_GRAD: 2,
     ReasonKind.NUM_DIMS: 3, ReasonKind.STRIDE: 5,
 }  # fmt: skip
-"""How much had held before that guard was asked, in the order in which torch asks; sizes and Python values are 4."""
+"""Number of guard stages that held before that guard, in the order in which torch checks; 4 for any other kind."""
 
 
 def nearest_reason(reasons: Sequence[str]) -> str:
-    """The reason of the cache entry that fitted best, the newest of them; "" when there is none.
+    """The reason of the cache entry in which most guards held, the newest of several; "" when there is none.
 
-    Torch gives one reason per entry, newest first, each the first guard that failed. With an entry for training and
-    one for evaluation, a step with another stride fails on grad mode in one of them: that entry was never meant.
+    Torch gives one reason per entry, newest first: the first guard that failed. With one entry for training and one
+    for evaluation, a call with a different stride fails on grad mode in one of them, which is not why it recompiles.
     """
 
     def held(text: str) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def nearest_reason(reasons: Sequence[str]) -> str:
 
 
 def parse_reason(text: str) -> Reason:
-    """Parse one recompile reason; a text of an unknown form keeps its words, with kind `OTHER`."""
+    """Parse one recompile reason; a text of an unknown form is kept as it is, with kind `OTHER`."""
     head, _, stack = text.partition("\nUser stack trace:")
     entry = _ENTRY.match(head)
     head = head[entry.end() :] if entry else head
@@ -154,12 +154,15 @@ def _read(guard: str, parts: dict[str, str], kind_of: Callable[[dict[str, str]],
 
 
 def _value_kind(parts: dict[str, str]) -> ReasonKind:
-    source, expected = parts["source"], parts["expected"]
+    source = parts["source"]
+    expected = parts["expected"]
     if source.endswith(".training"):
         return ReasonKind.TRAINING
     if _INT.match(expected) and _OF_MODULE.match(source):
         return ReasonKind.MODULE_INT
-    return ReasonKind.NUMBER if _NUMBER.match(expected) else ReasonKind.VALUE
+    if _NUMBER.match(expected):
+        return ReasonKind.NUMBER
+    return ReasonKind.VALUE
 
 
 def _type_kind(parts: dict[str, str]) -> ReasonKind:
@@ -183,7 +186,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[dict[str, str]], ReasonKind]], ..
     (_TENSOR_TYPE, _type_kind),
     (_CALLED, _checked_kind),
 )
-"""Forms of a guard in a reason -> what changed; the first that fits."""
+"""Pattern of a guard in a reason -> kind; the first that matches counts."""
 
 
 def _line(comments: list[str], stack: str) -> UserLine | None:

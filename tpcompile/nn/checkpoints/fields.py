@@ -23,12 +23,12 @@ def read(config: Any, name: str, default: Any = _REQUIRED) -> Any:
 
 def refuse_others(config: Any, family: str, supported: Mapping[str, Sequence[Any]]) -> None:
     """Raise ConfigError naming every field whose value is not among `supported[field]`; the first is its default."""
-    found = {name: read(config, name, values[0]) for name, values in supported.items()}
-    bad = [
-        f"{name}={value!r} (supported: {', '.join(map(repr, supported[name]))})"
-        for name, value in found.items()
-        if value not in supported[name]
-    ]
+    bad = []
+    for name, values in supported.items():
+        value = read(config, name, values[0])
+        if value not in values:
+            accepted = ", ".join(map(repr, values))
+            bad.append(f"{name}={value!r} (supported: {accepted})")
     if bad:
         raise ConfigError(f"this {family} checkpoint is not supported: {'; '.join(bad)}")
 

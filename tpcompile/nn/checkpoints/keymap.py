@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class KeyMap:
     """Which tensors of a checkpoint make up which of our parameters, for one model of one family."""
 
     family: str
-    """Name in error messages."""
+    """Name of the model family, for error messages."""
     sources: dict[str, Source]
     """Our parameter -> where it comes from."""
     outside: tuple[str, ...] = ()
@@ -39,31 +40,28 @@ class KeyMap:
     """Key of a tied parameter -> the key that holds it; may be absent, and must hold the same numbers otherwise."""
 
     def to_full(self, state: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Mapping[str, Tensor]:
-        """What `load_full_state_dict` takes, bit for bit unless `dtype` asks for a cast.
+        """The argument of `load_full_state_dict`, bit for bit unless `dtype` asks for a cast.
 
-        Tensors are read and packed when they are asked for and not kept, so that a `state` which reads lazily may be
-        larger than memory. Raises ConfigError naming missing and unknown keys at once, and on access a packed tensor
+        Tensors are read and packed on access and not kept, so that a `state` which reads lazily may be larger than
+        memory. Raises ConfigError naming missing and unknown keys at once, and on access a packed tensor
         of wrong shape or dtype.
         """
-        known = {key for source in self.sources.values() for key in source.keys}
-        missing = [key for key in sorted(known) if key not in state]
-        unknown = [key for key in sorted(state) if key not in known and not self._is_left_alone(key)]
+        known = set(chain.from_iterable(source.keys for source in self.sources.values()))
+        missing = sorted(known - set(state))
+        extra = sorted(set(state) - known)
+        unknown = [key for key in extra if not self._is_left_alone(key)]
         if missing or unknown:
             raise ConfigError(f"not a {self.family} state dict: missing {_some(missing)}, unknown {_some(unknown)}")
-        for alias, key in self.aliases.items():
-            if alias in state and not torch.equal(state[alias], state[key]):
-                raise ConfigError(
-                    f"{alias} differs from {key}, but the config ties them; set tie_word_embeddings=False, "
-                    "or drop the stale one"
-                )
+        self._check_tied(state)
         return _Packing(self.sources, state, dtype)
 
     def to_checkpoint(self, full: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The checkpoint's tensors, or anything shaped like them such as gradients, by their own names; packed ones
+        """The checkpoint's tensors, or tensors of their shapes such as gradients, by their own names; packed ones
         are views. Tied tensors come once, as safetensors files have them. Raises ConfigError naming missing and
         unknown keys.
         """
-        missing, unknown = sorted(set(self.sources) - set(full)), sorted(set(full) - set(self.sources))
+        missing = sorted(set(self.sources) - set(full))
+        unknown = sorted(set(full) - set(self.sources))
         if missing or unknown:
             raise ConfigError(
                 f"not the parameters of a {self.family}: missing {_some(missing)}, unknown {_some(unknown)}"
@@ -73,6 +71,14 @@ class KeyMap:
             parts = full[name].split(source.rows) if source.rows else (full[name],)
             state |= zip(source.keys, parts, strict=True)
         return state
+
+    def _check_tied(self, state: Mapping[str, Tensor]) -> None:
+        for alias, key in self.aliases.items():
+            if alias in state and not torch.equal(state[alias], state[key]):
+                raise ConfigError(
+                    f"{alias} differs from {key}, but the config ties them; set tie_word_embeddings=False, "
+                    "or drop the stale one"
+                )
 
     def _is_left_alone(self, key: str) -> bool:
         return key.startswith(self.outside) or key.endswith(self.derived) or key in self.aliases

@@ -26,7 +26,7 @@ _DERIVED = (".rotary_emb.inv_freq",)
 def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
     """BlockConfig of a LlamaConfig or the dict in its config.json; `options` are further fields, e.g. uneven="pad".
 
-    Raises ConfigError naming what is not supported: another activation than silu, dropout inside attention, quantised
+    Raises ConfigError naming what is not supported: an activation that is not silu, dropout inside attention, quantised
     weights, and biases in attention but not in the MLP or the other way round. RoPE is not part of it: see
     `rope_tables`. When training, note that transformers gives the embedding's row `pad_token_id` no gradient; we do.
     """
@@ -129,6 +129,6 @@ def _num_kv_heads(config: Any) -> int:
 
 
 def _rope_options(config: Any) -> tuple[dict[str, Any], float]:
-    """RoPE fields and base; transformers 5 has one dict `rope_parameters`, files before it `rope_theta` and another."""
+    """RoPE fields and base: `rope_parameters` since transformers 5, before it `rope_theta` and `rope_scaling`."""
     options = dict(read(config, "rope_parameters", None) or read(config, "rope_scaling", None) or {})
     return options, options.get("rope_theta") or read(config, "rope_theta", None) or 10000.0

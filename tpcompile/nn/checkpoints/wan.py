@@ -55,7 +55,7 @@ def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32
     """BlockConfig of a WanTransformer3DModel's config or the dict in its config.json; `options` are further fields.
 
     `context_len=` is the number of text tokens that the gate feeds. Raises ConfigError naming what is not supported:
-    image-to-video (added_kv_proj_dim, image_dim), no norm before cross-attention, another norm of q and k.
+    image-to-video (added_kv_proj_dim, image_dim), no norm before cross-attention, a different norm of q and k.
     """
     refuse_others(config, _FAMILY, _SUPPORTED)
     head_size, heads = read(config, "attention_head_dim"), read(config, "num_attention_heads")

@@ -36,7 +36,7 @@ _NAMES = Names(
 def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
     """BlockConfig of a WanModel's config.json; `options` are further fields, `context_len=` the text tokens.
 
-    Raises ConfigError naming what is not supported: other models than t2v, windows, missing norms.
+    Raises ConfigError naming what is not supported: models that are not t2v, windows, missing norms.
     """
     refuse_others(config, _FAMILY, _SUPPORTED)
     dim, heads = read(config, "dim"), read(config, "num_heads")

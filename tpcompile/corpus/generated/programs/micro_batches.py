@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpcompile.collectives import all_reduce, copy_to_tp
 from tpcompile.corpus.generated import frame
-from tpcompile.collectives.api import all_reduce, copy_to_tp
 
 # place: file
 

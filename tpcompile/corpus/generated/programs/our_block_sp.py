@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.corpus.generated import frame
-from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights

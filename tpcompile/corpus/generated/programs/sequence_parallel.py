@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpcompile.collectives import all_gather_single, reduce_scatter_single
 from tpcompile.corpus.generated import frame
-from tpcompile.collectives.api import all_gather_single, reduce_scatter_single
 
 # place: file
 

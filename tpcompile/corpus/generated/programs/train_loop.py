@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tpcompile.collectives import all_reduce, copy_to_tp
 from tpcompile.corpus.generated import frame
-from tpcompile.collectives.api import all_reduce, copy_to_tp
 
 # place: file
 

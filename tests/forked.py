@@ -1,0 +1,223 @@
+"""Python command -> how it ended, in a process forked from one that has imported torch; ranks of torchrun as well.
+
+The imports cost a process some 8 s of CPU time, a fork none. What a fork cannot show starts a fresh interpreter: a hash
+seed, what torch reads when it is imported, what a program itself imports. The launcher is torch's own either way: the
+agent, its store, error files, restarts and root cause are those of a real torchrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import runpy
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+import psutil
+
+from tpcompile.corpus.generated.forked import end_as_python
+
+TORCHRUN = ("-m", "torch.distributed.run")
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""For a process that a test starts: this tree, and what the caller has there, a torch for example."""
+_PRELOADED = (
+    "pytest", "torch", "torch._dynamo", "torch._dynamo.backends.common", "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.distributed.device_mesh",
+    "torch.distributed.launcher.api", "torch.distributed.tensor.parallel", "torch.distributed._functional_collectives",
+    "tpcompile.torch_api.forked", "tpcompile.gate", "tpcompile.preflight", "tpcompile.sentinel",
+    "tpcompile.testing",
+)  # fmt: skip
+_JOB = "TPCOMPILE_TESTS_JOB"
+_KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_POLL_S = 0.02
+_KILLED_S = 10.0
+"""A process that was killed is gone by then."""
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(list(_PRELOADED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    """124 when it was killed at its limit."""
+    stdout: str
+    stderr: str
+    left_running: tuple[str, ...]
+    """Processes of the job that outlived the command; they were killed."""
+
+
+def run_python(
+    arguments: Sequence[str | Path],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+    timeout_s: float = 200.0,
+) -> Ended:
+    """Run `python ARGUMENTS` (`-m MODULE` or a script, and theirs) to its end; nothing is left running."""
+    command = [str(argument) for argument in arguments]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = {**environ, _JOB: name}
+        process = SERVER.Process(target=_command, args=(command, variables, str(cwd or Path.cwd()), name))
+        process.start()
+        try:
+            process.join(timeout_s)
+        finally:
+            process.kill()
+            process.join()
+            left = _sweep(folder, {process.pid})
+        late = process.exitcode == -signal.SIGKILL
+        out, err = (path.read_text(errors="replace") for path in (folder / "stdout", folder / "stderr"))
+        return Ended(returncode=124 if late else process.exitcode or 0, stdout=out, stderr=err, left_running=left)
+
+
+def torchrun(
+    arguments: Sequence[str | Path],
+    *,
+    nproc: int = 2,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+    timeout_s: float = 200.0,
+) -> Ended:
+    """`torchrun --standalone --nproc-per-node NPROC ARGUMENTS`; an option of torchrun may come first."""
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", str(nproc), *arguments]
+    variables = {**environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    return run_python(command, environ=variables, cwd=cwd, timeout_s=timeout_s)
+
+
+# In the forked processes
+
+
+def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str) -> None:
+    """The command itself."""
+    os.setsid()
+    _die_with_parent()
+    os.chdir(cwd)
+    outputs = [os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
+    _become(environ, *outputs)
+    if tuple(command[:2]) == TORCHRUN:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+        SubprocessHandler._popen = _start_rank
+    _play(command)
+
+
+def _start_rank(handler: Any, command: Sequence[str], environ: dict[str, str]) -> Any:
+    """Stands for `SubprocessHandler._popen` of torch 2.11 and 2.13: a rank is forked, if it runs Python."""
+    output, errors = handler._stdout, handler._stderr
+    if command[0] != sys.executable:
+        return subprocess.Popen(command, env=environ, stdout=output, stderr=errors, start_new_session=True)
+    pid = os.fork()
+    if pid:
+        return _Rank(pid)
+    os.setsid()
+    _close_sockets()
+    _become(environ, output.fileno() if output else 1, errors.fileno() if errors else 2)
+    _play(command[1:])
+
+
+class _Rank:
+    """What the agent of torchrun uses of a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        Path(os.environ[_JOB], f"rank_{pid}").touch()
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"rank of process {self.pid}", timeout)
+            time.sleep(_POLL_S)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
+    """What a start of Python and the import of torch would have done with these variables and files."""
+    from tpcompile.torch_api.forked import new_trace_handler
+
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environ)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
+        sys.modules["numpy"].random.seed()
+    new_trace_handler()
+
+
+def _play(command: Sequence[str]) -> NoReturn:
+    """Run `python COMMAND` and end this process as it would end."""
+    arguments = [argument for argument in command if argument != "-u"]
+    is_module = arguments[0] == "-m"
+    sys.argv = arguments[1:] if is_module else arguments
+    first = os.getcwd() if is_module else str(Path(arguments[0]).resolve().parent)
+    sys.path[:0] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if is_module:
+        end_as_python(lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True))
+    end_as_python(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_KILLED_WITH_PARENT, signal.SIGKILL)
+
+
+def _close_sockets() -> None:
+    """Those of the agent's store: a rank that holds them would hide from the others that the agent is gone."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and int(name) > 2:
+                os.close(int(name))
+
+
+# What is left
+
+
+def _sweep(folder: Path, sessions: Iterable[int | None]) -> tuple[str, ...]:
+    """Kill what still runs of a job, and wait until it is dead: its sessions, and what has its environment."""
+    ranks = {int(path.name.removeprefix("rank_")) for path in folder.glob("rank_*")}
+    found = []
+    killed = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            is_ours = os.getsid(process.pid) in {*ranks, *sessions} or process.environ().get(_JOB) == str(folder)
+            if is_ours and _runs(process):
+                found.append(" ".join(process.cmdline()))
+                process.kill()
+                killed.append(process)
+    deadline = time.monotonic() + _KILLED_S
+    while any(map(_runs, killed)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return tuple(found)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Is it there, and not a zombie whose parent has not asked for it?"""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

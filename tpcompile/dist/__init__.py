@@ -1,1 +1,0 @@
-"""What ranks share: environment, mesh, store, collectives."""

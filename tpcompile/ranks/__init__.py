@@ -1,0 +1,1 @@
+"""What the ranks of a job share beside tensors: environment, mesh and groups, store, exchange, signals, liveness."""
