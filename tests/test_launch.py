@@ -377,6 +377,6 @@ def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: 
 
 @pytest.mark.slow
 def test_the_launcher_knows_every_fault() -> None:
-    code = "from tpcompile.faults import ALL; print(*sorted(ALL))"
+    code = "from tpcompile.faults.injected import ALL; print(*sorted(ALL))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert tuple(found.stdout.split()) == launch.FAULTS

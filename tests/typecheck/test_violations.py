@@ -14,8 +14,8 @@ from tests.typecheck.broken import FAULTS, Fault, bias_before_reduce, embedding_
 from tests.typecheck.programs import MLP, TOKENS, TP, WIDTH, built, mlp
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import DivergenceError, ExitCode
-from tpcompile.faults.collectives import DoubleCopy, DroppedResult, LocalNorm, _bias_first
-from tpcompile.faults.fault import FaultContext
+from tpcompile.faults.injected.collectives import DoubleCopy, DroppedResult, LocalNorm, _bias_first
+from tpcompile.faults.injected.fault import FaultContext
 from tpcompile.nn.block import TransformerStack
 from tpcompile.typecheck import Report, Violation, check_contract
 

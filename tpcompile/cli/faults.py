@@ -15,8 +15,8 @@ def list_() -> None:
     """List the cases: what is planted, what must be reported, which public threads it stands for."""
     from rich.console import Console
 
-    from tpcompile.corpus.cases import ALL
-    from tpcompile.corpus.matrix import listing
+    from tpcompile.faults.cases import ALL
+    from tpcompile.faults.matrix import listing
 
     Console().print(listing(list(ALL.values())))
 
@@ -36,11 +36,11 @@ def run(
     from rich.console import Console
 
     from tpcompile import logs
-    from tpcompile.corpus.cases import chosen
-    from tpcompile.corpus.columns import COLUMNS
-    from tpcompile.corpus.matrix import Matrix, made_with, render
-    from tpcompile.corpus.sweep import sweep
     from tpcompile.errors import ConfigError, ExitCode
+    from tpcompile.faults.cases import chosen
+    from tpcompile.faults.columns import COLUMNS
+    from tpcompile.faults.matrix import Matrix, made_with, render
+    from tpcompile.faults.sweep import sweep
 
     logs.setup(rank=0)
     cases = chosen(names or ())

@@ -1,29 +1,15 @@
-"""Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
+"""Planted faults of rank divergence: what the sentinel and the gate must name, each run for real on small ranks.
 
-program.py        the user's program: prints, rank branches and constants, custom ops
-triton_kernel.py  an undeclared Triton kernel, imported only when it is used
-collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
-process.py        the process itself: killed, never arrives, does not compile
+case.py      what a case is
+cases/       all cases, by what differs between the ranks
+programs/    the programs, as a user would have written them
+context.py   what a program is given; plays one case on one rank
+rank.py      `python -m tpcompile.faults.rank CASE --run-dir DIR`, one rank under torchrun
+run.py       a case -> torchrun, in a tree of its own (tree.py) -> evidence on disk
+judge.py     a case and its evidence -> named, detected, missed, hang, ...
+sweep.py     many cases -> results
+matrix.py    results -> the detection matrix
+columns.py   the same case without the sentinel: what tlparse, DETAIL and spmd_check say
+
+Only context.py and programs/ import torch; its private names that they need are in tpcompile.torch_api.backends.
 """
-
-from __future__ import annotations
-
-from tpcompile.errors import ConfigError
-from tpcompile.faults import collectives, process, program
-from tpcompile.faults.fault import Fault, FaultContext
-
-ALL: dict[str, Fault] = {fault.name: fault for module in (program, collectives, process) for fault in module.FAULTS}
-
-NO_FAULT = Fault(name="", what="no fault")
-
-
-def find(name: str) -> Fault:
-    """The fault of that name, `NO_FAULT` for an empty one. Raises ConfigError for an unknown name."""
-    if not name:
-        return NO_FAULT
-    if name not in ALL:
-        raise ConfigError(f"unknown fault {name!r}; choose from {', '.join(sorted(ALL))}")
-    return ALL[name]
-
-
-__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "find"]
