@@ -57,7 +57,7 @@ def test_only_the_command_line_and_the_scripts_in_repro_set_sinks_up() -> None:
     root = Path(__file__).resolve().parents[1]
     paths = [*(root / "tpcompile").rglob("*.py"), *(root / "repro").rglob("*.py")]
     callers = {str(path.relative_to(root)) for path in paths if "logs.setup(" in path.read_text()}
-    assert callers == {"tpcompile/cli/gate.py", "tpcompile/cli/faults.py", "repro/tp_compile_repro.py"}
+    assert callers == {"tpcompile/cli/gate.py", "tpcompile/faults/__main__.py", "repro/tp_compile_repro.py"}
 
 
 def test_setup_sends_warnings_of_the_package_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Cases of the corpus on forked ranks."""
+"""Cases on forked ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from tests.forked import torchrun
 from tpcompile.faults import run
-from tpcompile.faults.case import Case
+from tpcompile.faults.case import Case, load
+
+load("programs", "healthy")
 
 
 @pytest.fixture
@@ -23,7 +25,6 @@ def launch_forked(
 ) -> dict[str, int | bool]:
     """Stands for `tpcompile.faults.run.launch`."""
     folder.mkdir(parents=True)
-    rank = ["-m", "tpcompile.faults.rank", case.name, "--run-dir", folder, *options]
-    ended = torchrun(rank, nproc=case.world_size, environ=environ, timeout_s=limit_s)
+    ended = torchrun(run.rank_command(case, folder, options), nproc=case.world_size, environ=environ, timeout_s=limit_s)
     (folder / "log.txt").write_text(ended.stdout + ended.stderr)
     return {"exit_code": ended.returncode, "timed_out": ended.returncode == 124}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpcompile.faults import columns
-from tpcompile.faults.cases import find
+from tpcompile.faults.case import CASES
 from tpcompile.faults.columns import Said, read_detail, read_spmd_check, text_of
 
 MISMATCH = (
@@ -44,4 +44,4 @@ def test_a_tool_that_speaks_and_lets_the_job_hang_is_both() -> None:
 
 def test_a_tool_that_is_not_installed_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns.shutil, "which", lambda name: None)
-    assert columns.say(find("stride"), tmp_path, "tlparse") == "not here"
+    assert columns.say(CASES.find("stride"), tmp_path, "tlparse") == "not here"

@@ -1,4 +1,4 @@
-"""The judge of the corpus: every outcome, and what makes a red verdict wrong."""
+"""The judge of cases: every outcome, and what makes a red verdict wrong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from tpcompile.evidence.records import (
     Verdict,
     value_item,
 )
-from tpcompile.faults.case import Case
-from tpcompile.faults.cases import find
+from tpcompile.faults.case import CASES, Case
 from tpcompile.faults.judge import (
     Evidence,
     Outcome,
@@ -30,8 +29,8 @@ from tpcompile.faults.judge import (
     time_to_verdict,
 )
 
-CASE = find("attribute_constant")
-HEALTHY = find("clean")
+CASE = CASES.find("attribute_constant")
+HEALTHY = CASES.find("clean")
 
 
 def blamed(case: Case = CASE, *, by: int = 0) -> UserLine:

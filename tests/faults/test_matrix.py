@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tpcompile.faults.cases import ALL
+from tpcompile.faults.case import CASES
 from tpcompile.faults.judge import Outcome, Result
-from tpcompile.faults.matrix import Matrix, listing, render, summary
+from tpcompile.faults.matrix import Matrix, listing, render, row_of, summary
 
 
 def result(outcome: Outcome, *, seconds: float | None = None, expected: str = "input stride differs") -> Result:
@@ -52,4 +52,4 @@ def test_the_reason_of_a_wrong_row_is_printed() -> None:
 
 
 def test_the_listing_holds_every_case() -> None:
-    assert listing(list(ALL.values())).row_count == len(ALL)
+    assert listing([row_of(case) for case in CASES.values()]).row_count == len(CASES)

@@ -1,20 +1,23 @@
-"""A few cases for real; the whole corpus is `tpcompile faults run`."""
+"""A few cases for real; all of them is `tpcompile faults run`."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tpcompile import cli
 from tpcompile.errors import DirectoryTakenError
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import run
-from tpcompile.faults.cases import find
+from tpcompile.faults import __main__, injected, run
+from tpcompile.faults.case import CASES
 from tpcompile.faults.judge import Outcome
-from tpcompile.faults.run import run_case
+from tpcompile.faults.run import run_case, torchrun
 from tpcompile.faults.sweep import sweep
 from tpcompile.gate.replay import replay
 
@@ -24,7 +27,7 @@ from tpcompile.gate.replay import replay
 def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name != "stride":  # one as users start it
         request.getfixturevalue("forked_ranks")
-    result = run_case(find(name), tmp_path)
+    result = run_case(CASES.find(name), tmp_path)
     assert (result.outcome, result.why) == (Outcome.NAMED, "")
     assert result.seconds is not None and result.seconds < 10
     left = RunDir(tmp_path / name / "run")
@@ -33,15 +36,50 @@ def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, request:
 
 @pytest.mark.slow
 def test_a_healthy_program_stays_green(tmp_path: Path, forked_ranks: None) -> None:
-    assert run_case(find("compile_order"), tmp_path).outcome == Outcome.GREEN
+    assert run_case(CASES.find("compile_order"), tmp_path).outcome == Outcome.GREEN
+
+
+@pytest.mark.slow
+def test_a_healthy_program_with_drawn_parameters_stays_green_and_a_control_is_an_alarm(
+    tmp_path: Path, forked_ranks: None
+) -> None:
+    assert run_case(CASES.find("logging_on_one_rank"), tmp_path).outcome == Outcome.GREEN
+    result = run_case(CASES.find("compiles_on_one_rank"), tmp_path)
+    assert (result.outcome, result.why) == (Outcome.FALSE_ALARM, "compiles by rank {0: 2, 1: 1}")
+
+
+def test_variables_of_a_rank_are_set_before_python_starts() -> None:
+    own = {0: {}, 1: {"A": "it's 1", "PYTHONHASHSEED": "0"}}
+    shell = torchrun(["-c", "pass"], nproc=2, own=own)
+    code = "import os, sys; print(os.environ.get('A'), sys.flags.hash_randomization)"
+    at = shell.index("sh")
+    for rank, said in (("0", "None 1"), ("1", "it's 1 0")):
+        command = [*shell[at : at + 4], "-c", code]
+        environ = {"PATH": os.environ["PATH"], "RANK": rank}
+        assert subprocess.run(command, env=environ, capture_output=True, text=True).stdout.strip() == said
 
 
 @pytest.mark.slow
 def test_a_case_past_its_limit_is_a_hang_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    case = find("slow_rank").model_copy(update={"limit_s": 2.0})
+    case = replace(CASES.find("slow_rank"), limit_s=2.0)
     assert run_case(case, tmp_path).outcome == Outcome.HANG
-    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(p)]
-    assert left == []
+    assert _left(tmp_path) == []
+
+
+def test_a_tree_ends_when_the_process_that_started_it_is_gone(tmp_path: Path) -> None:
+    marker = f"echo {tmp_path}; sleep 600"
+    tree = [sys.executable, "-m", "tpcompile.faults.tree", "600", str(tmp_path / "outcome.json"), "--"]
+    with subprocess.Popen([*tree, "sh", "-c", marker], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert json.loads((tmp_path / "outcome.json").read_text())["signal"] == signal.SIGTERM
+    assert _left(tmp_path) == []
+
+
+def _left(folder: Path) -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)]
 
 
 def _read(path: Path) -> bytes:
@@ -55,7 +93,7 @@ def _read(path: Path) -> bytes:
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case ends at once, without a verdict."""
 
-    def launch(case: object, folder: Path, **_: object) -> dict[str, int | bool]:
+    def launch(case: object, folder: Path, **_: object) -> run.Ended:
         (folder / "run").mkdir(parents=True)
         (folder / "reached_1.json").write_text(json.dumps(1.0))
         return {"exit_code": 0, "timed_out": False}
@@ -64,9 +102,9 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _faults(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["tpcompile", "faults", *args])
+    monkeypatch.setattr(sys, "argv", ["tpcompile faults", *args])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        __main__.main()
     return int(end.value.code or 0)
 
 
@@ -88,12 +126,15 @@ def test_unknown_cases_and_columns_are_usage_errors(monkeypatch: pytest.MonkeyPa
     assert _faults(monkeypatch, *args) == 2
 
 
-def test_the_list_shows_what_is_planted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _faults(monkeypatch, "list") == 0
-    assert "stride" in capsys.readouterr().out
+@pytest.mark.slow
+def test_the_list_shows_all_that_can_be_run_or_injected() -> None:
+    command = [sys.executable, "-m", "tpcompile.cli", "faults", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert {*CASES, *injected.ALL} <= names
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stride").mkdir()
     with pytest.raises(DirectoryTakenError):
-        sweep([find("stride")], tmp_path)
+        sweep([CASES.find("stride")], tmp_path)

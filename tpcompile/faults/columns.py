@@ -1,4 +1,4 @@
-"""A case run without the sentinel -> what tlparse, TORCH_DISTRIBUTED_DEBUG=DETAIL and spmd_check report; torch-free."""
+"""A case run without the sentinel -> what tlparse, TORCH_DISTRIBUTED_DEBUG=DETAIL and spmd_check report."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def say(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> s
     if not column.is_here():
         return Said.NOT_HERE.value
     folder = directory / f"{case.name}-{name}"
-    environ = environment(case, directory, gpus=gpus) | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    environ |= column.environ(folder)
+    environ = {**environment(folder / "cache", gpus=gpus), **column.environ(folder)}
     ended = launch(case, folder, environ=environ, limit_s=LIMIT_S, options=["--bare", *column.options])
     return text_of(column.read(folder), timed_out=bool(ended["timed_out"]))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpcompile.faults.case import PROGRAMS, Case
+from tpcompile.faults.case import Case
 from tpcompile.sentinel import Sentinel
 
 
@@ -63,13 +61,19 @@ class Context:
         return target if self.sentinel is None else self.sentinel.watch(target, **options)
 
 
-def play(case: Case, *, rank: int, run_dir: Path, is_watched: bool, backend: str) -> None:
-    """Run a case on this rank, with or without the sentinel."""
-    is_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= case.world_size
+def join_group(rank: int, world_size: int) -> torch.device:
+    """Join the default group, on a GPU for each rank where there are enough; the device of this rank."""
+    is_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= world_size
     device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if is_cuda else "gloo", device_id=device if is_cuda else None)
+    return device
+
+
+def play(case: Case, *, rank: int, run_dir: Path, is_watched: bool, backend: str) -> None:
+    """Run a case on this rank, with or without the sentinel."""
+    device = join_group(rank, case.world_size)
     axes, sizes = zip(*case.mesh, strict=True) if case.mesh else ((), ())
     mesh = init_device_mesh(device.type, tuple(sizes), mesh_dim_names=tuple(axes)) if case.mesh else None
     torch.manual_seed(0)
@@ -88,12 +92,5 @@ def play(case: Case, *, rank: int, run_dir: Path, is_watched: bool, backend: str
     )
     watching: AbstractContextManager[Any] = sentinel or nullcontext()
     with watching:
-        program_of(case)(context)
+        case.program(context)
     dist.destroy_process_group()
-
-
-def program_of(case: Case) -> Callable[[Context], None]:
-    """The function that a case names."""
-    module, _, function = case.program.partition(":")
-    found: Callable[[Context], None] = getattr(importlib.import_module(f"{PROGRAMS}.{module}"), function)
-    return found

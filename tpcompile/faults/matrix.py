@@ -7,7 +7,6 @@ import platform
 import shutil
 import statistics
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
@@ -44,7 +43,7 @@ class Matrix(Frozen):
         return [result.seconds for result in self.results if result.seconds is not None and result.expected]
 
 
-def made_with() -> dict[str, str]:
+def made_with(command: Sequence[str]) -> dict[str, str]:
     """Command, machine and versions of this process."""
     listed = ""
     if shutil.which("nvidia-smi"):
@@ -52,7 +51,7 @@ def made_with() -> dict[str, str]:
     gpus = Counter(line.partition(": ")[2].partition(" (")[0] for line in listed.splitlines())
     machine = [f"{platform.machine()}, {os.cpu_count()} cores", *(f"{n} {name}" for name, n in gpus.items())]
     return {
-        "command": " ".join(["tpcompile", *sys.argv[1:]]),
+        "command": " ".join(command),
         "machine": ", ".join(machine),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
@@ -79,16 +78,21 @@ def summary(matrix: Matrix) -> str:
     )
 
 
-def listing(cases: Sequence[Case]) -> Table:
-    """The corpus: case, what is planted, what must be reported, public threads."""
+def listing(rows: Sequence[Sequence[str]]) -> Table:
+    """What can be run: rows of name, what it is, and for planted ones what must be reported, public threads."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("case", no_wrap=True)
-    for heading in ("what is planted", "must be reported", "public threads"):
+    table.add_column("name", no_wrap=True)
+    for heading in ("what", "must be reported", "public threads")[: len(rows[0]) - 1]:
         table.add_column(heading, overflow="fold")
-    for case in cases:
-        expected = f"{case.cause.value} ({named_ranks(case.ranks)})" if case.cause else "nothing"
-        table.add_row(*(Text(t) for t in (case.name, case.what, expected, "\n".join(case.threads))))
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
+
+
+def row_of(case: Case) -> tuple[str, str, str, str]:
+    """The row of a case in a listing."""
+    expected = f"{case.cause.value} ({named_ranks(case.ranks)})" if case.cause else "nothing"
+    return case.name, case.what, expected, "\n".join(case.threads)
 
 
 def _table(results: Sequence[Result]) -> Table:

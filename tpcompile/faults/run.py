@@ -1,10 +1,10 @@
-"""Case -> torchrun in a process tree of its own -> evidence on disk -> Result; torch-free."""
+"""Case -> torchrun in a process tree of its own -> evidence on disk -> Result."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,27 +13,34 @@ from pathlib import Path
 
 import tpcompile
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults import alarms
 from tpcompile.faults.case import Case
+from tpcompile.faults.drawn import Draw, Program
 from tpcompile.faults.judge import Evidence, Result, compile_intervals, judge
 
 _LEFT_S = 30.0
 """Seconds after the limit in which the process tree must have been killed."""
 _ROOT = Path(tpcompile.__file__).parent.parent
+Ended = dict[str, int | bool]
+"""How a process tree ended: `exit_code` and `timed_out` of `tpcompile.process_tree.Outcome`."""
 
 
 def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
     """Run one case with the sentinel and judge it; `gpus` as in `environment`."""
     folder = directory / case.name
-    outcome = launch(case, folder, environ=environment(case, directory, gpus=gpus), limit_s=case.limit_s)
-    return judge(case, gather(folder, outcome))
+    environ = environment(folder / "cache", gpus=gpus)
+    if not isinstance(case, Program):
+        return judge(case, gather(folder, launch(case, folder, environ=environ, limit_s=case.limit_s)))
+    draw = Draw.from_json(case, "{}")
+    outcome = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
+    return alarms.judge(case, draw, folder, outcome)
 
 
-def environment(case: Case, directory: Path, *, gpus: str | None = None) -> dict[str, str]:
-    """Environment of a case: few threads, an empty compile cache of its own, and the GPUs it may use.
+def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
+    """Environment of a case: few threads, a folder for the compile cache, and the GPUs it may use.
 
     `gpus` is a value of CUDA_VISIBLE_DEVICES: empty for none, None to leave it as it is.
     """
-    cache = directory / case.name / "cache"
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {
@@ -48,37 +55,64 @@ def environment(case: Case, directory: Path, *, gpus: str | None = None) -> dict
 
 def launch(
     case: Case, folder: Path, *, environ: Mapping[str, str], limit_s: float, options: Sequence[str] = ()
-) -> dict[str, int | bool]:
-    """Run a case under torchrun, its output in log.txt; nothing is left running. Returns how the tree ended."""
+) -> Ended:
+    """Run a case under torchrun with its variables of each rank; `options` are those of `tpcompile.faults.rank`."""
+    command = torchrun(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
+    return run_in_tree(command, folder, environ=environ, limit_s=limit_s)
+
+
+def rank_command(case: Case, folder: Path, options: Sequence[str] = ()) -> list[str]:
+    """Arguments of Python for one rank of a case."""
+    module = case.program.__module__
+    return ["-m", "tpcompile.faults.rank", module, case.name, "--run-dir", str(folder), *options]
+
+
+def torchrun(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Command that starts Python with the arguments `rank` on `nproc` ranks, each with variables of its own.
+
+    A shell sets them: Python reads its hash seed when it starts, and torch reads variables when it is imported.
+    """
+    exports = [f"{rank}) export {_assignments(variables)} ;;" for rank, variables in own.items() if variables]
+    shell = f'case $RANK in {" ".join(exports)} esac; exec "$0" "$@"'
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    return [*launcher, "--no-python", "sh", "-c", shell, sys.executable, *rank]
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def run_in_tree(command: Sequence[str], folder: Path, *, environ: Mapping[str, str], limit_s: float) -> Ended:
+    """Run a command, its output in folder/log.txt; nothing is left running. Returns how the tree ended."""
     folder.mkdir(parents=True)
     outcome = folder / "outcome.json"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size)]
-    rank = ["-m", "tpcompile.faults.rank", case.name, "--run-dir", str(folder), *options]
     tree = [sys.executable, "-m", "tpcompile.faults.tree", str(limit_s), str(outcome), "--"]
-    command = [*tree, sys.executable, *torchrun, *rank]
+    command = [*tree, *command]
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=dict(environ), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             process.wait(limit_s + _LEFT_S)
         finally:
             _end(process)
     if not outcome.exists():
         return {"exit_code": process.returncode, "timed_out": True}
-    ended: dict[str, int | bool] = json.loads(outcome.read_text())
+    ended: Ended = json.loads(outcome.read_text())
     return ended
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the tree to end, which sweeps its ranks."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LEFT_S)
-        process.kill()
-        process.wait()
+    """End the tree, which sweeps its ranks; nothing to do where it has ended."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_LEFT_S)
+    process.kill()
+    process.wait()
 
 
-def gather(folder: Path, outcome: Mapping[str, int | bool]) -> Evidence:
+def gather(folder: Path, outcome: Ended) -> Evidence:
     """Read what a case left in its folder."""
     run = RunDir(folder / "run")
     path = run.path / "verdict.json"

@@ -10,14 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
+from tpcompile.faults.drawn import Run, program, sgd
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.testing.draw import draw_inputs, draw_stack_weights, draw_weights, rope_tables
 from tpcompile.testing.forms import form_config
 
-PROGRAMS = Programs()
 _SMALL = {"dim": 64, "num_heads": 8, "ffn_dim": 128, "num_layers": 1}
 _VOCABULARY = 96
 
@@ -51,49 +50,49 @@ def _run_stack(run: Run, form: str, **changes: Any) -> None:
         run.advance(compiled, optimizer, *_inputs(run, config, step))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def stack_wan(run: Run) -> None:
     """A stack in the Wan form."""
     _run_stack(run, "wan")
 
 
-@PROGRAMS()
+@program()
 def stack_wan_2_1(run: Run) -> None:
     """A stack with modulation and cross-attention."""
     _run_stack(run, "wan 2.1", context_len=6)
 
 
-@PROGRAMS()
+@program()
 def stack_llama(run: Run) -> None:
     """A stack in the Llama form, two layers."""
     _run_stack(run, "llama", num_layers=2)
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def stack_gqa_replicated(run: Run) -> None:
     """Grouped queries with fewer key and value heads than ranks."""
     _run_stack(run, "kv replicated")
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def stack_sequence_parallel(run: Run) -> None:
     """The sequence-parallel form."""
     _run_stack(run, "sp llama")
 
 
-@PROGRAMS(backends=("aot_eager",))
+@program(backends=("aot_eager",))
 def stack_everything(run: Run) -> None:
     """All options of the block, dropout among them."""
     _run_stack(run, "everything", context_len=6)
 
 
-@PROGRAMS(sizes=(4,), dp=2)
+@program(sizes=(4,), dp=2)
 def stack_2d_mesh(run: Run) -> None:
     """Tensor-parallel groups of a 2-D mesh, each with its own data."""
     _run_stack(run, "wan no norm")
 
 
-@PROGRAMS()
+@program()
 def layers_compiled(run: Run) -> None:
     """Every layer compiled in place: one graph that all layers share."""
     config, stack = _stack(run, "llama", num_layers=3)
@@ -104,7 +103,7 @@ def layers_compiled(run: Run) -> None:
         run.advance(stack, optimizer, *_inputs(run, config, step))
 
 
-@PROGRAMS(trains=(True,))
+@program(trains=(True,))
 def layers_checkpointed(run: Run) -> None:
     """Activation checkpointing around every layer, within one compiled module."""
     config, stack = _stack(run, "wan", num_layers=2)
@@ -135,7 +134,7 @@ def _language_model(run: Run) -> CausalLM:
     return model
 
 
-@PROGRAMS(trains=(True,))
+@program(trains=(True,))
 def language_model_training(run: Run) -> None:
     """Loss of a sharded language model, AdamW, gradients of two batches accumulated."""
     model = _language_model(run)
@@ -149,7 +148,7 @@ def language_model_training(run: Run) -> None:
             optimizer.zero_grad()
 
 
-@PROGRAMS(trains=(False,))
+@program(trains=(False,))
 def language_model_decoding(run: Run) -> None:
     """Prompts, then tokens one by one with a key-value cache: two graphs."""
     model = _language_model(run)

@@ -8,14 +8,12 @@ import time
 import torch
 from torch import Tensor
 
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
-
-PROGRAMS = Programs()
+from tpcompile.faults.drawn import Run, program, sgd
 
 
-@PROGRAMS(is_clean=False, backends=("aot_eager",), trains=(False,))
+@program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def diverges(run: Run) -> None:
-    """Other arithmetic on one rank: silently wrong numbers without a sentinel."""
+    """Negative control: other arithmetic on one rank, silently wrong numbers without a sentinel."""
     mlp = run.mlp()
 
     def program(x: Tensor) -> Tensor:
@@ -27,24 +25,24 @@ def diverges(run: Run) -> None:
         run.advance(compiled, sgd(mlp), run.data(step))
 
 
-@PROGRAMS(is_clean=False, backends=("aot_eager",), trains=(False,))
+@program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def compiles_on_one_rank(run: Run) -> None:
-    """A local function compiled on one rank, by a program that does not say that it may."""
+    """Negative control: a local function compiled on one rank, by a program that does not say that it may."""
     run.compile(torch.sin)(run.data(0))
     if run.rank == 0:
         run.compile(torch.cos)(run.data(0))
 
 
-@PROGRAMS(is_clean=False, backends=("aot_eager",), trains=(False,))
+@program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def dies_silently(run: Run) -> None:
-    """A rank that ends with exit code 0 in the middle, without a word."""
+    """Negative control: a rank that ends with exit code 0 in the middle, without a word."""
     run.compile(torch.sin)(run.data(0))
     if run.rank == 1:
         os._exit(0)
 
 
-@PROGRAMS(is_clean=False, backends=("aot_eager",), trains=(False,))
+@program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def never_ends(run: Run) -> None:
-    """A program that takes longer than any limit."""
+    """Negative control: a program that takes longer than any limit."""
     run.compile(torch.sin)(run.data(0))
     time.sleep(3600)

@@ -10,9 +10,8 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from tpcompile.collectives import all_gather_single, all_reduce, all_reduce_start, reduce_scatter_single
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
+from tpcompile.faults.drawn import Run, program, sgd
 
-PROGRAMS = Programs()
 _LIMIT = 3
 
 
@@ -22,14 +21,14 @@ def _drive(run: Run, program: Any, module: nn.Module) -> None:
         run.advance(program, optimizer, run.data(step))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def one_region(run: Run) -> None:
     """A compiled module."""
     mlp = run.mlp()
     _drive(run, run.compile(mlp), mlp)
 
 
-@PROGRAMS()
+@program()
 def module_compile(run: Run) -> None:
     """`module.compile()` in place, under a module that is not compiled."""
     mlp = run.mlp()
@@ -37,7 +36,7 @@ def module_compile(run: Run) -> None:
     _drive(run, nn.Sequential(mlp, nn.LayerNorm(run.draw.width, device=run.device)), mlp)
 
 
-@PROGRAMS()
+@program()
 def several_regions(run: Run) -> None:
     """Three compiled functions a step, two with collectives, eager collectives between."""
     first, second = run.mlp(), run.mlp(seed=1)
@@ -51,7 +50,7 @@ def several_regions(run: Run) -> None:
     _drive(run, program, nn.ModuleList([first, second]))
 
 
-@PROGRAMS()
+@program()
 def nested_regions(run: Run) -> None:
     """A compiled function that calls a compiled module."""
     mlp = run.mlp()
@@ -59,7 +58,7 @@ def nested_regions(run: Run) -> None:
     _drive(run, run.compile(lambda x: inner(x.sin()).cos()), mlp)
 
 
-@PROGRAMS()
+@program()
 def graph_breaks(run: Run) -> None:
     """Two breaks a call, on all ranks, with collectives before and after."""
     mlp = run.mlp()
@@ -74,7 +73,7 @@ def graph_breaks(run: Run) -> None:
     _drive(run, run.compile(program), mlp)
 
 
-@PROGRAMS()
+@program()
 def break_in_a_module(run: Run) -> None:
     """A collective of the user's behind `torch.compiler.disable`."""
     mlp = run.mlp()
@@ -93,7 +92,7 @@ def break_in_a_module(run: Run) -> None:
     _drive(run, run.compile(program), mlp)
 
 
-@PROGRAMS()
+@program()
 def lengths_change_together(run: Run) -> None:
     """New sequence lengths at the same step on all ranks: automatic dynamic shapes."""
     mlp = run.mlp()
@@ -102,7 +101,7 @@ def lengths_change_together(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step, run.draw.batch, 5 + 3 * (step // 2), run.draw.width))
 
 
-@PROGRAMS()
+@program()
 def static_recompiles(run: Run) -> None:
     """`dynamic=False` and lengths that come again: a compile per length, on all ranks."""
     mlp = run.mlp()
@@ -111,7 +110,7 @@ def static_recompiles(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step, run.draw.batch, 5 + step % 3, run.draw.width))
 
 
-@PROGRAMS()
+@program()
 def marked_dynamic(run: Run) -> None:
     """`mark_dynamic`: one graph for all lengths."""
     mlp = run.mlp()
@@ -122,7 +121,7 @@ def marked_dynamic(run: Run) -> None:
         run.advance(compiled, optimizer, x)
 
 
-@PROGRAMS(trains=(False,))
+@program(trains=(False,))
 def train_and_eval_modes(run: Run) -> None:
     """The same module under gradients, no_grad and inference_mode: a graph each."""
     mlp = run.mlp()
@@ -135,21 +134,21 @@ def train_and_eval_modes(run: Run) -> None:
             compiled(run.data(step))
 
 
-@PROGRAMS(backends=("inductor",))
+@program(backends=("inductor",))
 def reduce_overhead(run: Run) -> None:
     """mode="reduce-overhead"."""
     mlp = run.mlp()
     _drive(run, torch.compile(mlp, mode="reduce-overhead"), mlp)
 
 
-@PROGRAMS(backends=("inductor",), trains=(False,))
+@program(backends=("inductor",), trains=(False,))
 def max_autotune(run: Run) -> None:
     """mode="max-autotune-no-cudagraphs": ranks choose kernels by themselves."""
     mlp = run.mlp()
     _drive(run, torch.compile(mlp, mode="max-autotune-no-cudagraphs"), mlp)
 
 
-@PROGRAMS(backends=("aot_eager",), trains=(True,))
+@program(backends=("aot_eager",), trains=(True,))
 def compiled_autograd(run: Run) -> None:
     """The backward pass captured as a graph of its own."""
     mlp = run.mlp()
@@ -160,8 +159,8 @@ def compiled_autograd(run: Run) -> None:
             backward(run.data(step))
 
 
-@PROGRAMS()
-def recompile_limit(run: Run) -> None:
+@program()
+def recompile_limit_on_all_ranks(run: Run) -> None:
     """All ranks reach the limit of recompiles at the same call, and run eagerly from then on."""
     mlp = run.mlp()
     with torch._dynamo.config.patch(recompile_limit=_LIMIT):
@@ -171,7 +170,7 @@ def recompile_limit(run: Run) -> None:
                 run.advance(compiled, optimizer, run.data(step, 1, length, run.draw.width))
 
 
-@PROGRAMS()
+@program()
 def failed_fullgraph(run: Run) -> None:
     """A fullgraph compile that fails on all ranks; the program falls back to another."""
     mlp = run.mlp()
@@ -193,7 +192,7 @@ def failed_fullgraph(run: Run) -> None:
     _drive(run, program, mlp)
 
 
-@PROGRAMS()
+@program()
 def forced_eager(run: Run) -> None:
     """Some steps with the stance "force_eager", on all ranks."""
     mlp = run.mlp()
@@ -203,7 +202,7 @@ def forced_eager(run: Run) -> None:
             run.advance(compiled, optimizer, run.data(step))
 
 
-@PROGRAMS(trains=(True,))
+@program(trains=(True,))
 def compiled_optimizer(run: Run) -> None:
     """The optimizer's step compiled too."""
     mlp = run.mlp()
@@ -215,7 +214,7 @@ def compiled_optimizer(run: Run) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
-@PROGRAMS()
+@program()
 def started_and_waited(run: Run) -> None:
     """Our asynchronous all-reduce, with work between its start and its wait."""
     mlp = run.mlp()
@@ -228,7 +227,7 @@ def started_and_waited(run: Run) -> None:
     _drive(run, run.compile(program), mlp)
 
 
-@PROGRAMS(sizes=(4,), dp=2)
+@program(sizes=(4,), dp=2)
 def two_groups(run: Run) -> None:
     """Collectives of both axes of a mesh in one region."""
     mlp = run.mlp()
@@ -240,7 +239,7 @@ def two_groups(run: Run) -> None:
     _drive(run, run.compile(program), mlp)
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def gather_and_scatter(run: Run) -> None:
     """Reduce-scatter and all-gather, ours; and an all-reduce of torch's own."""
     mlp = run.mlp()

@@ -16,9 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
-
-PROGRAMS = Programs()
+from tpcompile.faults.drawn import Run, program, sgd
 
 
 class _Block(nn.Module):
@@ -45,7 +43,7 @@ def _drive(run: Run, program: Any, module: nn.Module) -> None:
         run.advance(program, optimizer, run.data(step))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def dtensor_column_row(run: Run) -> None:
     """`parallelize_module` with a column- and a row-parallel linear."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -53,7 +51,7 @@ def dtensor_column_row(run: Run) -> None:
     _drive(run, run.compile(block), block)
 
 
-@PROGRAMS(backends=("aot_eager", "inductor"))
+@program(backends=("aot_eager", "inductor"))
 def dtensor_sequence_parallel(run: Run) -> None:
     """The norm on shards of the sequence."""
     plan = {
@@ -66,7 +64,7 @@ def dtensor_sequence_parallel(run: Run) -> None:
     _drive(run, run.compile(block), block)
 
 
-@PROGRAMS(sizes=(4,), dp=2, backends=("aot_eager",), trains=(True,))
+@program(sizes=(4,), dp=2, backends=("aot_eager",), trains=(True,))
 def dtensor_under_fsdp(run: Run) -> None:
     """FSDP2 over one axis, the plan over the other; layers compiled one by one."""
     model = nn.Sequential(_block(run), _block(run))
@@ -78,7 +76,7 @@ def dtensor_under_fsdp(run: Run) -> None:
     _drive(run, model, model)
 
 
-@PROGRAMS(sizes=(4,), dp=2, backends=("aot_eager",), trains=(True,))
+@program(sizes=(4,), dp=2, backends=("aot_eager",), trains=(True,))
 def ours_under_fsdp(run: Run) -> None:
     """FSDP2 over one axis, our collectives over the other."""
     model = nn.Sequential(run.mlp(), run.mlp(seed=1))

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from tpcompile.faults.healthy.frame import Programs, Run
+from tpcompile.faults.drawn import Run, program
 
-PROGRAMS = Programs()
 _SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
     "vocab_size": 128, "max_position_embeddings": 64,
@@ -42,19 +41,19 @@ def _distributed(model: Any, tp: int) -> Any:
     return model.maybe_distribute_model(model, settings, mesh)
 
 
-@PROGRAMS(backends=("aot_eager", "inductor"))
+@program(backends=("aot_eager", "inductor"))
 def hugging_face_llama(run: Run) -> None:
     """Llama."""
     _run_model(run, "Llama")
 
 
-@PROGRAMS(backends=("aot_eager",))
+@program(backends=("aot_eager",))
 def hugging_face_qwen3(run: Run) -> None:
     """Qwen3, with norms of queries and keys."""
     _run_model(run, "Qwen3", head_dim=8)
 
 
-@PROGRAMS(backends=("aot_eager",))
+@program(backends=("aot_eager",))
 def hugging_face_mixtral(run: Run) -> None:
     """Mixtral: experts."""
     _run_model(run, "Mixtral", num_local_experts=4, num_experts_per_tok=2)

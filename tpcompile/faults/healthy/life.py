@@ -17,14 +17,13 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.data import DataLoader, Dataset
 
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
+from tpcompile.faults.drawn import Run, program, sgd
 
-PROGRAMS = Programs()
 _LONG_S = 4.0
 """Longer than a sentinel waits before it asks what the other ranks do."""
 
 
-@PROGRAMS(trains=(True,))
+@program(trains=(True,))
 def evaluation_between_steps(run: Run) -> None:
     """An evaluation loop under no_grad every second training step."""
     mlp = run.mlp()
@@ -39,7 +38,7 @@ def evaluation_between_steps(run: Run) -> None:
                     compiled(run.data(100 + batch))
 
 
-@PROGRAMS(trains=(True,))
+@program(trains=(True,))
 def gradient_accumulation(run: Run) -> None:
     """Three backward passes an optimizer step, gradients averaged over a data-parallel copy by hand."""
     mlp = run.mlp()
@@ -53,7 +52,7 @@ def gradient_accumulation(run: Run) -> None:
         optimizer.zero_grad()
 
 
-@PROGRAMS()
+@program()
 def always_one_slow_rank(run: Run) -> None:
     """The last rank takes seconds before its first compile, and again before a recompile."""
     mlp = run.mlp()
@@ -64,7 +63,7 @@ def always_one_slow_rank(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step, 2, 4 + step // 2, run.draw.width))
 
 
-@PROGRAMS(backends=("aot_eager",))
+@program(backends=("aot_eager",))
 def slow_compile(run: Run) -> None:
     """The compiler itself takes seconds longer on rank 0."""
     aot_eager = lookup_backend("aot_eager")
@@ -80,7 +79,7 @@ def slow_compile(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step))
 
 
-@PROGRAMS()
+@program()
 def checkpoint_written_by_one(run: Run) -> None:
     """Rank 0 takes seconds to save while the others wait in a barrier; then everybody loads."""
     mlp = run.mlp()
@@ -96,7 +95,7 @@ def checkpoint_written_by_one(run: Run) -> None:
                 mlp.load_state_dict(torch.load(Path(folder) / "mlp.pt"))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def reset_in_mid_run(run: Run) -> None:
     """`torch.compiler.reset()` on all ranks, then everything compiles again."""
     mlp = run.mlp()
@@ -107,7 +106,7 @@ def reset_in_mid_run(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step))
 
 
-@PROGRAMS()
+@program()
 def model_built_again(run: Run) -> None:
     """A new module of the same class, compiled anew, as in a sweep."""
     for number in range(2):
@@ -117,7 +116,7 @@ def model_built_again(run: Run) -> None:
             run.advance(compiled, optimizer, run.data(step))
 
 
-@PROGRAMS()
+@program()
 def batches_from_a_thread(run: Run) -> None:
     """A background thread makes the batches, with tensor work of its own."""
     batches: queue.Queue[Tensor] = queue.Queue(maxsize=2)
@@ -144,7 +143,7 @@ class _Batches(Dataset[Tensor]):
         return torch.randn(self.shape, generator=torch.Generator().manual_seed(index))
 
 
-@PROGRAMS()
+@program()
 def data_loader_workers(run: Run) -> None:
     """A DataLoader with two forked worker processes, made anew every epoch."""
     mlp = run.mlp()
@@ -159,7 +158,7 @@ def _square(number: int) -> int:
     return number * number
 
 
-@PROGRAMS()
+@program()
 def forked_pool_terminated(run: Run) -> None:
     """Worker processes forked and ended by SIGTERM between steps, as `multiprocessing.Pool` does."""
     mlp = run.mlp()
@@ -170,7 +169,7 @@ def forked_pool_terminated(run: Run) -> None:
             assert sum(pool.map(_square, range(4))) == 14
 
 
-@PROGRAMS()
+@program()
 def forked_executor(run: Run) -> None:
     """A process pool that ends by itself."""
     mlp = run.mlp()
@@ -181,7 +180,7 @@ def forked_executor(run: Run) -> None:
             assert list(pool.map(_square, range(3))) == [0, 1, 4]
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def eager_collectives_between(run: Run) -> None:
     """Collectives of torch's own between compiled steps: barrier, broadcast, objects, a tensor read on the host."""
     mlp = run.mlp()
@@ -196,7 +195,7 @@ def eager_collectives_between(run: Run) -> None:
         dist.barrier(group=run.group)
 
 
-@PROGRAMS()
+@program()
 def ranks_end_at_other_times(run: Run) -> None:
     """The last rank has seconds of work of its own after the last step."""
     mlp = run.mlp()
@@ -215,7 +214,7 @@ def _warmed_up(run: Run) -> tuple[Any, Any]:
     return mlp, compiled
 
 
-@PROGRAMS(can_repeat=False, prepare=_warmed_up)
+@program(can_repeat=False, prepare=_warmed_up)
 def compiled_before_the_sentinel(run: Run) -> None:
     """Regions that were compiled and called before there was a sentinel."""
     mlp, compiled = run.prepared

@@ -11,12 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.collectives import all_reduce, all_to_all_single
-from tpcompile.faults.healthy.frame import Programs, Run, sgd
-
-PROGRAMS = Programs()
+from tpcompile.faults.drawn import Run, program, sgd
 
 
-@PROGRAMS(compiles_differ=True)
+@program(compiles_differ=True)
 def metric_on_one_rank(run: Run) -> None:
     """A compiled metric that only rank 0 ever calls."""
     mlp = run.mlp()
@@ -28,7 +26,7 @@ def metric_on_one_rank(run: Run) -> None:
             metric(y)
 
 
-@PROGRAMS(compiles_differ=True)
+@program(compiles_differ=True)
 def late_metric_on_one_rank(run: Run) -> None:
     """The same from the third step on, with lengths of its own that recompile it."""
     mlp = run.mlp()
@@ -40,7 +38,7 @@ def late_metric_on_one_rank(run: Run) -> None:
             metric(y.flatten()[: 7 + step])
 
 
-@PROGRAMS(compiles_differ=True)
+@program(compiles_differ=True)
 def final_evaluation_on_one_rank(run: Run) -> None:
     """After the last step rank 0 compiles an evaluation without collectives; the others have ended."""
     mlp = run.mlp()
@@ -52,7 +50,7 @@ def final_evaluation_on_one_rank(run: Run) -> None:
         run.compile(lambda y: y.exp().sum(0))(y)
 
 
-@PROGRAMS()
+@program()
 def logging_on_one_rank(run: Run) -> None:
     """Rank 0 reads values and prints between steps."""
     mlp = run.mlp()
@@ -73,7 +71,7 @@ def _in_other_order(run: Run, first: Any, second: Any) -> None:
         run.advance(compiled, optimizer, x)
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def local_regions_in_other_order(run: Run) -> None:
     """Two regions without collectives, compiled and called in opposite order on odd ranks."""
 
@@ -86,7 +84,7 @@ def local_regions_in_other_order(run: Run) -> None:
     _in_other_order(run, run.compile(first), run.compile(second))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def local_regions_of_a_factory(run: Run) -> None:
     """The same with two functions made by one line of code, which only a name tells apart."""
 
@@ -110,7 +108,7 @@ def _counts(run: Run, step: int) -> list[list[int]]:
     return torch.randint(2, 9, (run.tp, run.tp), generator=generator).tolist()
 
 
-@PROGRAMS(sizes=(2, 4), trains=(False,), compiles_differ=True)
+@program(sizes=(2, 4), trains=(False,), compiles_differ=True)
 def experts_automatic_dynamic(run: Run) -> None:
     """Experts with token counts of their own per rank; ranks recompile at other steps. Declared uneven."""
     mlp = run.mlp()
@@ -124,7 +122,7 @@ def experts_automatic_dynamic(run: Run) -> None:
             _experts_step(run, expert, step, _counts(run, step))
 
 
-@PROGRAMS(sizes=(2, 4))
+@program(sizes=(2, 4))
 def experts_marked_dynamic(run: Run) -> None:
     """The same with the token dimension marked dynamic: one compile on every rank. Declared uneven."""
     weight = torch.nn.Parameter(run.data(999, run.draw.width, run.draw.width))
@@ -141,7 +139,7 @@ def experts_marked_dynamic(run: Run) -> None:
         run.advance(lambda step=step, counts=counts: _experts_step(run, marked, step, counts), None)
 
 
-@PROGRAMS(sizes=(2, 4), trains=(False,))
+@program(sizes=(2, 4), trains=(False,))
 def uneven_with_equal_collectives(run: Run) -> None:
     """Token counts differ, the collective inside has one shape on all ranks. Declared uneven."""
     weight = run.data(999, run.draw.width, run.draw.width)
@@ -154,7 +152,7 @@ def uneven_with_equal_collectives(run: Run) -> None:
         program(run.data(step, 3 + run.tp_rank, run.draw.width))
 
 
-@PROGRAMS(sizes=(4,), dp=2)
+@program(sizes=(4,), dp=2)
 def replicas_with_other_lengths(run: Run) -> None:
     """Data-parallel replicas see other sequence lengths, and recompile at other steps than each other."""
     mlp = run.mlp()
@@ -164,7 +162,7 @@ def replicas_with_other_lengths(run: Run) -> None:
         run.advance(compiled, optimizer, run.data(step, 2, length, run.draw.width))
 
 
-@PROGRAMS(sizes=(4,), dp=2, trains=(False,), compiles_differ=True)
+@program(sizes=(4,), dp=2, trains=(False,), compiles_differ=True)
 def pipeline_stages(run: Run) -> None:
     """The other axis holds pipeline stages: other programs, and activations sent from stage to stage."""
     mlp = run.mlp()

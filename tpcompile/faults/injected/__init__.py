@@ -8,22 +8,15 @@ process.py        the process itself: killed, never arrives, does not compile
 
 from __future__ import annotations
 
-from tpcompile.errors import ConfigError
 from tpcompile.faults.injected import collectives, process, program
-from tpcompile.faults.injected.fault import Fault, FaultContext
-
-ALL: dict[str, Fault] = {fault.name: fault for module in (program, collectives, process) for fault in module.FAULTS}
+from tpcompile.faults.injected.fault import ALL, Fault, FaultContext
 
 NO_FAULT = Fault(name="", what="no fault")
 
 
 def find(name: str) -> Fault:
     """The fault of that name, `NO_FAULT` for an empty one. Raises ConfigError for an unknown name."""
-    if not name:
-        return NO_FAULT
-    if name not in ALL:
-        raise ConfigError(f"unknown fault {name!r}; choose from {', '.join(sorted(ALL))}")
-    return ALL[name]
+    return ALL.find(name) if name else NO_FAULT
 
 
-__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "find"]
+__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "collectives", "find", "process", "program"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tpcompile.collectives import Dst
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, TpComm
-from tpcompile.faults.injected.fault import Fault, FaultContext
+from tpcompile.faults.injected.fault import FaultContext, injects
 from tpcompile.nn.linear import RowParallelLinear
 
 
@@ -24,6 +24,7 @@ class OtherReduceOp(Collectives):
         return torch.ops._c10d_functional.wait_tensor(pending)
 
 
+@injects("comm", name="local_norm")
 class LocalNorm(Collectives):
     """Each rank normalises over its own shard; the statistics are not summed."""
 
@@ -32,6 +33,7 @@ class LocalNorm(Collectives):
         return x * self.size if dst == "R" else super().all_reduce(x, dst)
 
 
+@injects("comm", name="dropped_result")
 class DroppedResult(Collectives):
     """An out-of-place reduce whose result is dropped, as seen in a public diffusion model."""
 
@@ -41,8 +43,9 @@ class DroppedResult(Collectives):
         return x
 
 
+@injects("comm", name="double_copy")
 class DoubleCopy(Collectives):
-    """copy_to_tp twice: the gradient is summed twice."""
+    """copy_to_tp twice: the gradient is summed twice (needs --train)."""
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
         """Enter the parallel region twice."""
@@ -55,26 +58,22 @@ class _BiasBeforeReduce(RowParallelLinear):
         return self.comm.all_reduce(nn.functional.linear(x_BSi, self.weight, self.bias))
 
 
-def _disabled(comm: Collectives, context: FaultContext) -> TpComm:
+@injects("comm")
+def disabled_collective(comm: Collectives, context: FaultContext) -> TpComm:
+    """In-place all_reduce under torch.compiler.disable."""
     return DisabledCollectives(comm.group)
 
 
-def _on_target(comm: Collectives, context: FaultContext) -> TpComm:
+@injects("comm")
+def other_reduce_op(comm: Collectives, context: FaultContext) -> TpComm:
+    """Max instead of sum on one rank."""
     return OtherReduceOp(comm.group) if context.is_target else comm
 
 
-def _bias_first(stack: nn.Module, context: FaultContext) -> nn.Module:
+@injects("program")
+def bias_before_reduce(stack: nn.Module, context: FaultContext) -> nn.Module:
+    """Row-parallel bias added before the reduce."""
     for module in stack.modules():
         if isinstance(module, RowParallelLinear):
             module.__class__ = _BiasBeforeReduce
     return stack
-
-
-FAULTS = (
-    Fault("disabled_collective", "in-place all_reduce under torch.compiler.disable", comm=_disabled),
-    Fault("other_reduce_op", "max instead of sum on one rank", comm=_on_target),
-    Fault("local_norm", "a norm over the local shard", comm=lambda comm, _: LocalNorm(comm.group)),
-    Fault("dropped_result", "an out-of-place reduce whose result is dropped", comm=lambda c, _: DroppedResult(c.group)),
-    Fault("double_copy", "copy_to_tp applied twice (needs --train)", comm=lambda comm, _: DoubleCopy(comm.group)),
-    Fault("bias_before_reduce", "row-parallel bias added before the reduce", program=_bias_first),
-)

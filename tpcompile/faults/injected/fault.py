@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
+from tpcompile.faults.registry import Registry
+
+H = TypeVar("H", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,25 @@ class Fault:
     """Compiles the program, or returns it uncompiled."""
     phase: Callable[[str, FaultContext], None] = _no_phase
     """Called with a phase when it begins; `start` precedes the process group, `compiling` each compile of Dynamo."""
+
+
+ALL: Registry[Fault] = Registry("fault")
+
+
+def injects(hook: str, *, name: str = "", needs_gpu: bool = False) -> Callable[[H], H]:
+    """Declare a function or class as the `hook` of a fault, named after it; its docstring says what is broken.
+
+    A class of collectives replaces those of all ranks.
+    """
+
+    def declare(made: H) -> H:
+        def as_collectives(comm: Collectives, context: FaultContext) -> TpComm:
+            return made(comm.group)
+
+        used = as_collectives if isinstance(made, type) and issubclass(made, Collectives) else made
+        what = (made.__doc__ or "").partition("\n")[0]
+        hooks: dict[str, Any] = {hook: used}
+        ALL.add(Fault(name=name or made.__name__, what=what, needs_gpu=needs_gpu, **hooks))
+        return made
+
+    return declare

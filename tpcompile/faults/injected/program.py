@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpcompile.faults.injected.fault import Fault, FaultContext
+from tpcompile.faults.injected.fault import FaultContext, injects
 
 
 class Wrapped(nn.Module):
@@ -21,6 +21,7 @@ class Wrapped(nn.Module):
         self.is_target = context.is_target
 
 
+@injects("program", name="leading_print")
 class LeadingPrint(Wrapped):
     """Prints before the first op: a break that `explain()` does not count."""
 
@@ -30,6 +31,7 @@ class LeadingPrint(Wrapped):
         return self.inner(x, *rest)
 
 
+@injects("program", name="trailing_print")
 class TrailingPrint(Wrapped):
     """Prints after the last op."""
 
@@ -40,6 +42,7 @@ class TrailingPrint(Wrapped):
         return y
 
 
+@injects("program", name="one_rank_print")
 class OneRankPrint(Wrapped):
     """One rank prints, the others do not."""
 
@@ -51,6 +54,7 @@ class OneRankPrint(Wrapped):
         return y * 1.0
 
 
+@injects("program", name="rank_branch")
 class RankBranch(Wrapped):
     """One more op on one rank."""
 
@@ -61,6 +65,7 @@ class RankBranch(Wrapped):
         return self.inner(x, *rest)
 
 
+@injects("program", name="rank_constant")
 class RankConstant(Wrapped):
     """The rank baked in as a number, read from an attribute."""
 
@@ -70,6 +75,7 @@ class RankConstant(Wrapped):
         return self.inner(x, *rest)
 
 
+@injects("program", name="get_rank_constant")
 class GetRankConstant(Wrapped):
     """The rank baked in through `dist.get_rank()`, which folds with no guard."""
 
@@ -79,6 +85,7 @@ class GetRankConstant(Wrapped):
         return self.inner(x, *rest)
 
 
+@injects("program", name="one_rank_output")
 class OneRankOutput(Wrapped):
     """Wrong numbers on one rank under equal graphs: a buffer holds another value."""
 
@@ -105,6 +112,7 @@ def _(x: Tensor) -> Tensor:
 local_scale.register_autograd(lambda ctx, grad: grad * 1.0)
 
 
+@injects("program", name="custom_op")
 class CustomOp(Wrapped):
     """Calls the undeclared custom op."""
 
@@ -114,20 +122,9 @@ class CustomOp(Wrapped):
         return self.inner(x, *rest)
 
 
-def _triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
+@injects("program", needs_gpu=True)
+def triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
+    """An undeclared Triton kernel in the graph."""
     from tpcompile.faults.injected.triton_kernel import TritonKernel
 
     return TritonKernel(stack, context)
-
-
-FAULTS = (
-    Fault("leading_print", "a print before the first op", program=LeadingPrint),
-    Fault("trailing_print", "a print after the last op", program=TrailingPrint),
-    Fault("one_rank_print", "a print on one rank only", program=OneRankPrint),
-    Fault("rank_branch", "if rank == 0: x = x.sin()", program=RankBranch),
-    Fault("rank_constant", "x * (rank + 1)", program=RankConstant),
-    Fault("get_rank_constant", "x * (dist.get_rank() + 1), folded with no guard", program=GetRankConstant),
-    Fault("one_rank_output", "a buffer with another value on one rank, equal graphs", program=OneRankOutput),
-    Fault("custom_op", "an undeclared custom op in the graph", program=CustomOp),
-    Fault("triton_kernel", "an undeclared Triton kernel in the graph", program=_triton_kernel, needs_gpu=True),
-)

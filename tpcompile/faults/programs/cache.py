@@ -16,12 +16,17 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 from tpcompile.faults.programs.data import report
 from tpcompile.preflight import InputParity
 from tpcompile.torch_api import backends
 
 # B batch, D features, b = B / ranks; all tensors are plain local ones.
+
+_SPLIT = "karpathy/nanochat#722: one node has cached kernels, the other compiles"
+_STAGGER = "unslothai/unsloth-zoo#967: cold-cache stagger, a read-only cache folder"
 
 _LOCK_S = 60.0
 
@@ -50,8 +55,9 @@ def _restart_with_split_cache(context: Context, layer: Callable[[Tensor], Tensor
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
-def split(context: Context) -> None:
-    """Healthy: rank 0 loads its code from the cache, rank 1 compiles it again."""
+@healthy(_SPLIT, _STAGGER)
+def cache_split(context: Context) -> None:
+    """Healthy: the cache hits on rank 0 and misses on rank 1."""
     _own_cache(context)
     layer = _layer(context)
     _restart_with_split_cache(context, layer)
@@ -80,11 +86,18 @@ class _ComparesGraphs(backends.CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the cache key."""
-        return "tpcompile-corpus-compares-graphs"
+        return "tpcompile-faults-compares-graphs"
 
 
-def split_under_check(context: Context) -> None:
-    """A pass that compares the graphs of the ranks, as spmd_check does: only the rank whose cache missed enters it."""
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    "pytorch#193043: a compile-time sync hangs when the cache hits on some ranks",
+    "xDiT#732: spmd_check hangs",
+    marker="# fault: compile-time check",
+    on_gpus=False,
+)
+def cache_split_check(context: Context) -> None:
+    """A pass compares the graphs with a collective, and the cache hits on rank 0 only."""
     _own_cache(context)
     inductor_config.post_grad_custom_post_pass = _ComparesGraphs(context)
     layer = _layer(context)
@@ -93,8 +106,9 @@ def split_under_check(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
-def unwritable(context: Context) -> None:
-    """The cache of one rank is lost and cannot be written any more; then all ranks compile a shorter last batch."""
+@fault(Cause.COMPILE_FAILED, _STAGGER, marker="# blamed: the layer", step=3)
+def cache_unwritable(context: Context) -> None:
+    """The cache folder of rank 1 is lost at step 3 and cannot be written, when all ranks recompile."""
     folder = _own_cache(context)
     layer = _layer(context)
     for step in range(context.num_steps):
@@ -104,8 +118,15 @@ def unwritable(context: Context) -> None:
         layer(context.randn(8 if step < context.case.step else 4, 16))
 
 
-def limit_setting(context: Context) -> None:
-    """The recompile limit of one rank is lower: at the third shape it runs eager, the others compile."""
+@fault(
+    Cause.RECOMPILE_LIMIT,
+    "torchtitan#471: async TP silently off, cache limit reached",
+    "allenai/OLMo-core#778: falls to eager",
+    marker="# blamed: the layer",
+    step=2,
+)
+def recompile_limit_setting(context: Context) -> None:
+    """The recompile limit of rank 1 is 2: at the third shape it runs eager."""
     if context.diverges:
         torch._dynamo.config.recompile_limit = 2
     layer = _layer(context, backend=context.backend)
@@ -126,11 +147,12 @@ class _Slow(backends.CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the cache key."""
-        return "tpcompile-corpus-slow"
+        return "tpcompile-faults-slow"
 
 
+@healthy(_SPLIT, "pytorch#108971: compiling takes 17 to 30 minutes on some ranks")
 def slow_compiler(context: Context) -> None:
-    """Healthy: Inductor takes 6 s longer on rank 1, at the first compile and at a later one."""
+    """Healthy: Inductor takes 6 s longer on rank 1, twice."""
     _own_cache(context)
     inductor_config.post_grad_custom_post_pass = _Slow(context)
     layer = _layer(context)
@@ -138,8 +160,13 @@ def slow_compiler(context: Context) -> None:
         layer(context.randn(8 if step < 3 else 4, 16))
 
 
+@fault(
+    Cause.INPUT_VALUES,
+    "pytorch#188332, pytorch#192042: a warm cache loads the code of another rank",
+    "vllm#13435, vllm#38962: a compile cache that is not keyed by rank",
+)
 def stale_artifact(context: Context) -> None:
-    """A cache keyed by the graph's text: the code that rank 0 left there addresses the shard of rank 0."""
+    """Rank 1 loads code from a cache that addresses the shard of rank 0."""
     group = context.group
 
     def gathered(x_bD: Tensor) -> Tensor:

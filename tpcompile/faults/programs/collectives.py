@@ -10,9 +10,15 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 
 # B batch, D features; all tensors are plain local ones.
+
+_LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
+_REORDERS = "pytorch#150074: a pass moves waits and so reorders collectives"
+_UNWAITED = "torchtitan#1769: 495 unwaited collective calls"
 
 
 def _run(context: Context, block: Callable[[Tensor], Any]) -> None:
@@ -23,8 +29,14 @@ def _run(context: Context, block: Callable[[Tensor], Any]) -> None:
         compiled(context.randn(8, 16))
 
 
-def extra_on_recompile(context: Context) -> None:
-    """A shorter batch on one rank: it recompiles, and the new code has one more collective."""
+@fault(
+    Cause.SHAPE,
+    "pytorch#155558: compiler collectives deadlock when one rank recompiles",
+    marker="# fault: recompile with a collective",
+    step=3,
+)
+def extracoll(context: Context) -> None:
+    """Rank 1 recompiles for another shape at step 3, and the new code has one more all-reduce."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:  # fault: recompile with a collective
@@ -38,8 +50,9 @@ def extra_on_recompile(context: Context) -> None:
         compiled(context.randn(4 if context.faulty(step) else 8, 16))
 
 
-def extra_at_first(context: Context) -> None:
-    """One rank reduces its loss for logging."""
+@fault(Cause.EXTRA_COLLECTIVE, _LOCAL, marker="# fault: extra collective")
+def extra_collective(context: Context) -> None:
+    """Rank 1 has one more all-reduce, from the beginning."""
     w_DD, group, logs = context.randn(16, 16), context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
@@ -51,8 +64,9 @@ def extra_at_first(context: Context) -> None:
     _run(context, block)
 
 
-def missing(context: Context) -> None:
-    """One rank has nothing to send and leaves the collective out."""
+@fault(Cause.EXTRA_COLLECTIVE, _LOCAL, marker="# fault: missing collective")
+def missing_collective(context: Context) -> None:
+    """Rank 1 leaves out an all-reduce, from the beginning."""
     w_DD, group, idle = context.randn(16, 16), context.group, context.diverges
 
     def block(x_BD: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,8 +79,9 @@ def missing(context: Context) -> None:
     _run(context, block)
 
 
+@fault(Cause.REDUCE_OP, "optimum-habana#1174: wrong numbers from a compiled all-reduce", marker="# fault: reduce op")
 def reduce_op(context: Context) -> None:
-    """Maximum instead of sum."""
+    """Rank 1 reduces with max, rank 0 with sum."""
     w_DD, group, op = context.randn(16, 16), context.group, "max" if context.diverges else "sum"
 
     def block(x_BD: Tensor) -> Tensor:
@@ -75,8 +90,9 @@ def reduce_op(context: Context) -> None:
     _run(context, block)
 
 
-def wrong_group(context: Context) -> None:
-    """The collective of one rank goes to a group of other ranks: it must be caught before it is issued."""
+@fault(Cause.GROUP, "torchtitan#3493: process group 20 cannot be resolved under compile", marker="# fault: group")
+def group(context: Context) -> None:
+    """Rank 1 reduces over a group of its own."""
     w_DD = context.randn(16, 16)
     alone = [dist.new_group([rank], group_desc="alone") for rank in range(context.world_size)]
     group = alone[context.rank] if context.diverges else context.group
@@ -87,8 +103,9 @@ def wrong_group(context: Context) -> None:
     _run(context, block)
 
 
+@fault(Cause.ORDER_FORWARD, _REORDERS, marker="# fault: order in the forward")
 def order_forward(context: Context) -> None:
-    """An all-reduce and an all-gather in opposite order."""
+    """Rank 1 gathers before it reduces."""
     group, swapped = context.group, context.diverges
 
     def block(x_BD: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,8 +120,13 @@ def order_forward(context: Context) -> None:
     _run(context, block)
 
 
+@fault(
+    Cause.ORDER_FORWARD,
+    "torchrec#4149: 64 ranks deadlock, circular wait across two groups",
+    marker="# fault: order of groups",
+)
 def order_two_groups(context: Context) -> None:
-    """Two groups of the same ranks, used in opposite order: a circular wait."""
+    """Rank 1 uses two groups of the same ranks in opposite order."""
     first, second = context.group, dist.new_group(list(range(context.world_size)), group_desc="experts")
     if context.diverges:
         first, second = second, first
@@ -130,8 +152,9 @@ class _SumGradient(torch.autograd.Function):
         return torch.ops._c10d_functional.wait_tensor(reduced), None, None
 
 
+@fault(Cause.ORDER_BACKWARD, _REORDERS, marker="# fault: order in the backward")
 def order_backward(context: Context) -> None:
-    """The forward has no collective; the backward reduces two gradients, in opposite order on one rank."""
+    """Rank 1 reduces two gradients in opposite order."""
     name, swapped = context.group.group_name, context.diverges
 
     def block(x_BD: Tensor, y_BD: Tensor) -> Tensor:
@@ -150,8 +173,11 @@ def order_backward(context: Context) -> None:
         compiled(x_BD, y_BD).sum().backward()
 
 
-def sizes(context: Context) -> None:
-    """One rank gathers a tensor of another size."""
+@fault(
+    Cause.PYTHON_VALUE, "torchtitan#1649, torchtitan#1640: some ranks hang while compiling MoE", marker="# fault: sizes"
+)
+def collective_sizes(context: Context) -> None:
+    """Rank 1 reduces a tensor of half the size, from a Python number that Dynamo guards."""
     group, kept = context.group, 4 if context.diverges else 8
 
     def block(x_BD: Tensor) -> Tensor:
@@ -160,8 +186,13 @@ def sizes(context: Context) -> None:
     _run(context, block)
 
 
+@fault(
+    Cause.PYTHON_VALUE,
+    "unslothai/unsloth-zoo#967: after a desync a collective returned garbage",
+    marker="# fault: dtype of a collective",
+)
 def collective_dtype(context: Context) -> None:
-    """One rank reduces in bfloat16, the other in float32."""
+    """Rank 1 reduces in bfloat16, rank 0 in float32, from a dtype that Dynamo guards."""
     group, dtype = context.group, torch.bfloat16 if context.diverges else torch.float32
 
     def block(x_BD: Tensor) -> Tensor:
@@ -170,8 +201,9 @@ def collective_dtype(context: Context) -> None:
     _run(context, block)
 
 
+@fault(Cause.UNWAITED, _UNWAITED, "pytorch#180614: a missing wait, wrong values", marker="# fault: unwaited")
 def unwaited(context: Context) -> None:
-    """One rank reads a collective's result before it is there."""
+    """Rank 1 reads the result of an all-reduce without waiting for it."""
     name, waits = context.group.group_name, not context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
@@ -183,8 +215,9 @@ def unwaited(context: Context) -> None:
     _run(context, block)
 
 
+@fault(Cause.UNUSED_RESULT, _UNWAITED, marker="# fault: dropped result")
 def dropped_result(context: Context) -> None:
-    """One rank takes an out-of-place reduce for an in-place one and drops the result."""
+    """Rank 1 drops the result of an all-reduce."""
     group, drops = context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
@@ -198,8 +231,9 @@ def dropped_result(context: Context) -> None:
     _run(context, block)
 
 
+@fault(Cause.STUCK_COLLECTIVE, _LOCAL, marker="# fault: local flag", step=2)
 def local_flag(context: Context) -> None:
-    """A collective in eager code between compiled steps, under a flag that is local to a rank."""
+    """Rank 1 issues an eager all-reduce between two steps, at step 2."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:

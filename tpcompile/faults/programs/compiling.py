@@ -11,14 +11,22 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
 
+_INDUCTOR_S = 300.0
+"""Inductor takes long to compile where the cores are shared."""
+_BREAKS = "pytorch#126846: a rank that breaks its graph deadlocks compile-time collectives"
+_ABORTS = "unslothai/unsloth-zoo#967: one rank fails to import its compiled module, the others abort"
 
+
+@fault(Cause.GRAPH_BREAK, _BREAKS, marker="# fault: print")
 def graph_break(context: Context) -> None:
-    """One rank prints inside the compiled region."""
+    """Rank 1 prints inside the region, from the beginning."""
     w_DD, group, prints = context.randn(16, 16), context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
@@ -33,8 +41,9 @@ def graph_break(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.PYTHON_VALUE, _BREAKS, marker="# fault: verbose flag", step=2)
 def graph_break_later(context: Context) -> None:
-    """One rank starts to log at a later step: it recompiles, and breaks its graph."""
+    """Rank 1 begins to print inside the region at step 2."""
     w_DD, group, is_verbose = context.randn(16, 16), context.group, [False]
 
     def block(x_BD: Tensor) -> Tensor:
@@ -49,8 +58,13 @@ def graph_break_later(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.COMPILE_DISABLED,
+    "unslothai/unsloth-zoo#967: the compiled module is missing on one rank, the others abort",
+    marker="# fault: not compiled",
+)
 def disabled(context: Context) -> None:
-    """One rank runs the function without compiling it."""
+    """Rank 1 does not compile the function."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:
@@ -63,8 +77,14 @@ def disabled(context: Context) -> None:
         _ = y_BD.sum().item()
 
 
-def one_rank_runs_more(context: Context) -> None:
-    """One rank runs a second compiled function; it holds a collective."""
+@fault(
+    Cause.EXTRA_COMPILE,
+    "pytorch#175849: compile counts of the ranks are not compared any more",
+    marker="# fault: one rank runs more",
+    step=2,
+)
+def runs_more(context: Context) -> None:
+    """Rank 1 runs a second compiled function at step 2; it has a collective."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:
@@ -89,8 +109,9 @@ def _fails(context: Context) -> Callable[..., Any]:
     return backend
 
 
-def failed(context: Context) -> None:
-    """The compiler lacks a library on one rank; the exception ends the program there."""
+@fault(Cause.COMPILE_FAILED, _ABORTS, marker="# blamed: what did not compile")
+def compile_failed(context: Context) -> None:
+    """The backend of rank 1 raises ImportError."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:  # blamed: what did not compile
@@ -102,8 +123,9 @@ def failed(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
-def failed_quietly(context: Context) -> None:
-    """The same with `suppress_errors`: that rank runs eager and says so in its log only."""
+@fault(Cause.COMPILE_FAILED, _ABORTS, marker="# fault: compile failed quietly")
+def compile_failed_quietly(context: Context) -> None:
+    """The backend of rank 1 raises ImportError under suppress_errors: it runs eager."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:  # fault: compile failed quietly
@@ -128,8 +150,15 @@ def _two_collectives(context: Context) -> Callable[[Tensor], tuple[Tensor, Tenso
     return block
 
 
+@fault(
+    Cause.COMPILER_PASS,
+    "pytorch#150074: reorder_for_locality moves waits and so reorders collectives",
+    "pytorch#189454: a compiled recv hoisted above the send",
+    marker="# blamed: two collectives",
+    limit_s=_INDUCTOR_S,
+)
 def pass_swaps(context: Context) -> None:
-    """A post-grad pass of one rank moves an all-gather in front of an all-reduce."""
+    """A post-grad pass on rank 1 swaps an all-reduce and an all-gather."""
     if context.diverges:
         inductor_config.post_grad_custom_post_pass = backends.SwapCollectives()
     compiled = torch.compile(_two_collectives(context), backend="inductor", dynamic=False)
@@ -138,8 +167,14 @@ def pass_swaps(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.COMPILER_PASS,
+    "pytorch#160527: bucketing can be different from rank to rank",
+    marker="# fault: bucketing",
+    limit_s=_INDUCTOR_S,
+)
 def bucketing(context: Context) -> None:
-    """One rank merges its all-reduces into one bucket, as a size limit per rank would."""
+    """A pass on rank 1 merges two all-reduces into one."""
     group = context.group
 
     def block(x_BD: Tensor, y_BD: Tensor) -> tuple[Tensor, Tensor]:  # fault: bucketing
@@ -155,8 +190,16 @@ def bucketing(context: Context) -> None:
         compiled(context.randn(8, 16), context.randn(8, 16))
 
 
-def kernel_choice(context: Context) -> None:
-    """Max-autotune: the timings of one rank leave another kernel for the matmul than the others'."""
+@fault(
+    Cause.AUTOTUNE,
+    "pytorch#163369: two ranks may choose different algorithms for one operator",
+    "pytorch#140395: DDP and max-autotune hang, what autotuned is not logged",
+    marker="# fault: autotune",
+    options={"kernels": "stop"},
+    limit_s=_INDUCTOR_S,
+)
+def autotune(context: Context) -> None:
+    """Autotuning keeps another matmul kernel on rank 1."""
     w_HDD, group = context.randn(4, 64, 64), context.group
 
     def block(x_HBD: Tensor) -> Tensor:  # fault: autotune
@@ -169,8 +212,13 @@ def kernel_choice(context: Context) -> None:
         compiled(context.randn(4, 64, 64))
 
 
+@fault(
+    Cause.PARTITIONER,
+    "pytorch#193043: ranks must agree on what is saved and what is recomputed",
+    marker="# fault: partitioner",
+)
 def partitioner(context: Context) -> None:
-    """One rank has less memory left and recomputes more in the backward."""
+    """The activation memory budget of rank 1 is 0.1: it recomputes more in the backward."""
     w_DD, group = context.randn(16, 16, requires_grad=True), context.group
 
     def block(x_BD: Tensor) -> Tensor:
@@ -186,8 +234,13 @@ def partitioner(context: Context) -> None:
         compiled(context.randn(8, 16)).sum().backward()
 
 
-def tactic_per_rank(context: Context) -> None:
-    """A kernel library picks an algorithm by its own timings, and its buffer has another size on one rank."""
+@fault(
+    Cause.PYTHON_VALUE,
+    "flashinfer#3186, flashinfer#3187, sglang#23317, sglang#35343: TP ranks pick other kernel tactics",
+    marker="# fault: tactic",
+)
+def tactic(context: Context) -> None:
+    """Rank 1 picks a tactic with a buffer of another size and gathers that."""
     group, is_split = context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:
@@ -201,8 +254,15 @@ def tactic_per_rank(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    "vllm#52291, vllm#52292: synchronised autotuning deadlocks TP at start",
+    "pytorch#126846: collectives at compile time deadlock when one rank compiles",
+    "pytorch#193043: compile-time sync hangs when the cache hits on some ranks",
+    marker="# fault: compile-time collective",
+)
 def compile_time_collective(context: Context) -> None:
-    """A backend that agrees on a tactic with a collective of its own, on the rank whose cache missed only."""
+    """The backend of rank 1 issues a collective while it compiles."""
     w_DD, group = context.randn(16, 16), context.group
 
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

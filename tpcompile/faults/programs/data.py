@@ -7,12 +7,17 @@ import os
 import torch
 from torch import nn
 
+from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 from tpcompile.preflight import Handshake, InputParity, check_parity
 
 # B batch, D features.
+
+_KERNELS = "flashinfer#3186, sglang#23317: TP ranks take other kernels for the same operator"
+_DRIFT = "pytorch#187445, pytorch#187446: numbers drift between ranks and nothing says so"
 
 _WAIT_S = 30.0
 
@@ -34,24 +39,33 @@ def report(context: Context, verdict: Verdict) -> bool:
     return True
 
 
+@fault(Cause.ENVIRONMENT, _KERNELS, world_size=3)
 def auto_backend(context: Context) -> None:
-    """`attention="auto"` finds a library on all ranks but one."""
+    """`auto` becomes another attention backend on rank 1."""
     if context.diverges:
         context.reached_fault()
     found = "flash_attn" if not context.diverges else "sdpa"
     report(context, check_parity(resolved={"attention": found}, timeout_s=_WAIT_S))
 
 
-def variable(context: Context) -> None:
-    """A variable that changes what Inductor makes of the same graph is set on one rank only."""
+@fault(
+    Cause.ENVIRONMENT,
+    "pytorch#163369: ranks may choose other algorithms",
+    "pytorch#160527: a bucket size set on one rank",
+    world_size=3,
+    env={1: {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}},
+)
+def compile_variable(context: Context) -> None:
+    """TORCHINDUCTOR_MAX_AUTOTUNE is set on rank 1 only."""
     if context.diverges:
         context.reached_fault()
         assert "TORCHINDUCTOR_MAX_AUTOTUNE" in os.environ, "the case sets it on this rank"
     report(context, check_parity(timeout_s=_WAIT_S))
 
 
+@fault(Cause.DTYPE, _DRIFT, world_size=3)
 def dtype_policy(context: Context) -> None:
-    """One rank loads its norm in bfloat16."""
+    """Rank 1 loads its norm in bfloat16."""
     block = Block(context)
     if context.diverges:
         context.reached_fault()
@@ -59,8 +73,9 @@ def dtype_policy(context: Context) -> None:
     report(context, check_parity(block, sharded=["up"], timeout_s=_WAIT_S))
 
 
+@fault(Cause.WEIGHTS, _DRIFT, world_size=3)
 def flipped_bit(context: Context) -> None:
-    """One bit of a replicated norm weight is another on one rank."""
+    """One bit of a replicated norm weight is another on rank 1."""
     block = Block(context)
     if context.diverges:
         context.reached_fault()
@@ -68,8 +83,9 @@ def flipped_bit(context: Context) -> None:
     report(context, check_parity(block, sharded=["up"], timeout_s=_WAIT_S))
 
 
+@fault(Cause.WEIGHTS, _DRIFT, step=2, world_size=3)
 def mutated_shard(context: Context) -> None:
-    """Inference: something writes to a weight shard of one rank between two requests."""
+    """A weight shard of rank 1 is written to at step 2, after loading."""
     block = Block(context)
     compiled = torch.compile(lambda x_BD: x_BD @ block.up.T * block.norm.sum(), backend=context.backend, dynamic=False)
     handshake = Handshake(block, sharded=["up"], frozen=True, timeout_s=_WAIT_S)
@@ -82,8 +98,9 @@ def mutated_shard(context: Context) -> None:
             return
 
 
+@fault(Cause.INPUT_VALUES, _DRIFT, ranks=(0,), step=2, world_size=3)
 def perturbed_input(context: Context) -> None:
-    """The batch of one rank is another in its last bits at a later step."""
+    """One number of the batch of rank 0 is another at step 2."""
     parity = InputParity(timeout_s=_WAIT_S)
     compiled = torch.compile(lambda x_BD: x_BD.sin() + 1, backend=context.backend, dynamic=False)
     for step in range(context.num_steps):

@@ -11,9 +11,16 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from tpcompile.collectives import api as collectives
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 
 # B batch, D features, T tokens of this rank; all tensors are plain local ones.
+
+_LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
+_ORDER = "pytorch#75373: ranks that execute other modules hang or compute wrong results"
+_SIZES = "torchtitan#1649, torchtitan#1640: some ranks hang, sizes of MoE depend on the data"
+_LATE = "pytorch#108971: NCCL timeouts, some ranks arrive later"
 
 
 def _layer(context: Context) -> Callable[[Tensor], Tensor]:
@@ -25,8 +32,15 @@ def _layer(context: Context) -> Callable[[Tensor], Tensor]:
     return torch.compile(layer, backend=context.backend, dynamic=False)
 
 
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    _LOCAL,
+    "unslothai/unsloth-zoo#967: after a desync a collective returned garbage",
+    marker="# fault: debug sum",
+    step=2,
+)
 def debug_same_size(context: Context) -> None:
-    """Somebody sums a tensor on one rank to look at it; its size is that of the next collective, which takes it."""
+    """Rank 1 sums a tensor at step 2; the next collective of rank 0 takes it, and rank 1 is stuck in the last."""
     layer = _layer(context)
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
@@ -35,8 +49,15 @@ def debug_same_size(context: Context) -> None:
         _ = y_BD.sum().item()
 
 
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    _LOCAL,
+    "pytorch#189454: a compiled recv and a barrier in another order hang",
+    marker="# fault: barrier",
+    step=2,
+)
 def debug_barrier(context: Context) -> None:
-    """A barrier on one rank, for a profile."""
+    """Rank 1 enters a barrier at step 2."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -44,8 +65,9 @@ def debug_barrier(context: Context) -> None:
         _ = layer(context.randn(8, 16)).sum().item()
 
 
+@fault(Cause.STUCK_COLLECTIVE, _LOCAL, marker="# fault: local state", step=2)
 def local_state(context: Context) -> None:
-    """A scheduler that shares its queue only while it has requests, and one rank has some left."""
+    """Rank 1 has requests left at step 2 and broadcasts its queue."""
     layer = _layer(context)
     queue = torch.zeros(4, dtype=torch.int64, device=context.device)
     for step in range(context.num_steps):
@@ -55,8 +77,15 @@ def local_state(context: Context) -> None:
         _ = layer(context.randn(8, 16)).sum().item()
 
 
+@fault(
+    Cause.GROUP,
+    "torchrec#4149: 64 ranks deadlock, circular wait across two groups",
+    ranks=(0, 1),
+    marker="# fault: order of eager groups",
+    step=2,
+)
 def order_of_groups(context: Context) -> None:
-    """Gradients and statistics are reduced in two groups, in opposite order on the two ranks."""
+    """Eager all-reduces in two groups, in opposite order on the two ranks at step 2."""
     layer = _layer(context)
     groups = [dist.new_group(group_desc=name) for name in ("gradients", "statistics")]
     for step in range(context.num_steps):
@@ -66,8 +95,13 @@ def order_of_groups(context: Context) -> None:
             dist.all_reduce(y_BD, group=group)  # fault: order of eager groups
 
 
+@fault(
+    Cause.COMPILE_DISABLED,
+    "torchtitan#1649: one feature turned off on the ranks that hang",
+    marker="# fault: training without compiling",
+)
 def eager_training(context: Context) -> None:
-    """Training with a collective in the forward and one in the backward; one rank does not compile."""
+    """Rank 1 trains without compiling."""
     w_DD, group = context.randn(16, 16, requires_grad=True), context.group
 
     def layer(x_BD: Tensor) -> Tensor:
@@ -80,8 +114,9 @@ def eager_training(context: Context) -> None:
         program(context.randn(8, 16, requires_grad=True)).sum().backward()  # fault: training without compiling
 
 
+@fault(Cause.STUCK_COLLECTIVE, _ORDER, marker="# fault: hook", step=2)
 def hook(context: Context) -> None:
-    """A gradient hook with a collective, registered on one rank only at a later step."""
+    """Rank 1 gets a gradient hook with a collective at step 2."""
     model, group = nn.Linear(16, 16, device=context.device), context.group
 
     def reduce_gradient(parameter: Tensor) -> None:
@@ -97,8 +132,9 @@ def hook(context: Context) -> None:
         forward(context.randn(8, 16)).backward()
 
 
-def split_sizes(context: Context) -> None:
-    """Tokens go to their experts by counts of every rank, and one rank expects too few."""
+@fault(Cause.COLLECTIVE_SIZES, _SIZES, marker="# fault: split sizes", step=2, on_gpus=False)
+def eager_split_sizes(context: Context) -> None:
+    """Rank 1 expects other split sizes than rank 0 sends, in an eager all-to-all at step 2."""
     layer = _layer(context)
     for step in range(context.num_steps):
         tokens_TD = layer(context.randn(8, 16))
@@ -110,8 +146,15 @@ def split_sizes(context: Context) -> None:
         _ = received_TD.sum().item()
 
 
+@fault(
+    Cause.STUCK_COLLECTIVE,
+    "pytorch#189454, torchcomms#3095: send and recv in another order hang every night",
+    marker="# blamed: the send nobody receives",
+    step=2,
+    on_gpus=False,
+)
 def missing_receive(context: Context) -> None:
-    """Rank 0 sends at every step, and at one of them the other rank does not receive."""
+    """Rank 1 does not receive what rank 0 sends at step 2."""
     layer = _layer(context)
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
@@ -127,8 +170,9 @@ def _sleep_at(context: Context, step: int) -> None:
         time.sleep(9)
 
 
+@healthy(_LATE)
 def lines_of_broadcast(context: Context) -> None:
-    """Healthy: source and receivers call the same broadcast on lines of their own, and a rank is slow."""
+    """Healthy: source and receivers broadcast on lines of their own, and rank 1 is 9 s late."""
     layer = _layer(context)
     x_BD = context.randn(8, 16)
     for step in range(context.num_steps):
@@ -141,8 +185,9 @@ def lines_of_broadcast(context: Context) -> None:
         _ = layer(x_BD).sum().item()
 
 
+@healthy(_SIZES, "pytorch#189330: MoE all-to-all")
 def uneven_all_to_all(context: Context) -> None:
-    """Healthy: ranks send other numbers of tokens, as the receivers know, and a rank is slow."""
+    """Healthy: ranks send other numbers of tokens, as agreed, and rank 1 is 9 s late."""
     layer = _layer(context)
     to_send = [[1, 2], [3, 4]][context.rank]
     to_receive = [[1, 3], [2, 4]][context.rank]
@@ -154,8 +199,9 @@ def uneven_all_to_all(context: Context) -> None:
         _ = layer(context.randn(8, 16)).sum().item() + received_TD.sum().item()
 
 
+@healthy(_LATE)
 def scattered_batch(context: Context) -> None:
-    """Healthy: rank 0 scatters the batch, so only it has inputs, and a rank is slow."""
+    """Healthy: rank 0 scatters the batch, and rank 1 is 9 s late."""
     layer = _layer(context)
     for step in range(context.num_steps):
         x_BD = context.randn(8, 16)

@@ -14,10 +14,17 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 from tpcompile.torch_api import backends
 
 # B batch, D features; all tensors are plain local ones.
+
+_LAYER = "# blamed: the layer"
+_GARBAGE = "unslothai/unsloth-zoo#967: one rank fails, watchdog abort on the others in all of 4 scenarios"
+_SKEW = "pytorch#108971: NCCL timeouts, some ranks arrive 17 to 30 minutes later"
+_UNLOGGED = "pytorch#140395: a rank hangs, and what it did is not logged"
 
 _FOR_EVER_S = 3600.0
 _HEADROOM_BYTES = 256 * 2**20
@@ -32,8 +39,9 @@ def _layer(context: Context, *, backend: Any = None) -> Callable[[Tensor], Tenso
     return torch.compile(layer, backend=backend or context.backend, dynamic=False)
 
 
+@fault(Cause.KILLED, _GARBAGE, ranks=(0,), step=3)
 def killed(context: Context) -> None:
-    """The out-of-memory killer of the kernel takes one rank."""
+    """Rank 0 is killed at step 3."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -41,8 +49,9 @@ def killed(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
+@fault(Cause.STOPPED_RESPONDING, _UNLOGGED, ranks=(0,), step=3)
 def stopped(context: Context) -> None:
-    """One rank is stopped and never continued: a debugger, a batch system that suspends."""
+    """Rank 0 is stopped (SIGSTOP) at step 3 and never continued."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -63,22 +72,31 @@ def _strikes(context: Context, strike: Callable[[], None], *, num_before: int) -
     return backend
 
 
+@fault(Cause.KILLED, "pytorch#130935: jobs time out while some ranks compile")
 def killed_compiling(context: Context) -> None:
-    """One rank is killed while it compiles for the first time."""
+    """Rank 1 is killed while it compiles for the first time."""
     layer = _layer(context, backend=_strikes(context, lambda: os.kill(os.getpid(), signal.SIGKILL), num_before=0))
     for _ in range(context.num_steps):
         layer(context.randn(8, 16))
 
 
+@fault(Cause.STOPPED_RESPONDING, _UNLOGGED)
 def stopped_compiling(context: Context) -> None:
-    """One rank is stopped while it compiles for the first time."""
+    """Rank 1 is stopped (SIGSTOP) while it compiles for the first time."""
     layer = _layer(context, backend=_strikes(context, lambda: os.kill(os.getpid(), signal.SIGSTOP), num_before=0))
     for _ in range(context.num_steps):
         layer(context.randn(8, 16))
 
 
+@fault(
+    Cause.COMPILE_FAILED,
+    _GARBAGE,
+    "triton#2688, pytorch#134384: FileNotFoundError while compiling on random ranks",
+    marker=_LAYER,
+    step=4,
+)
 def disk_full_compiling(context: Context) -> None:
-    """All ranks recompile for a shorter last batch, and the disk of one is full."""
+    """All ranks recompile at step 4, and the backend of rank 1 raises: its disk is full."""
 
     def strike() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -88,8 +106,9 @@ def disk_full_compiling(context: Context) -> None:
         layer(context.randn(8 if step < context.num_steps - 1 else 4, 16))
 
 
+@fault(Cause.RAISED, _GARBAGE, marker="# fault: raised", step=3)
 def raised(context: Context) -> None:
-    """One rank finds a bad record between two calls."""
+    """Rank 1 raises between two calls, at step 3."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -97,8 +116,9 @@ def raised(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
+@fault(Cause.RAISED, _GARBAGE, marker="# fault: storage", step=3)
 def raised_connection(context: Context) -> None:
-    """One rank loses its connection to the storage of the data: no fault of the communication between ranks."""
+    """Rank 1 raises ConnectionResetError at step 3, from the storage of its data."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -106,8 +126,14 @@ def raised_connection(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
+@fault(
+    Cause.CALL_COUNT,
+    "pytorch#75373: ranks that execute other modules hang or compute wrong results",
+    marker="# blamed: the call that one rank does not make",
+    step=3,
+)
 def left_early(context: Context) -> None:
-    """The data loader of one rank ends before the others' do."""
+    """Rank 1 leaves its loop at step 3, the others go on."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -115,8 +141,9 @@ def left_early(context: Context) -> None:
         layer(context.randn(8, 16))  # blamed: the call that one rank does not make
 
 
+@fault(Cause.RAISED, _GARBAGE, marker="# fault: out of memory", step=3)
 def out_of_memory(context: Context) -> None:
-    """A cache that grows: one rank has less memory, and torch's allocator raises there."""
+    """An allocation of rank 1 fails at step 3."""
     layer, kept = _layer(context), []
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -132,8 +159,19 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now_bytes + _HEADROOM_BYTES, resource.RLIM_INFINITY))
 
 
+@fault(
+    Cause.NEVER_ARRIVED,
+    _SKEW,
+    _UNLOGGED,
+    name="never_comes_back",
+    what="Rank 1 waits for its data for ever at step 3; skew_limit_s is 6 s.",
+    marker="# fault: data never comes",
+    step=3,
+    options={"skew_limit_s": 6.0},
+)
+@fault(Cause.NEVER_ARRIVED, _SKEW, _UNLOGGED, marker="# fault: data never comes", options={"skew_limit_s": 6.0})
 def never_arrives(context: Context) -> None:
-    """The data of one rank never comes, before its first call or at a later step."""
+    """Rank 1 waits for its first data for ever; skew_limit_s is 6 s."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -141,8 +179,9 @@ def never_arrives(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
+@healthy(_SKEW, "karpathy/nanochat#722: watchdog kill at start, one node is ready long before the other")
 def slow_first_batch(context: Context) -> None:
-    """Healthy: one rank takes long to load its first batch, while the other has compiled and waits."""
+    """Healthy: rank 1 makes its first call 9 s later."""
     layer = _layer(context)
     if context.rank == 1:
         time.sleep(9)

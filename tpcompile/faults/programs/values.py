@@ -10,9 +10,16 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
+from tpcompile.evidence.causes import Cause
+from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 
 # B batch, D features; all tensors are plain local ones.
+
+_ATTRIBUTE = "# blamed: attribute of the block"
+_SCALE = "optimum-habana#1174: wrong numbers from a compiled all-reduce"
+_FOLDS = "pytorch#109029: get_rank() folds with no guard"
+_RECOMPILES = "pytorch#155558: compiler collectives deadlock when one rank recompiles"
 
 SCALE = 1.0
 
@@ -37,8 +44,9 @@ def _compile(context: Context, program: Any) -> Callable[..., Tensor]:
     return compiled
 
 
+@fault(Cause.PYTHON_VALUE, _RECOMPILES, marker=_ATTRIBUTE, step=2)
 def attribute(context: Context) -> None:
-    """A schedule changes an attribute on one rank only."""
+    """An attribute of the module changes on rank 1 at step 2."""
     block = Block(context)
     compiled = _compile(context, block)
     for step in range(context.num_steps):
@@ -47,8 +55,9 @@ def attribute(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.PYTHON_VALUE, _SCALE, "Megatron-LM#1754: loss of tensor parallelism off by 50%", marker=_ATTRIBUTE)
 def attribute_constant(context: Context) -> None:
-    """Another value of an attribute is in the graph from the beginning."""
+    """An attribute of the module has another value on rank 1 from the beginning."""
     block = Block(context)
     if context.faulty(0):
         block.scale = 0.75
@@ -57,8 +66,9 @@ def attribute_constant(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.PYTHON_VALUE, _RECOMPILES, name="global", marker="# fault: global", step=2)
 def module_global(context: Context) -> None:
-    """A module's global is changed on one rank."""
+    """A global changes on rank 1 at step 2."""
     global SCALE
     w_DD, group = context.randn(16, 16), context.group
 
@@ -73,8 +83,9 @@ def module_global(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.PYTHON_VALUE, _RECOMPILES, marker="# fault: closure", step=2)
 def closure(context: Context) -> None:
-    """A closure cell is rebound on one rank."""
+    """A closure cell is rebound on rank 1 at step 2."""
     w_DD, group, scale = context.randn(16, 16), context.group, 1.0
 
     def block(x_BD: Tensor) -> Tensor:
@@ -88,8 +99,9 @@ def closure(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
-def guarded_branch(context: Context) -> None:
-    """`if rank == 1` over an attribute, without a collective behind it."""
+@fault(Cause.RANK_BRANCH, _FOLDS, marker="# fault: guarded branch")
+def branch(context: Context) -> None:
+    """`if rank == 1` over a captured number, from the beginning."""
     w_DD, group, rank = context.randn(16, 16), context.group, context.rank
 
     def block(x_BD: Tensor) -> Tensor:
@@ -104,8 +116,9 @@ def guarded_branch(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.RANK_BRANCH, _FOLDS, "pytorch#185418: get_rank as a SymInt", marker="# fault: get_rank branch")
 def getrank_branch(context: Context) -> None:
-    """`if dist.get_rank() == 1`: Dynamo folds it, with no guard."""
+    """`if dist.get_rank() == 1` in the region, from the beginning; no guard holds it."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:
@@ -120,8 +133,14 @@ def getrank_branch(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.RANK_CONSTANT,
+    _FOLDS,
+    "pytorch#188332: bucketed all-gather bakes the rank's offset into cached code",
+    marker="# fault: get_rank constant",
+)
 def getrank_constant(context: Context) -> None:
-    """An offset into the shard, computed from `dist.get_rank()`."""
+    """A factor is computed from `dist.get_rank()`, from the beginning; no guard holds it."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:
@@ -134,8 +153,9 @@ def getrank_constant(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.PYTHON_VALUE, "pytorch#177960: spmd_check hashes ops and shapes, not edges", marker="# fault: edges")
 def edges(context: Context) -> None:
-    """The same ops on other operands."""
+    """Rank 1 swaps the operands of a subtraction."""
     w_DD, group, swapped = context.randn(16, 16), context.group, context.faulty(0)
 
     def block(x_BD: Tensor) -> Tensor:
@@ -150,8 +170,9 @@ def edges(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(Cause.GUARD_ONLY, "pytorch#114015: asks for a guard diff", marker="# fault: guard only")
 def guard_only(context: Context) -> None:
-    """A value that is only checked: equal graphs today, another guard."""
+    """A number that is only checked is 200 on rank 1 and 100 on rank 0; equal graphs."""
     w_DD, group, limit = context.randn(16, 16), context.group, [100]
     if context.faulty(0):
         limit[0] = 200
@@ -166,8 +187,11 @@ def guard_only(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.RANK_BRANCH, "pytorch#75373: asks to validate the execution order of ranks", marker="# fault: module order"
+)
 def module_order(context: Context) -> None:
-    """Layers of a stack are in another order on one rank."""
+    """Rank 1 runs two layers in opposite order."""
     first, second = nn.Linear(16, 16), nn.ReLU()
     stack = nn.Sequential(second, first) if context.faulty(0) else nn.Sequential(first, second)
     group = context.group
@@ -182,8 +206,15 @@ def module_order(context: Context) -> None:
         compiled(context.randn(8, 16))
 
 
+@fault(
+    Cause.RECOMPILE_LIMIT,
+    "torchtitan#471: async TP silently off, cache limit reached",
+    "allenai/OLMo-core#778: a helper specialises per block, then falls to eager",
+    marker="# fault: recompile limit",
+    step=3,
+)
 def recompile_limit(context: Context) -> None:
-    """A counter that one rank passes as a number: it recompiles until torch gives up on the function."""
+    """Rank 1 exceeds the recompile limit at step 3 and runs eager from there on."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor, count: int) -> Tensor:

@@ -1,21 +1,26 @@
-"""What every clean program gets: parameters drawn for the run, groups, data and steps; and the registry."""
+"""A healthy program and drawn parameters -> its run on this rank: groups, data and steps, watched by sentinels."""
 
 # B batch, S sequence, D model width, f = hidden width / tp
 from __future__ import annotations
 
+import gc
 import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from loguru import logger
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile.collectives import all_reduce, copy_to_tp
+from tpcompile.faults.case import Case, F, add, described
+from tpcompile.faults.context import join_group
 from tpcompile.sentinel import Sentinel
 
 WIDTHS = (16, 32, 48)
@@ -42,18 +47,23 @@ class Draw:
     slow_s: float = 4.0
     hang_after_s: float = 3.0
 
+    @classmethod
+    def from_json(cls, program: Program, text: str) -> Draw:
+        """The parameters in `text`; the others are the defaults of the program."""
+        given = {"program": program.name, "backend": program.backends[-1], "nproc": program.world_size}
+        return cls(**(given | json.loads(text)))
+
     def to_json(self) -> str:
         """For the command line of a rank."""
         return json.dumps(asdict(self))
 
 
-@dataclass(frozen=True)
-class Program:
-    """One clean program and what may be drawn for it."""
+@dataclass(frozen=True, kw_only=True)
+class Program(Case):
+    """One healthy program and what may be drawn for it."""
 
-    name: str
-    body: Callable[[Run], None]
-    says: str
+    is_drawn: ClassVar[bool] = True
+    limit_s: float = 180.0
     backends: tuple[str, ...] = ("inductor", "aot_eager")
     sizes: tuple[int, ...] = (2,)
     """Numbers of ranks."""
@@ -65,8 +75,9 @@ class Program:
     can_repeat: bool = True
     """May run twice in a process."""
     prepare: Callable[[Run], Any] | None = None
-    """What the process does before there is a sentinel; the body finds the result in `run.prepared`."""
+    """What the process does before there is a sentinel; the program finds the result in `run.prepared`."""
     is_clean: bool = True
+    """False for a negative control: it diverges, and a run of it must be an alarm."""
 
     def draw(self, seed: int, *, backend: str, slow: bool, nproc: int = 0, most: int = 8) -> Draw:
         """Parameters; equal seeds and backends give equal compiles, `slow` decides only how ranks part in time.
@@ -91,20 +102,51 @@ class Program:
         )
 
 
-@dataclass
-class Programs:
-    """The programs of a module."""
+def program(*, sizes: tuple[int, ...] = (2,), **fields: Any) -> Callable[[F], F]:
+    """Declare a healthy program; `fields` are those of `Program`."""
 
-    programs: list[Program] = field(default_factory=list)
+    def declare(body: F) -> F:
+        described_by = described(body) | {"cause": None, "world_size": sizes[0]}
+        add(Program(program=body, sizes=sizes, **described_by, **fields))
+        return body
 
-    def __call__(self, **options: Any) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
-        """Decorator: the function's name and docstring are the program's."""
+    return declare
 
-        def register(body: Callable[[Run], None]) -> Callable[[Run], None]:
-            self.programs.append(Program(body.__name__, body, (body.__doc__ or "").strip(), **options))
-            return body
 
-        return register
+def play(program: Program, draw: Draw, *, rank: int, run_dir: Path) -> None:
+    """Run the program on this rank under the sentinels that were drawn; what they saw goes to run_dir/rank_N.json."""
+    torch.set_num_threads(1)
+    device = join_group(rank, draw.nproc)
+    try:
+        found = _watched(program, draw, device=device, run_dir=run_dir)
+        print(f"rank {rank}: {json.dumps(found['stats'])}", flush=True)
+        (run_dir / f"rank_{rank}.json").write_text(json.dumps(found))
+    finally:
+        torch.compiler.reset()  # NCCL does not let go of a group while CUDA graphs hold its collectives
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def _watched(program: Program, draw: Draw, *, device: torch.device, run_dir: Path) -> dict[str, Any]:
+    mesh = init_device_mesh(device.type, (program.dp, draw.nproc // program.dp), mesh_dim_names=("dp", "tp"))
+    warnings: list[str] = []
+    logger.enable("tpcompile")
+    logger.add(lambda message: warnings.append(message.record["message"]), level="WARNING")
+    found: dict[str, Any] = {
+        "compiles": 0, "findings": [], "stopped_watching": False, "warnings": warnings, "stats": [], "domain": "",
+    }  # fmt: skip
+    run = Run(draw, mesh)
+    run.prepared = program.prepare(run) if program.prepare else None
+    for number in range(draw.sentinels):
+        sentinel = Sentinel(mesh=mesh, axis="tp", run_dir=run_dir / f"verdict_{number}", hang_after_s=draw.hang_after_s)
+        with sentinel as run.sentinel:
+            program.program(run)
+            found["stopped_watching"] |= not sentinel.is_active
+        found["compiles"] += sentinel.stats["compiles"]
+        found["findings"] += [verdict.summary for verdict in sentinel.findings]
+        found["stats"].append(dict(sentinel.stats))
+        found["domain"] = sentinel.domain
+    return found
 
 
 class Run:
