@@ -56,7 +56,7 @@ def verdict(*divergences: Divergence, checks: tuple[Check, ...] = ()) -> Verdict
 
 
 def evidence(said: Verdict | None, **changes: Any) -> Evidence:
-    left: dict[str, Any] = {"verdict": said, "verdict_at": 11.0 if said else None, "reached_at": 10.0, "exit_code": 1}
+    left: dict[str, Any] = {"verdict": said, "verdict_at": 11.0 if said else None, "reached_at": 10.0, "codes": (1,)}
     return Evidence(**(left | changes))
 
 
@@ -87,11 +87,11 @@ def test_another_line_is_only_detected(line: UserLine | None) -> None:
 
 @pytest.mark.parametrize("said", [None, verdict(), verdict(divergence(cls=DivergenceClass.LABEL))])
 def test_a_fault_without_a_red_verdict_is_missed(said: Verdict | None) -> None:
-    assert judge(CASE, evidence(said, exit_code=0)).outcome == Outcome.MISSED
+    assert judge(CASE, evidence(said, codes=(0,))).outcome == Outcome.MISSED
 
 
 def test_a_case_that_does_not_end_is_a_hang_even_with_a_right_verdict() -> None:
-    result = judge(CASE, evidence(verdict(divergence()), timed_out=True))
+    result = judge(CASE, evidence(verdict(divergence()), is_hang=True))
     assert (result.outcome, result.seconds) == (Outcome.HANG, None)
     assert "although it said: graph differs" in result.why
 
@@ -101,7 +101,7 @@ def test_a_fault_that_no_rank_reached_is_broken_whatever_was_said() -> None:
 
 
 def test_a_healthy_program_that_ends_well_is_green() -> None:
-    assert judge(HEALTHY, evidence(None, reached_at=None, exit_code=0)).outcome == Outcome.GREEN
+    assert judge(HEALTHY, evidence(None, reached_at=None, codes=(0,))).outcome == Outcome.GREEN
 
 
 def test_a_healthy_program_called_red_is_a_false_alarm() -> None:
@@ -109,11 +109,12 @@ def test_a_healthy_program_called_red_is_a_false_alarm() -> None:
 
 
 def test_a_healthy_program_that_raises_is_broken() -> None:
-    assert judge(HEALTHY, evidence(None, reached_at=None, exit_code=1)).outcome == Outcome.BROKEN
+    assert judge(HEALTHY, evidence(None, reached_at=None, codes=(1,))).outcome == Outcome.BROKEN
 
 
-def test_only_named_and_green_are_right() -> None:
-    assert [outcome for outcome in Outcome if outcome.is_right] == [Outcome.NAMED, Outcome.GREEN]
+def test_what_was_found_wrong_or_not_at_all_is_not_right() -> None:
+    wrong = {Outcome.DETECTED, Outcome.MISSED, Outcome.HANG, Outcome.FALSE_ALARM, Outcome.BROKEN}
+    assert {outcome for outcome in Outcome if not outcome.is_right} == wrong
 
 
 def test_an_environment_that_differs_is_named_after_the_program() -> None:

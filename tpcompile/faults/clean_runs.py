@@ -134,6 +134,9 @@ def own_variables(state: str, caches: Path, *, nproc: int, seed: int) -> Mapping
 def _programs(args: argparse.Namespace, most: int) -> list[Program]:
     """The programs that take turns, on `most` ranks at most."""
     every = {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
+    unknown = sorted(set(args.programs) - every.keys())
+    if unknown:
+        raise SystemExit(f"no healthy programs: {', '.join(unknown)}; see `tpcompile faults list`")
     if args.programs:
         programs = [every[name] for name in args.programs]
     else:
@@ -216,7 +219,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--nproc", type=int, default=0, help="ranks; default: 2 for the gate, drawn for the sentinel")
     parser.add_argument("--preset", default="cpu_smoke", help="of the gate")
     parser.add_argument("--train", action="store_true", help="the gate with a backward pass")
-    parser.add_argument("--programs", nargs="+", default=[], metavar="NAME", help="some programs only, any of --list")
+    parser.add_argument("--programs", nargs="+", default=[], metavar="NAME", help="some programs only")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="for the sentinel")
     parser.add_argument("--seed", type=int, default=0, help="the sentinel's runs are drawn from it")
     parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N", help="every N-th program from the K-th on")

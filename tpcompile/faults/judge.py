@@ -1,9 +1,12 @@
-"""A case and the evidence of its run -> named, detected, missed, hang, ...: pure."""
+"""A case and the evidence of its run -> named, detected, missed, hang, ...: pure, but for `gather`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
@@ -29,13 +32,17 @@ class Outcome(StrEnum):
     """A healthy program ended without a red verdict."""
     FALSE_ALARM = "false alarm"
     """A healthy program got a red verdict."""
+    DIED = "died before"
+    """Generated: the job hung or crashed before check_ranks was called; not counted."""
+    OF_PACKAGE = "of a package"
+    """Generated: check_ranks is right, a package that the program uses breaks its graph on all ranks; not counted."""
     BROKEN = "broken"
     """The case itself failed: its fault was never reached, or a healthy program raised."""
 
     @property
     def is_right(self) -> bool:
         """True for the expected outcomes."""
-        return self in (Outcome.NAMED, Outcome.GREEN)
+        return self in (Outcome.NAMED, Outcome.GREEN, Outcome.DIED, Outcome.OF_PACKAGE)
 
 
 class Evidence(Frozen):
@@ -45,11 +52,20 @@ class Evidence(Frozen):
     verdict_at: float | None = None
     """Unix time at which the verdict was on disk."""
     reached_at: float | None = None
-    """Unix time at which the first divergent rank reached its fault."""
+    """Unix time at which the first divergent rank reached its fault; None when none did."""
     compiling: tuple[Intervals, ...] = ()
     """By rank, the intervals in which it compiled."""
-    timed_out: bool = False
-    exit_code: int = 0
+    is_hang: bool = False
+    """The job did not end by itself."""
+    codes: tuple[int, ...] = ()
+    """Exit codes of the ranks, or the one of torchrun."""
+    diagnose_code: int | None = None
+    """Exit code of `tpcompile diagnose`."""
+
+    @property
+    def ended_well(self) -> bool:
+        """All ranks ended by themselves, with 0."""
+        return not self.is_hang and not any(self.codes)
 
 
 class Found(Frozen):
@@ -79,12 +95,29 @@ class Result(Frozen):
     """Results of other tools on the same case."""
 
 
+def gather(folder: Path, verdict: Path, **ended: Any) -> Evidence:
+    """Read what a job left: its verdict, when the fault acted (reached_N.json), and the sentinel's timelines.
+
+    `ended` are the fields of `Evidence` that say how it ended.
+    """
+    verdict_at = verdict.stat().st_mtime if verdict.exists() else None
+    reached = [float(json.loads(found.read_text())) for found in folder.glob("reached_*.json")]
+    timelines = [json.loads(found.read_text()) for found in sorted(folder.glob("run/rank_*/timeline.json"))]
+    return Evidence(
+        verdict=Verdict.model_validate_json(verdict.read_text()) if verdict_at else None,
+        verdict_at=verdict_at,
+        reached_at=min(reached, default=None),
+        compiling=tuple(compile_intervals(t, end=verdict_at) for t in timelines) if verdict_at else (),
+        **ended,
+    )
+
+
 def judge(case: Case, evidence: Evidence) -> Result:
     """The row of a case."""
     found = first_finding(evidence.verdict) if evidence.verdict else None
     outcome, why = _outcome(case, evidence, found)
     # At a hang, the verdict is about our own kill.
-    seconds, compile_s = (None, 0.0) if evidence.timed_out else time_to_verdict(evidence)
+    seconds, compile_s = (None, 0.0) if evidence.is_hang else time_to_verdict(evidence)
     return Result(
         name=case.name,
         expected=case.cause.value if case.cause else "",
@@ -97,15 +130,15 @@ def judge(case: Case, evidence: Evidence) -> Result:
 
 
 def _outcome(case: Case, evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
-    if evidence.timed_out:
+    if evidence.is_hang:
         said = f", although it said: {found.text}" if found else ""
         return Outcome.HANG, f"had not ended after {case.limit_s:g} s{said}"
     if case.cause is None:
         return _healthy(evidence, found)
     if evidence.reached_at is None:
-        return Outcome.BROKEN, f"no rank reached the fault; exit code {evidence.exit_code}"
+        return Outcome.BROKEN, f"no rank reached the fault; exit code {_code(evidence)}"
     if found is None:
-        return Outcome.MISSED, f"no red verdict; exit code {evidence.exit_code}"
+        return Outcome.MISSED, f"no red verdict; exit code {_code(evidence)}"
     wrong = differences(case, found)
     return (Outcome.DETECTED, "; ".join(wrong)) if wrong else (Outcome.NAMED, "")
 
@@ -113,9 +146,13 @@ def _outcome(case: Case, evidence: Evidence, found: Found | None) -> tuple[Outco
 def _healthy(evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
     if found is not None:
         return Outcome.FALSE_ALARM, found.text
-    if evidence.exit_code != 0:
-        return Outcome.BROKEN, f"a healthy program ended with exit code {evidence.exit_code}"
+    if not evidence.ended_well:
+        return Outcome.BROKEN, f"a healthy program ended with exit code {_code(evidence)}"
     return Outcome.GREEN, ""
+
+
+def _code(evidence: Evidence) -> str:
+    return ", ".join(map(str, evidence.codes))
 
 
 def differences(case: Case, found: Found) -> list[str]:

@@ -7,16 +7,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import tpcompile
-from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import alarms
 from tpcompile.faults.case import Case
 from tpcompile.faults.drawn import Draw, Program
-from tpcompile.faults.judge import Evidence, Result, compile_intervals, judge
+from tpcompile.faults.judge import Result, gather, judge
 
 _LEFT_S = 30.0
 """Seconds after the limit in which the process tree must have been killed."""
@@ -30,7 +29,10 @@ def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
     folder = directory / case.name
     environ = environment(folder / "cache", gpus=gpus)
     if not isinstance(case, Program):
-        return judge(case, gather(folder, launch(case, folder, environ=environ, limit_s=case.limit_s)))
+        ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
+        verdict = folder / "run" / "verdict.json"
+        codes = (int(ended["exit_code"]),)
+        return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
     draw = Draw.from_json(case, "{}")
     outcome = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
     return alarms.judge(case, draw, folder, outcome)
@@ -110,24 +112,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_LEFT_S)
     process.kill()
     process.wait()
-
-
-def gather(folder: Path, outcome: Ended) -> Evidence:
-    """Read what a case left in its folder."""
-    run = RunDir(folder / "run")
-    path = run.path / "verdict.json"
-    verdict_at = path.stat().st_mtime if path.exists() else None
-    reached = [float(json.loads(found.read_text())) for found in folder.glob("reached_*.json")]
-    timelines = [json.loads(found.read_text()) for found in sorted(run.path.glob("rank_*/timeline.json"))]
-    return Evidence(
-        verdict=run.read_verdict(),
-        verdict_at=verdict_at,
-        reached_at=min(reached, default=None),
-        compiling=tuple(compile_intervals(_pairs(t), end=verdict_at) for t in timelines) if verdict_at else (),
-        timed_out=bool(outcome["timed_out"]),
-        exit_code=int(outcome["exit_code"]),
-    )
-
-
-def _pairs(timeline: Iterable[Sequence[float | str]]) -> list[tuple[float, str]]:
-    return [(float(at), str(text)) for at, text in timeline]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +17,10 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
-from tpcompile.faults.generated.judge import Evidence, Outcome, judge
+from tpcompile.faults.generated.judge import judge
 from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.plan import Case, fault_case, healthy_case
+from tpcompile.faults.judge import Evidence, Outcome
 
 _STRIDE = fault_case(7, program="hand_mlp", operator="input_stride")
 _BRANCH = fault_case(7, program="hand_mlp", operator="branch")
@@ -46,7 +46,7 @@ def _red(case: Case, **changed: Any) -> Evidence:
         name="guards equal", mode="", status=Status.FAIL, expected="", observed="", cause=Cause.STRIDE,
         ranks=(case.rank,), line=_line(case),
     )  # fmt: skip
-    return Evidence(verdict=_verdict(right.model_copy(update=changed)))
+    return Evidence(reached_at=1.0, verdict=_verdict(right.model_copy(update=changed)))
 
 
 def test_the_right_cause_rank_and_line_are_named() -> None:
@@ -67,25 +67,25 @@ def test_the_right_cause_rank_and_line_are_named() -> None:
 )
 def test_another_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
     judged = judge(_STRIDE, Route.SENTINEL, _red(_STRIDE, **changed))
-    assert (judged.outcome, judged.wrong) == (Outcome.PARTLY, wrong)
+    assert (judged.outcome, judged.wrong) == (Outcome.DETECTED, wrong)
 
 
 def test_nothing_said_of_a_fault_is_missed() -> None:
-    assert judge(_STRIDE, Route.SENTINEL, Evidence()).outcome == Outcome.MISSED
+    assert judge(_STRIDE, Route.SENTINEL, Evidence(reached_at=1.0)).outcome == Outcome.MISSED
 
 
 def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_said() -> None:
-    evidence = replace(_red(_STRIDE), is_hang=True)
+    evidence = _red(_STRIDE).model_copy(update={"is_hang": True})
     assert judge(_STRIDE, Route.SENTINEL, evidence).outcome == Outcome.HANG
 
 
 def test_a_fault_that_is_never_reached_is_a_defect_of_the_generator() -> None:
-    assert judge(_STRIDE, Route.SENTINEL, Evidence(is_reached=False)).outcome == Outcome.BROKEN
+    assert judge(_STRIDE, Route.SENTINEL, Evidence()).outcome == Outcome.BROKEN
 
 
 def test_red_on_a_healthy_case_is_a_false_alarm() -> None:
     assert judge(_HEALTHY, Route.SENTINEL, _red(_STRIDE)).outcome == Outcome.FALSE_ALARM
-    assert judge(_HEALTHY, Route.DIAGNOSE, Evidence(exit_code=6)).outcome == Outcome.FALSE_ALARM
+    assert judge(_HEALTHY, Route.DIAGNOSE, Evidence(diagnose_code=6)).outcome == Outcome.FALSE_ALARM
     assert judge(_HEALTHY, Route.SENTINEL, Evidence()).outcome == Outcome.GREEN
     assert judge(_HEALTHY, Route.SENTINEL, Evidence(codes=(0, 1))).outcome == Outcome.BROKEN
 
@@ -110,18 +110,18 @@ def test_of_three_ranks_the_odd_one_has_to_be_blamed() -> None:
     case = next(case for case in cases if case.world_size == 3)
     assert case.truth.ranks == (frozenset({case.rank}),)
     others = tuple(rank for rank in range(3) if rank != case.rank)
-    named = Evidence(verdict=_branch_verdict(others, (case.rank,)))
-    accused = Evidence(verdict=_branch_verdict((others[0], case.rank), (others[1],)))
+    named = Evidence(reached_at=1.0, verdict=_branch_verdict(others, (case.rank,)))
+    accused = Evidence(reached_at=1.0, verdict=_branch_verdict((others[0], case.rank), (others[1],)))
     assert "rank" not in judge(case, Route.CHECK_RANKS, named).wrong
     assert "rank" in judge(case, Route.CHECK_RANKS, accused).wrong
 
 
 def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_said() -> None:
-    hung = Evidence(exit_code=6, is_hang=True)
+    hung = Evidence(reached_at=1.0, diagnose_code=6, is_hang=True)
     assert judge(_SKIPPED, Route.DIAGNOSE, hung).outcome == Outcome.NAMED
-    assert judge(_SKIPPED, Route.DIAGNOSE, replace(hung, exit_code=0)).outcome == Outcome.MISSED
-    assert judge(_SKIPPED, Route.DIAGNOSE, _red(_STRIDE)).outcome == Outcome.PARTLY
+    assert judge(_SKIPPED, Route.DIAGNOSE, hung.model_copy(update={"diagnose_code": 0})).outcome == Outcome.MISSED
+    assert judge(_SKIPPED, Route.DIAGNOSE, _red(_STRIDE)).outcome == Outcome.DETECTED
 
 
 def test_a_job_that_ended_before_check_ranks_is_not_counted() -> None:
-    assert judge(_SKIPPED, Route.CHECK_RANKS, Evidence(is_hang=True)).outcome == Outcome.DIED
+    assert judge(_SKIPPED, Route.CHECK_RANKS, Evidence(reached_at=1.0, is_hang=True)).outcome == Outcome.DIED

@@ -1,9 +1,9 @@
-"""A case and what a route said of it -> named, partly, missed, hang, ...: pure."""
+"""A case and what a route said of it -> named, detected, missed, hang, ...: pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import PurePath
 
 from tpcompile.evidence.causes import Cause
@@ -14,68 +14,11 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.operators.operator import Trace
 from tpcompile.faults.generated.plan import Case, Truth
-from tpcompile.faults.judge import first_finding
+from tpcompile.faults.judge import Evidence, Found, Outcome, first_finding
 
 PROGRAM_FILE = "program.py"
 EXIT_NOT_COMPILED = 6
 """`diagnose`: the compiles agree, and the job ended badly or its logs are not whole."""
-
-
-class Outcome(StrEnum):
-    """What became of a case on a route."""
-
-    NAMED = "named"
-    """Cause, ranks and line are right; or the route said, as it should, that it is not in what was compiled."""
-    PARTLY = "partly"
-    """Red, and something about it is wrong."""
-    MISSED = "missed"
-    HANG = "hang"
-    GREEN = "green"
-    """A healthy case ended in peace."""
-    FALSE_ALARM = "false alarm"
-    DIED = "died before"
-    """The job hung or crashed before check_ranks was called; not counted."""
-    OF_PACKAGE = "of a package"
-    """check_ranks is right: a package that the program uses breaks its graph here, on all ranks; not counted."""
-    BROKEN = "broken"
-    """A defect of the generator: the fault was never reached, or a healthy program failed by itself."""
-
-    @property
-    def is_right(self) -> bool:
-        """True for what must come out."""
-        return self in (Outcome.NAMED, Outcome.GREEN, Outcome.DIED, Outcome.OF_PACKAGE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a verdict says first."""
-
-    cause: str
-    """Name of the cause, in lower case."""
-    ranks: tuple[frozenset[int], ...]
-    """Sets of ranks the finding can be read to blame: the odd ones, and all of them where there is no majority."""
-    line: UserLine | None
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What the run of a case left behind."""
-
-    verdict: Verdict | None = None
-    exit_code: int | None = None
-    """Of `tpcompile diagnose`."""
-    is_hang: bool = False
-    codes: tuple[int, ...] = ()
-    is_reached: bool = True
-    seconds: float | None = None
-    """From the fault to the verdict, compile time of the slowest rank aside."""
-    compile_s: float = 0.0
-
-    @property
-    def ended_well(self) -> bool:
-        """All ranks ended by themselves, with 0."""
-        return not self.is_hang and not any(self.codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +33,12 @@ class Judged:
 
 def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
     """The row of a case on a route."""
-    found = read_found(evidence.verdict) if evidence.verdict else None
+    found = first_finding(evidence.verdict) if evidence.verdict else None
     if route == Route.SENTINEL and evidence.is_hang:
         return Judged(outcome=Outcome.HANG, found=found)
     if case.operator.is_healthy:
         return _healthy(route, evidence, found)
-    if not evidence.is_reached:
+    if evidence.reached_at is None:
         return Judged(outcome=Outcome.BROKEN, wrong=("the fault was never reached",), found=found)
     return _faulty(case, route, evidence, found)
 
@@ -109,8 +52,9 @@ def _faulty(case: Case, route: Route, evidence: Evidence, found: Found | None) -
         may_lack_log = route == Route.DIAGNOSE and case.operator.leaves_no_log
         is_named = may_lack_log and _lacks_log(case, evidence)
         return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
-    wrong = differences(case.truth, found)
-    outcome = Outcome.PARTLY if wrong else Outcome.NAMED
+    assert evidence.verdict is not None
+    wrong = differences(case.truth, found, readings(evidence.verdict, found))
+    outcome = Outcome.DETECTED if wrong else Outcome.NAMED
     return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
 
 
@@ -118,7 +62,7 @@ def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
     if found is not None:
         is_of_package = route == Route.CHECK_RANKS and _is_of_package(found, evidence)
         return Judged(outcome=Outcome.OF_PACKAGE if is_of_package else Outcome.FALSE_ALARM, found=found)
-    if route == Route.DIAGNOSE and evidence.exit_code != 0:
+    if route == Route.DIAGNOSE and evidence.diagnose_code != 0:
         return Judged(outcome=Outcome.FALSE_ALARM)
     if not evidence.ended_well:
         return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
@@ -128,14 +72,14 @@ def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
 def _is_of_package(found: Found, evidence: Evidence) -> bool:
     """True for a graph break on all ranks inside an installed package: some versions of transformers have one."""
     assert evidence.verdict is not None
-    is_everywhere = len(found.ranks[0]) == evidence.verdict.world_size
-    is_break = found.cause == Cause.GRAPH_BREAK.name.lower()
+    is_everywhere = len(found.ranks) == evidence.verdict.world_size
+    is_break = found.cause == Cause.GRAPH_BREAK
     return is_break and is_everywhere and found.line is not None and is_installed(found.line)
 
 
 def _lacks_log(case: Case, evidence: Evidence) -> bool:
     """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
-    if evidence.verdict is None or evidence.exit_code != EXIT_NOT_COMPILED:
+    if evidence.verdict is None or evidence.diagnose_code != EXIT_NOT_COMPILED:
         return False
     checks = [check for check in evidence.verdict.checks if check.name == WHOLE]
     return any(check.ranks == (case.rank,) for check in checks)
@@ -144,20 +88,20 @@ def _lacks_log(case: Case, evidence: Evidence) -> bool:
 def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
     """A fault that no compile shows: nothing may be red, and diagnose says so when the job ended badly."""
     if found is not None:
-        return Judged(outcome=Outcome.PARTLY, wrong=("it is not in what was compiled",), found=found)
+        return Judged(outcome=Outcome.DETECTED, wrong=("it is not in what was compiled",), found=found)
     if route != Route.DIAGNOSE or evidence.ended_well:
         return Judged(outcome=Outcome.NAMED)
-    if evidence.exit_code != EXIT_NOT_COMPILED:
-        return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.exit_code}",))
+    if evidence.diagnose_code != EXIT_NOT_COMPILED:
+        return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.diagnose_code}",))
     return Judged(outcome=Outcome.NAMED)
 
 
-def differences(truth: Truth, found: Found) -> list[str]:
-    """Which of cause, rank and line a finding has wrong."""
+def differences(truth: Truth, found: Found, ranks: Sequence[frozenset[int]]) -> list[str]:
+    """Which of cause, rank and line a finding has wrong; `ranks` are its `readings`."""
     wrong = []
-    if found.cause not in truth.causes:
+    if found.cause.name.lower() not in truth.causes:
         wrong.append("cause")
-    if not set(found.ranks) & set(truth.ranks):
+    if not set(ranks) & set(truth.ranks):
         wrong.append("rank")
     if truth.lines is not None and not _is_on(truth, found.line):
         wrong.append("line")
@@ -173,20 +117,17 @@ def _is_on(truth: Truth, line: UserLine | None) -> bool:
     return file == PROGRAM_FILE and line.line in truth.lines
 
 
-def read_found(verdict: Verdict) -> Found | None:
-    """The finding that a reader sees first; None for a green verdict."""
-    first = first_finding(verdict)
-    if first is None:
-        return None
-    readings = [frozenset(first.ranks)]
+def readings(verdict: Verdict, found: Found) -> list[frozenset[int]]:
+    """Sets of ranks that a finding can be read to blame: the odd ones, and all of them where there is no majority."""
+    read = [frozenset(found.ranks)]
     for divergence in verdict.divergences:
         groups = [frozenset(group.ranks) for group in divergence.groups]
         everybody = frozenset[int]().union(*groups)
         largest = max((len(group) for group in groups), default=0)
         has_majority = 2 * largest > len(everybody)
-        if divergence.title == first.text and not has_majority:
-            readings.append(everybody)
-    return Found(cause=first.cause.name.lower(), ranks=tuple(readings), line=first.line, text=first.text)
+        if divergence.title == found.text and not has_majority:
+            read.append(everybody)
+    return read
 
 
 def described(judged: Judged) -> str:
@@ -194,7 +135,7 @@ def described(judged: Judged) -> str:
     if judged.found is None:
         return "; ".join(judged.wrong)
     found = judged.found
-    ranks = ranks_text(sorted(found.ranks[0])) or "none"
+    ranks = ranks_text(found.ranks) or "none"
     line = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
-    text = f"{found.cause}, rank {ranks}, {line}: {found.text}"
+    text = f"{found.cause.name.lower()}, rank {ranks}, {line}: {found.text}"
     return f"{', '.join(judged.wrong)} wrong; {text}" if judged.wrong else text

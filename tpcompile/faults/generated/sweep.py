@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpcompile.evidence.records import Verdict
-from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults.generated.forked import Ended, Launch, Runs
-from tpcompile.faults.generated.judge import PROGRAM_FILE, Evidence, Judged, Outcome, described, judge
+from tpcompile.faults.generated.judge import PROGRAM_FILE, Judged, described, judge
 from tpcompile.faults.generated.names import AFTER, CHECKED, DIAGNOSED, REACHED, RUN, TRACE, Route
 from tpcompile.faults.generated.plan import Case
-from tpcompile.faults.judge import compile_intervals, covered_s
+from tpcompile.faults.judge import Evidence, gather, time_to_verdict
 
 _LIMIT_S = 150.0
 _STUCK_S = 5.0
@@ -34,6 +32,11 @@ class Row:
     wall_s: float
 
     @property
+    def times(self) -> tuple[float | None, float]:
+        """Seconds from the fault to the sentinel's verdict without compile time, and that compile time."""
+        return time_to_verdict(self.evidence) if self.route == Route.SENTINEL else (None, 0.0)
+
+    @property
     def replay(self) -> str:
         """Command that runs it again."""
         kind = "healthy" if self.case.operator.is_healthy else "faults"
@@ -46,6 +49,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Fields for the results."""
+        seconds, compile_s = self.times
         return {
             "seed": self.case.seed,
             "program": self.case.program.name,
@@ -60,8 +64,8 @@ class Row:
             "wrong": list(self.judged.wrong),
             "said": described(self.judged),
             "ended_well": self.evidence.ended_well,
-            "seconds": self.evidence.seconds,
-            "compile_s": round(self.evidence.compile_s, 2),
+            "seconds": seconds,
+            "compile_s": round(compile_s, 2),
         }
 
 
@@ -137,41 +141,13 @@ def _diagnose(out: Path, world_size: int) -> tuple[str, ...]:
 
 
 def _row(case: Case, route: Route, out: Path, ended: Ended) -> Row:
-    evidence = _gather(route, out, ended)
-    judged = judge(case, route, evidence)
-    return Row(case=case, route=route, judged=judged, evidence=evidence, wall_s=ended.wall_s)
-
-
-def _gather(route: Route, out: Path, ended: Ended) -> Evidence:
-    path = {Route.SENTINEL: out / RUN / "verdict.json", Route.CHECK_RANKS: out / CHECKED}.get(route, out / DIAGNOSED)
-    verdict = Verdict.model_validate_json(path.read_text()) if path.exists() else None
-    reached = [float(json.loads(found.read_text())) for found in out.glob(REACHED.format(rank="*"))]
-    seconds, compile_s = None, 0.0
-    if route == Route.SENTINEL and reached and verdict is not None:
-        seconds, compile_s = _time(out, min(reached), path.stat().st_mtime)
-    exit_code = json.loads((out / AFTER).read_text()) if (out / AFTER).exists() else None
-    return Evidence(
-        verdict=verdict,
-        exit_code=exit_code,
+    verdicts = {Route.SENTINEL: out / RUN / "verdict.json", Route.CHECK_RANKS: out / CHECKED}
+    after = out / AFTER
+    evidence = gather(
+        out,
+        verdicts.get(route, out / DIAGNOSED),
         is_hang=ended.is_hang,
         codes=tuple(ended.codes.values()),
-        is_reached=bool(reached),
-        seconds=seconds,
-        compile_s=compile_s,
+        diagnose_code=json.loads(after.read_text()) if after.exists() else None,
     )
-
-
-def _time(out: Path, reached_at: float, verdict_at: float) -> tuple[float, float]:
-    """(seconds from the fault to the verdict without compile time, compile time of the slowest rank between them)."""
-    run = RunDir(out / RUN)
-    compile_s = 0.0
-    for path in run.path.glob("rank_*/timeline.json"):
-        timeline = [(float(at), str(text)) for at, text in json.loads(path.read_text())]
-        intervals = compile_intervals(timeline, end=verdict_at)
-        compile_s = max(compile_s, covered_s(intervals, reached_at, verdict_at))
-    return max(0.0, verdict_at - reached_at - compile_s), compile_s
-
-
-def is_defect(row: Row) -> bool:
-    """True for what the generator itself has wrong."""
-    return row.judged.outcome == Outcome.BROKEN
+    return Row(case=case, route=route, judged=judge(case, route, evidence), evidence=evidence, wall_s=ended.wall_s)

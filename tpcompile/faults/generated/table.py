@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from tpcompile.faults.generated.judge import Outcome, described
+from tpcompile.faults.generated.judge import described
 from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.sweep import Row
+from tpcompile.faults.judge import Outcome
 
 _COLUMNS = tuple(Outcome)
 
@@ -19,7 +20,8 @@ _COLUMNS = tuple(Outcome)
 def line_of(row: Row) -> str:
     """One row as text, printed when its case ends."""
     case = row.case
-    took = f"{row.evidence.seconds:.1f} s after" if row.evidence.seconds is not None else ""
+    seconds, _ = row.times
+    took = f"{seconds:.1f} s after" if seconds is not None else ""
     drawn = f"np={case.world_size} rank={case.rank} step={case.step} {case.backend}"
     head = f"{row.judged.outcome:12} {row.route:11} {case.name:50} {drawn:32} {row.wall_s:5.1f} s {took}"
     detail = described(row.judged)
@@ -40,9 +42,9 @@ def _route_summary(rows: Sequence[Row]) -> dict[str, Any]:
     outcomes = Counter(row.judged.outcome.value for row in rows)
     wrong: Counter[str] = Counter()
     for row in rows:
-        if row.judged.outcome == Outcome.PARTLY:
+        if row.judged.outcome == Outcome.DETECTED:
             wrong.update(row.judged.wrong)
-    seconds = [row.evidence.seconds for row in rows if row.evidence.seconds is not None]
+    seconds = [row.times[0] for row in rows if row.times[0] is not None]
     median_s = worst_s = None
     if seconds:
         median_s = round(statistics.median(seconds), 2)
