@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers

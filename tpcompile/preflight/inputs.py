@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
-from tpcompile.evidence.several import find
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.arguments import aspects_of, named_leaves
 from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.habit import surprise
