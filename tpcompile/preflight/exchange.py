@@ -63,7 +63,7 @@ class Details(Generic[_T]):
         return None
 
 
-class Meeting:
+class Exchanges:
     """Repeated exchanges among a fixed set of ranks; every rank makes it and calls it in the same order."""
 
     def __init__(self, name: str, *, ranks: Sequence[int], store: dist.Store | None, timeout_s: float) -> None:
