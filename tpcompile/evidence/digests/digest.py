@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 
-from tpcompile.evidence.digests.rank_sources import suspects_of
+from tpcompile.evidence.digests.rank_sources import rank_sources
 from tpcompile.evidence.digests.recompiles import recompile_of
 from tpcompile.evidence.digests.split_regions import splits_of
 from tpcompile.evidence.iterables import first, indexed, phrase
@@ -67,7 +67,7 @@ def _reason(compile_: CompileRecord) -> tuple[str, str]:
 
 def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
-    found = [suspect for compile_ in record.compiles for suspect in suspects_of(compile_, _where(compile_))]
+    found = [suspect for compile_ in record.compiles for suspect in rank_sources(compile_, _where(compile_))]
     # Of one line the surest suspect is kept: not every trace reaches every line.
     found.sort(key=lambda s: (s.is_sure, not s.receiver))
     return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())

@@ -30,7 +30,7 @@ _NAMES = (
 _GROUP_OBJECT = re.compile(r"ProcessGroup|DeviceMesh")
 
 
-def suspects_of(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
+def rank_sources(compile_: CompileRecord, where: str) -> tuple[RankRead, ...]:
     """Reads of the rank in traced code, marked sure where graph or guards confirm them, and guards on values named
     like a rank."""
     reads = [_confirmed(read, compile_, where) for read in compile_.rank_reads or ()]

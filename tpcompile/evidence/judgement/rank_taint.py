@@ -192,7 +192,7 @@ class _Tainted:
         """Suspects of one kind: for each text and line, the suspect of every rank that has it."""
         found: dict[tuple[str, str], dict[int, RankRead]] = {}
         for digest in self.ranks:
-            for suspect in digest.suspects_of(what):
+            for suspect in digest.rank_sources(what):
                 key = suspect.text, str(suspect.line)
                 by_rank = found.setdefault(key, {})
                 by_rank[digest.rank] = suspect
