@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import CASES, Case, chosen, fault, load
 from tpcompile.faults.generated.operators import ALL as OPERATORS
 

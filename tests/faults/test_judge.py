@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -18,6 +17,7 @@ from tpcompile.evidence.records import (
     Verdict,
     value_item,
 )
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import CASES, Case
 from tpcompile.faults.judge import (
     Evidence,

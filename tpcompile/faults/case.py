@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])

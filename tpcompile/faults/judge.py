@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.faults.case import Case
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -17,6 +16,7 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.generated.judge import judge
 from tpcompile.faults.generated.names import Route
 from tpcompile.faults.generated.plan import Case, fault_case, healthy_case

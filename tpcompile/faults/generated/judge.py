@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.logs.diagnose import WHOLE
 from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_installed
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.faults.generated.names import Route

@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 from tpcompile.faults.programs.data import report

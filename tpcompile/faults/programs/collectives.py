@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 

@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
 from tpcompile.torch_api import backends

@@ -7,8 +7,8 @@ import os
 import torch
 from torch import nn
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Status, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context

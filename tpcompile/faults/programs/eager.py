@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from tpcompile.collectives import api as collectives
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 
