@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,13 @@ class Context:
     def randn(self, *shape: int, **options: Any) -> torch.Tensor:
         """Random numbers on the device of this rank, equal on all ranks."""
         return torch.randn(*shape, device=self.device, **options)
+
+    def run(self, block: Callable[[torch.Tensor], Any], *, backend: Any = None) -> None:
+        """Compile a block and call it at every step, with another batch of equal shape."""
+        compiled = torch.compile(block, backend=backend or self.backend, dynamic=False)
+        for step in range(self.num_steps):
+            self.faulty(step)
+            compiled(self.randn(8, 16))
 
     def watch(self, target: Any, **options: Any) -> Any:
         """`Sentinel.watch`, nothing when the case runs without a sentinel."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +18,6 @@ from tpcompile.faults.context import Context
 _LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
 _REORDERS = "pytorch#150074: a pass moves waits and so reorders collectives"
 _UNWAITED = "torchtitan#1769: 495 unwaited collective calls"
-
-
-def _run(context: Context, block: Callable[[Tensor], Any]) -> None:
-    """First compile at step 0, where the fault is."""
-    compiled = torch.compile(block, backend=context.backend, dynamic=False)
-    for step in range(context.num_steps):
-        context.faulty(step)
-        compiled(context.randn(8, 16))
 
 
 @fault(
@@ -61,7 +52,7 @@ def extra_collective(context: Context) -> None:
             y_BD = y_BD + funcol.all_reduce(y_BD.mean(), "sum", group)  # fault: extra collective
         return y_BD + 1
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.EXTRA_COLLECTIVE, _LOCAL, marker="# fault: missing collective")
@@ -76,7 +67,7 @@ def missing_collective(context: Context) -> None:
         z_B = funcol.all_reduce(x_BD.sum(1), "sum", group)
         return y_BD, z_B
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.REDUCE_OP, "optimum-habana#1174: wrong numbers from a compiled all-reduce", marker="# fault: reduce op")
@@ -87,7 +78,7 @@ def reduce_op(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, op, group) + 1  # fault: reduce op
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.GROUP, "torchtitan#3493: process group 20 cannot be resolved under compile", marker="# fault: group")
@@ -100,7 +91,7 @@ def group(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1  # fault: group
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.ORDER_FORWARD, _REORDERS, marker="# fault: order in the forward")
@@ -117,7 +108,7 @@ def order_forward(context: Context) -> None:
         gathered = funcol.all_gather_tensor(x_BD * 2, 0, group)
         return reduced, gathered
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(
@@ -135,7 +126,7 @@ def order_two_groups(context: Context) -> None:
         y_BD = funcol.all_reduce(x_BD + 1, "sum", first)  # fault: order of groups
         return funcol.all_reduce(y_BD * 2, "sum", second)
 
-    _run(context, block)
+    context.run(block)
 
 
 class _SumGradient(torch.autograd.Function):
@@ -183,7 +174,7 @@ def collective_sizes(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD[:, :kept] * 2, "sum", group)  # fault: sizes
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(
@@ -198,7 +189,7 @@ def collective_dtype(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD.to(dtype), "sum", group).float()  # fault: dtype of a collective
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.UNWAITED, _UNWAITED, "pytorch#180614: a missing wait, wrong values", marker="# fault: unwaited")
@@ -212,7 +203,7 @@ def unwaited(context: Context) -> None:
             y_BD = torch.ops._c10d_functional.wait_tensor(y_BD)
         return y_BD + 1
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.UNUSED_RESULT, _UNWAITED, marker="# fault: dropped result")
@@ -228,7 +219,7 @@ def dropped_result(context: Context) -> None:
             y_BD = funcol.all_reduce(y_BD, "sum", group)
         return y_BD + 1
 
-    _run(context, block)
+    context.run(block)
 
 
 @fault(Cause.STUCK_COLLECTIVE, _LOCAL, marker="# fault: local flag", step=2)

@@ -35,10 +35,7 @@ def graph_break(context: Context) -> None:
             print("norm", y_BD.shape)  # fault: print
         return funcol.all_reduce(y_BD, "sum", group) + 1
 
-    compiled = torch.compile(block, backend=context.backend, dynamic=False)
-    for step in range(context.num_steps):
-        context.faulty(step)
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(Cause.PYTHON_VALUE, _BREAKS, marker="# fault: verbose flag", step=2)
@@ -117,10 +114,7 @@ def compile_failed(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:  # blamed: what did not compile
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
-    compiled = torch.compile(block, backend=_fails(context), dynamic=False)
-    for step in range(context.num_steps):
-        context.faulty(step)
-        compiled(context.randn(8, 16))
+    context.run(block, backend=_fails(context))
 
 
 @fault(Cause.COMPILE_FAILED, _ABORTS, marker="# fault: compile failed quietly")
@@ -248,10 +242,7 @@ def tactic(context: Context) -> None:
         gathered = funcol.all_gather_tensor(workspace * 2, 0, group)
         return gathered[:8] + 1
 
-    compiled = torch.compile(block, backend=context.backend, dynamic=False)
-    for step in range(context.num_steps):
-        context.faulty(step)
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(
@@ -274,6 +265,4 @@ def compile_time_collective(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
-    compiled = torch.compile(block, backend=backend, dynamic=False)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block, backend=backend)

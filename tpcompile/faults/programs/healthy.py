@@ -84,9 +84,7 @@ def slow_backend(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
-    compiled = torch.compile(block, backend=backend, dynamic=False)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block, backend=backend)
 
 
 @healthy(_SKEW)
@@ -114,9 +112,7 @@ def group_names(context: Context) -> None:
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
 
-    compiled = torch.compile(block, backend=context.backend, dynamic=False)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @healthy("xDiT#732: spmd_check hangs a pipeline-parallel model", mesh=(("pp", 2), ("tp", 1)))

@@ -61,9 +61,7 @@ def attribute_constant(context: Context) -> None:
     block = Block(context)
     if context.faulty(0):
         block.scale = 0.75
-    compiled = _compile(context, block)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(Cause.PYTHON_VALUE, _RECOMPILES, name="global", marker="# fault: global", step=2)
@@ -110,10 +108,7 @@ def branch(context: Context) -> None:
             y_BD = y_BD.clamp(-1, 1)  # fault: guarded branch
         return y_BD + 1
 
-    compiled = _compile(context, block)
-    context.faulty(0)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(Cause.RANK_BRANCH, _FOLDS, "pytorch#185418: get_rank as a SymInt", marker="# fault: get_rank branch")
@@ -127,10 +122,7 @@ def getrank_branch(context: Context) -> None:
             y_BD = y_BD.clamp(-1, 1)  # fault: get_rank branch
         return y_BD + 1
 
-    compiled = _compile(context, block)
-    context.faulty(0)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(
@@ -147,10 +139,7 @@ def getrank_constant(context: Context) -> None:
         y_BD = x_BD @ w_DD * (1 + dist.get_rank())  # fault: get_rank constant
         return funcol.all_reduce(y_BD, "sum", group)
 
-    compiled = _compile(context, block)
-    context.faulty(0)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(Cause.PYTHON_VALUE, "pytorch#177960: spmd_check hashes ops and shapes, not edges", marker="# fault: edges")
@@ -165,9 +154,7 @@ def edges(context: Context) -> None:
         y_BD = left.sub(right)  # fault: edges
         return funcol.all_reduce(y_BD, "sum", group)
 
-    compiled = _compile(context, block)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(Cause.GUARD_ONLY, "pytorch#114015: asks for a guard diff", marker="# fault: guard only")
@@ -182,9 +169,7 @@ def guard_only(context: Context) -> None:
             x_BD = x_BD * 2
         return funcol.all_reduce(x_BD @ w_DD, "sum", group)
 
-    compiled = _compile(context, block)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(
@@ -201,9 +186,7 @@ def module_order(context: Context) -> None:
         return funcol.all_reduce(y_BD, "sum", group)
 
     stack.to(context.device).requires_grad_(False)
-    compiled = _compile(context, block)
-    for _ in range(context.num_steps):
-        compiled(context.randn(8, 16))
+    context.run(block)
 
 
 @fault(
