@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from tpcompile.faults.case import Case
 from tpcompile.faults.columns import say
 from tpcompile.faults.judge import Result
 from tpcompile.faults.run import run_case
+from tpcompile.launch import count_gpus
 
 Device = Literal["auto", "cpu"]
 
@@ -66,12 +66,7 @@ def visible_gpus(device: Device) -> list[str] | None:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [gpu for gpu in chosen.split(",") if gpu]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:
-        return None
-    num_gpus = len(listed.splitlines())
-    return list(map(str, range(num_gpus))) or None
+    return list(map(str, range(count_gpus()))) or None
 
 
 def gpus_of(slot: int, *, gpus: Sequence[str] | None, size: int) -> str | None:

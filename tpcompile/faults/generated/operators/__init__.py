@@ -13,6 +13,7 @@ from tpcompile.faults.generated.operators import (
     state,
 )
 from tpcompile.faults.generated.operators.operator import Operator
+from tpcompile.faults.registry import Registry
 
 FAULTS: tuple[Operator, ...] = (
     *region.OPERATORS,
@@ -24,6 +25,6 @@ FAULTS: tuple[Operator, ...] = (
     *process.OPERATORS,
 )
 HEALTHY: tuple[Operator, ...] = healthy.OPERATORS
-ALL: dict[str, Operator] = {operator.name: operator for operator in (*FAULTS, *HEALTHY)}
-
-assert len(ALL) == len(FAULTS) + len(HEALTHY), "two operators of one name"
+ALL: Registry[Operator] = Registry("operator")
+for _operator in (*FAULTS, *HEALTHY):
+    ALL.add(_operator)
