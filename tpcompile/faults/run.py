@@ -14,7 +14,7 @@ from pathlib import Path
 import tpcompile
 from tpcompile.faults import alarms
 from tpcompile.faults.case import Case
-from tpcompile.faults.drawn import Draw, Program
+from tpcompile.faults.drawn import Program
 from tpcompile.faults.judge import Result, gather, judge
 
 _LEFT_S = 30.0
@@ -28,14 +28,14 @@ def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
     """Run one case with the sentinel and judge it; `gpus` as in `environment`."""
     folder = directory / case.name
     environ = environment(folder / "cache", gpus=gpus)
-    if not isinstance(case, Program):
-        ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
-        verdict = folder / "run" / "verdict.json"
-        codes = (int(ended["exit_code"]),)
-        return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
-    draw = Draw.from_json(case, "{}")
-    outcome = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
-    return alarms.judge(case, draw, folder, outcome)
+    if isinstance(case, Program):
+        draw = case.first_draw()
+        ended = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
+        return alarms.judge(case, draw, folder, ended)
+    ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
+    verdict = folder / "run" / "verdict.json"
+    codes = (int(ended["exit_code"]),)
+    return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
 
 
 def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
