@@ -187,8 +187,8 @@ class RunConfig(Frozen):
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
     """Known fault to inject (see `tpcompile.faults`), to watch the gate go red; empty for none."""
-    fault_rank: int = -1
-    """Rank that gets the fault; -1 is the last rank."""
+    fault_rank: int | None = None
+    """Rank that gets the fault; None is the last rank."""
 
     @property
     def sha256(self) -> str:

@@ -64,7 +64,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
-    target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
+    target = env.world_size - 1 if config.fault_rank is None else config.fault_rank
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
     limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
