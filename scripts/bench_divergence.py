@@ -33,9 +33,9 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.process_tree import run_tree
 from tpcompile.sentinel import Sentinel
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
 FAULT_STEP = 3
 

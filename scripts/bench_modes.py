@@ -29,7 +29,7 @@ from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 COMMS: dict[str, Any] = {
     "eager": Collectives,

@@ -26,14 +26,14 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import TransformerStack
+from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, check_program
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.forms import FORMS, SAMPLE, SIZES, form_config, forms_of
+from tpcompile.numerics.records import ProgramReport
+from tpcompile.numerics.reference import Twin
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.ranks.store import RankStore
-from tpcompile.testing.check import DEFAULT_LIMIT, Demands, check_program
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.forms import FORMS, SAMPLE, SIZES, form_config, forms_of
-from tpcompile.testing.records import ProgramReport
-from tpcompile.testing.twin import Twin
 
 ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
 FAULTS = ("", "partial_gradient")

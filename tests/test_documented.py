@@ -19,7 +19,7 @@ from tpcompile.preflight import Handshake, InputParity
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 ELSEWHERE = ("check_twin", "check_contract")
-"""Blocks that tests/testing/test_documented.py runs."""
+"""Blocks that tests/numerics/test_documented.py runs."""
 
 
 class Model(nn.Module):

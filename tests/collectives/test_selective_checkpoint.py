@@ -19,9 +19,9 @@ from tpcompile.collectives import api as tp
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import load
 from tpcompile.nn.block import TransformerStack
-from tpcompile.testing.check import check_program
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.check import check_program
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.reference import Twin
 from tpcompile.torch_api import c10d
 
 SAVES = ("c10d", "_c10d_functional", "everything")

@@ -16,7 +16,7 @@ from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import BlockInputs, TransformerBlock, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},

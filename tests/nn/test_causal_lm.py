@@ -13,15 +13,15 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
+from examples.checkpoints import llama, qwen3
 from tests.graphs import GraphCapture
 from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
-from tpcompile.nn.checkpoints import llama, qwen3
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
-from tpcompile.testing.draw import draw_weights
+from tpcompile.numerics.draw import draw_weights
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8}

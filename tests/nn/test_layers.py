@@ -17,7 +17,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import head_scales
+from tpcompile.numerics.draw import head_scales
 
 F64 = {"dtype": torch.float64}
 WIDTH, HEADS = 5120, 40

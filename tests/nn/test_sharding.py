@@ -17,7 +17,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
-from tpcompile.testing.draw import draw_stack_weights
+from tpcompile.numerics.draw import draw_stack_weights
 
 
 @st.composite

@@ -14,7 +14,7 @@ from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec, specs_of
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights, head_scales
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, head_scales
 
 CONFIG = BlockConfig(
     style="llama",

@@ -17,7 +17,7 @@ from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.loss import vocab_parallel_cross_entropy
-from tpcompile.testing.draw import draw_inputs
+from tpcompile.numerics.draw import draw_inputs
 from tpcompile.typecheck import Report, check_contract
 
 F64 = torch.float64

@@ -13,7 +13,7 @@ from tests.nn.test_block import config_of
 from tpcompile.collectives import Dst
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.testing.draw import draw_inputs
+from tpcompile.numerics.draw import draw_inputs
 from tpcompile.typecheck import Report, check_contract
 
 OTHER: dict[str, Dst] = {"I": "R", "R": "I"}

@@ -20,12 +20,12 @@ from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
-from tpcompile.gate import numerics
+from tpcompile.gate import reference
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
-from tpcompile.gate.numerics import Reference, Result
+from tpcompile.gate.reference import Reference, Result
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.testing.counting import collective_text
+from tpcompile.numerics.counting import collective_text
 
 _RESIZED_CALLS = 3
 
@@ -70,14 +70,14 @@ class Run:
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        result = numerics.call_once(self.reference, program, stack, inputs)
+        result = reference.call_once(self.reference, program, stack, inputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result
 
     def build(self, comm: TpComm) -> TransformerStack:
         """This rank's stack."""
-        return numerics.build(self.config.block, comm, self.reference.full, self.device)
+        return reference.build(self.config.block, comm, self.reference.full, self.device)
 
     def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
         """The steady calls: nothing may compile; their median time is a fact."""

@@ -26,7 +26,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.modes import MODES, Run
-from tpcompile.gate.numerics import Reference, free
+from tpcompile.gate.reference import Reference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import Watch

@@ -26,7 +26,7 @@ class CausalLM(nn.Module):
     """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; `comm` of size 1 is the unsharded twin.
 
     Embedding and projection are sharded over the vocabulary; uneven="pad" pads it where tp does not divide it. With
-    `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `tpcompile.nn.checkpoints`.
+    `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `examples.checkpoints`.
     In the sequence-parallel form activations are sharded over tokens from the embedding to the projection, and S must
     be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a config of a different form.
     """

@@ -9,8 +9,8 @@ from tpcompile.config import BlockConfig
 from tpcompile.corpus.generated import frame
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
-from tpcompile.testing.forms import form_config
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.forms import form_config
 
 # place: file
 

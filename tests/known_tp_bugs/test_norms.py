@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
-from tests.landmines.criteria import errors_of, first_three, skewed, wrong
-from tests.landmines.job import Found
+from tests.known_tp_bugs.criteria import errors_of, first_three, skewed, wrong
+from tests.known_tp_bugs.job import Found
 from tpcompile.capture import CaptureSession
 from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.collectives.strategies import Collectives
@@ -20,9 +20,9 @@ from tpcompile.config import BlockConfig
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.nn.sharding import ShardSpec, stat_dtype
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.measure import error_of
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.measure import error_of
+from tpcompile.numerics.reference import Twin
 
 HEADS, EPS = 40, 1e-6
 WIDTH = HEADS * 128

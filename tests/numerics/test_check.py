@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.numerics.modules import LinearPair, NormedMLP, inputs
 from tests.rank_jobs import run_on_ranks
-from tests.testing.modules import LinearPair, NormedMLP, inputs
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.testing import TwinReport, check_twin
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tests.landmines.criteria import errors_of, first_three, skewed, wrong
-from tests.landmines.job import Found
+from tests.known_tp_bugs.criteria import errors_of, first_three, skewed, wrong
+from tests.known_tp_bugs.job import Found
 from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import all_gather_single, reduce_scatter_single
 from tpcompile.collectives.strategies import Collectives
@@ -26,8 +26,8 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.mlp import SwiGLU
 from tpcompile.nn.sharding import ShardSpec
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.reference import Twin
 
 NUM_IN, NUM_OUT, HEADS = 5120, 256, 40
 BLOCK = BlockConfig(

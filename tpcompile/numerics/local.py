@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.state import local_slice_of
+from tpcompile.numerics import measure
+from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
+from tpcompile.numerics.counting import Declaration, EagerCollectives, collective_text
+from tpcompile.numerics.draw import Values
+from tpcompile.numerics.records import ProgramReport, TwinReport
+from tpcompile.numerics.reference import Build, Inputs, Layout, Result, Twin, run_once
 from tpcompile.ranks import groups
-from tpcompile.testing import measure
-from tpcompile.testing.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
-from tpcompile.testing.counting import Declaration, EagerCollectives, collective_text
-from tpcompile.testing.draw import Values
-from tpcompile.testing.records import ProgramReport, TwinReport
-from tpcompile.testing.twin import Build, Inputs, Layout, Result, Twin, run_once
 from tpcompile.torch_api import simulated
 
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tests.landmines.criteria import compiled_once, errors_of, num_collectives, skewed, wrong
-from tests.landmines.job import Found
+from tests.known_tp_bugs.criteria import compiled_once, errors_of, num_collectives, skewed, wrong
+from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import ShardSpec
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.reference import Twin
 
 DIM, FFN, HEADS, HEAD_SIZE, EPS = 256, 1024, 8, 32, 1e-6
 SHARDED = {"input": -1, "forward": -1}

@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.testing.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
+from tests.numerics.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.forms import form_config, forms_of
+from tpcompile.numerics.records import TensorError
 from tpcompile.ranks import groups, mesh
 from tpcompile.testing import TwinReport, check_twin_local
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.forms import form_config, forms_of
-from tpcompile.testing.records import TensorError
 
 # Fault -> a tensor, or the collectives, that must be named.
 NAMED = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tpcompile.testing import measure
+from tpcompile.numerics import measure
 
 EXACT = torch.linspace(1, 2, 1000, dtype=torch.float64)
 

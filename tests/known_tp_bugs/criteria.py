@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tests.graphs import GraphCapture
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import GateConfig
-from tpcompile.testing.draw import Values, draw_normal
-from tpcompile.testing.measure import Errors
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.draw import Values, draw_normal
+from tpcompile.numerics.measure import Errors
+from tpcompile.numerics.reference import Twin
 
 LIMIT = GateConfig().error_ratio
 IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)

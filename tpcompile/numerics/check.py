@@ -16,9 +16,8 @@ from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
-from tpcompile.ranks.groups import GroupLike, resolve_group
-from tpcompile.testing.agree import check_equal_on_ranks, texts_of_all_ranks
-from tpcompile.testing.counting import (
+from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
+from tpcompile.numerics.counting import (
     Declaration,
     EagerCollectives,
     collective_text,
@@ -27,11 +26,12 @@ from tpcompile.testing.counting import (
     first_difference,
     roles_of,
 )
-from tpcompile.testing.draw import Values
-from tpcompile.testing.localise import first_wrong, module_outputs
-from tpcompile.testing.measure import cast, is_within
-from tpcompile.testing.records import ProgramReport, TensorError, TwinReport
-from tpcompile.testing.twin import Build, Inputs, Layout, Result, Twin
+from tpcompile.numerics.draw import Values
+from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.measure import cast, is_within
+from tpcompile.numerics.records import ProgramReport, TensorError, TwinReport
+from tpcompile.numerics.reference import Build, Inputs, Layout, Result, Twin
+from tpcompile.ranks.groups import GroupLike, resolve_group
 
 DEFAULT_LIMIT = 2.5
 _DRAW_ALIKE = (

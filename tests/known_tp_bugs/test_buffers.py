@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.landmines.criteria import IS_OLD
-from tests.landmines.job import Found
+from tests.known_tp_bugs.criteria import IS_OLD
+from tests.known_tp_bugs.job import Found
 from tpcompile.collectives import (
     all_gather_single,
     all_gather_start,

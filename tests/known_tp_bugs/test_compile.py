@@ -16,14 +16,14 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.graphs import GraphCapture
-from tests.landmines.criteria import IS_OLD, compiled_once, errors_of, wrong
-from tests.landmines.job import Found
+from tests.known_tp_bugs.criteria import IS_OLD, compiled_once, errors_of, wrong
+from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import Part, ShardSpec
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.reference import Twin
 
 NUM_LANDMINES = 21
 BLOCK = BlockConfig(

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examples.checkpoints.fields import build, read, refuse_others
+from examples.checkpoints.keymap import KeyMap, Source, linear
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
-from tpcompile.nn.checkpoints.fields import build, read, refuse_others
-from tpcompile.nn.checkpoints.keymap import KeyMap, Source, linear
 from tpcompile.nn.rope import frequencies, llama3_frequencies, tables_of
 
 _FAMILY = "Llama"

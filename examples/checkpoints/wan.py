@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examples.checkpoints.fields import build, read, refuse_others
+from examples.checkpoints.keymap import KeyMap, Source, linear
 from tpcompile.config import BlockConfig
-from tpcompile.nn.checkpoints.fields import build, read, refuse_others
-from tpcompile.nn.checkpoints.keymap import KeyMap, Source, linear
 from tpcompile.nn.rope import video_rope_tables
 
 _FAMILY = "Wan 2.1 (diffusers)"

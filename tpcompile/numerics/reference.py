@@ -17,9 +17,9 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing import measure
-from tpcompile.testing.draw import Values, draw_normal, draw_weights
-from tpcompile.testing.measure import Errors, named_tensors
+from tpcompile.numerics import measure
+from tpcompile.numerics.draw import Values, draw_normal, draw_weights
+from tpcompile.numerics.measure import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]

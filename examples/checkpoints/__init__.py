@@ -5,7 +5,7 @@ that of the Wan 2.1 release. Each has `block_config`, `key_map` and `rope_tables
 a config.json; the libraries themselves are not imported.
 """
 
-from tpcompile.nn.checkpoints import llama, qwen3, wan, wan_original
-from tpcompile.nn.checkpoints.keymap import KeyMap
+from examples.checkpoints import llama, qwen3, wan, wan_original
+from examples.checkpoints.keymap import KeyMap
 
 __all__ = ["KeyMap", "llama", "qwen3", "wan", "wan_original"]

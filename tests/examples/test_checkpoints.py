@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from examples.checkpoints import KeyMap, llama, qwen3, wan, wan_original
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
-from tpcompile.nn.checkpoints import KeyMap, llama, qwen3, wan, wan_original
 from tpcompile.nn.sharding import specs_of
 
 LLAMA = {

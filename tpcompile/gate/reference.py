@@ -1,4 +1,4 @@
-"""The gate's block configuration -> the twin its stacks are measured against; see `tpcompile.testing`."""
+"""The gate's block configuration -> the twin its stacks are measured against; see `tpcompile.numerics`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
-from tpcompile.testing.localise import first_wrong, module_outputs
-from tpcompile.testing.measure import cast
-from tpcompile.testing.twin import Result, Twin, run_once
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.measure import cast
+from tpcompile.numerics.reference import Result, Twin, run_once
 
 __all__ = ["Reference", "Result", "build", "call_once", "free"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from examples.checkpoints.fields import read, refuse_others
+from examples.checkpoints.keymap import KeyMap
+from examples.checkpoints.llama import decoder_config, decoder_keys, rope_tables
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
-from tpcompile.nn.checkpoints.fields import read, refuse_others
-from tpcompile.nn.checkpoints.keymap import KeyMap
-from tpcompile.nn.checkpoints.llama import decoder_config, decoder_keys, rope_tables
 
 __all__ = ["block_config", "key_map", "rope_tables"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examples.checkpoints.fields import read, refuse_others
+from examples.checkpoints.keymap import KeyMap
+from examples.checkpoints.wan import Names, wan_config, wan_keys
 from tpcompile.config import BlockConfig
-from tpcompile.nn.checkpoints.fields import read, refuse_others
-from tpcompile.nn.checkpoints.keymap import KeyMap
-from tpcompile.nn.checkpoints.wan import Names, wan_config, wan_keys
 from tpcompile.nn.rope import video_rope_tables
 
 _FAMILY = "Wan 2.1 (original release)"

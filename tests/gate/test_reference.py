@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tpcompile import config
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.gate import numerics
-from tpcompile.gate.numerics import Reference, Result
+from tpcompile.gate import reference as single_device
+from tpcompile.gate.reference import Reference, Result
 from tpcompile.nn.block import TransformerStack
-from tpcompile.testing.localise import first_wrong, module_outputs
+from tpcompile.numerics.localise import first_wrong, module_outputs
 
 BLOCK = config.load("cpu_smoke", ["block.num_layers=2"]).block
 CPU = torch.device("cpu")
@@ -27,12 +27,12 @@ def reference() -> Reference:
 
 @pytest.fixture
 def stack(reference: Reference) -> TransformerStack:
-    return numerics.build(BLOCK, Collectives(None), reference.full, CPU)
+    return single_device.build(BLOCK, Collectives(None), reference.full, CPU)
 
 
 def run(reference: Reference, stack: nn.Module) -> Result:
     """One forward and backward in the dtype under test."""
-    return numerics.call_once(reference, stack, stack, reference.inputs())
+    return single_device.call_once(reference, stack, stack, reference.inputs())
 
 
 def double(stack: nn.Module, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.landmines.job import Found, run_programs
+from tests.known_tp_bugs.job import Found, run_programs
 
 
 def _run(request: pytest.FixtureRequest, world_size: int) -> Found:
