@@ -1,7 +1,7 @@
 """What tests of tensor-parallel modules call: `tpcompile.numerics`, and `run_on_ranks` to start ranks for it.
 
-check_twin         a module on the ranks of a group, eager, compiled, in several dtypes -> report
-check_twin_local   the same with all ranks in one process and thread, eager
+check_numerics         a module on the ranks of a group, eager, compiled, in several dtypes -> report
+check_numerics_local   the same with all ranks in one process and thread, eager
 run_on_ranks       a function on N gloo ranks of this machine
 """
 
@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpcompile.numerics.check import check_twin
-    from tpcompile.numerics.local import check_twin_local
-    from tpcompile.numerics.records import TwinReport
+    from tpcompile.numerics.check import check_numerics
+    from tpcompile.numerics.local import check_numerics_local
+    from tpcompile.numerics.records import NumericsReport
     from tpcompile.ranks.processes import run_on_ranks
 
-__all__ = ["TwinReport", "check_twin", "check_twin_local", "run_on_ranks"]
+__all__ = ["NumericsReport", "check_numerics", "check_numerics_local", "run_on_ranks"]
 _HOMES = {
-    "TwinReport": "tpcompile.numerics.records",
-    "check_twin": "tpcompile.numerics.check",
-    "check_twin_local": "tpcompile.numerics.local",
+    "NumericsReport": "tpcompile.numerics.records",
+    "check_numerics": "tpcompile.numerics.check",
+    "check_numerics_local": "tpcompile.numerics.local",
     "run_on_ranks": "tpcompile.ranks.processes",
 }
 

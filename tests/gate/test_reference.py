@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tpcompile import config
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.gate import reference as single_device
-from tpcompile.gate.reference import Reference, Result
+from tpcompile.gate.reference import Result, StackReference
 from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.localise import first_wrong, module_outputs
 
@@ -21,16 +21,16 @@ LIMIT = 2.5
 
 
 @pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference(BLOCK, seed=0, device=CPU, train=True)
+def reference() -> StackReference:
+    return StackReference(BLOCK, seed=0, device=CPU, train=True)
 
 
 @pytest.fixture
-def stack(reference: Reference) -> TransformerStack:
+def stack(reference: StackReference) -> TransformerStack:
     return single_device.build(BLOCK, Collectives(None), reference.full, CPU)
 
 
-def run(reference: Reference, stack: nn.Module) -> Result:
+def run(reference: StackReference, stack: nn.Module) -> Result:
     """One forward and backward in the dtype under test."""
     return single_device.call_once(reference, stack, stack, reference.inputs())
 
@@ -41,44 +41,44 @@ def double(stack: nn.Module, name: str) -> None:
         stack.get_submodule(name).weight.mul_(2)
 
 
-def test_right_stack_is_within_the_single_device_error(reference: Reference, stack: TransformerStack) -> None:
+def test_right_stack_is_within_the_single_device_error(reference: StackReference, stack: TransformerStack) -> None:
     found = reference.errors(stack, run(reference, stack))
     assert found.keys() == {"forward", "grad input", *(f"grad {name}" for name, _ in stack.named_parameters())}
     assert all(value["ratio"] <= LIMIT for value in found.values())
 
 
 @pytest.mark.parametrize("name", ["layers.0.attention_norm", "layers.0.attention.wo", "layers.1.mlp.down"])
-def test_wrong_module_is_the_first_one_named(reference: Reference, stack: TransformerStack, name: str) -> None:
+def test_wrong_module_is_the_first_one_named(reference: StackReference, stack: TransformerStack, name: str) -> None:
     double(stack, name)
     assert reference.errors(stack, run(reference, stack))["forward"]["ratio"] > 1e3
     assert reference.first_wrong(stack, rank=0, limit=LIMIT) == name
 
 
-def test_right_stack_has_no_wrong_module(reference: Reference, stack: TransformerStack) -> None:
+def test_right_stack_has_no_wrong_module(reference: StackReference, stack: TransformerStack) -> None:
     assert reference.first_wrong(stack, rank=0, limit=LIMIT) == ""
 
 
-def test_wrong_gradient_under_a_right_forward_is_seen(reference: Reference, stack: TransformerStack) -> None:
+def test_wrong_gradient_under_a_right_forward_is_seen(reference: StackReference, stack: TransformerStack) -> None:
     result = run(reference, stack)
     result.grads["layers.0.attention.wo.weight"].mul_(2)
     found = reference.errors(stack, result)
     assert [name for name, value in found.items() if value["ratio"] > LIMIT] == ["grad layers.0.attention.wo.weight"]
 
 
-def test_missing_gradient_is_infinitely_wrong(reference: Reference, stack: TransformerStack) -> None:
+def test_missing_gradient_is_infinitely_wrong(reference: StackReference, stack: TransformerStack) -> None:
     result = run(reference, stack)
     del result.grads["layers.0.attention.wo.bias"]
     assert reference.errors(stack, result)["grad layers.0.attention.wo.bias"]["ratio"] == math.inf
 
 
-def test_output_that_is_not_a_number_is_wrong(reference: Reference, stack: TransformerStack) -> None:
+def test_output_that_is_not_a_number_is_wrong(reference: StackReference, stack: TransformerStack) -> None:
     with torch.no_grad():
         stack.get_submodule("layers.1.mlp.down").weight.fill_(math.nan)
     assert not reference.errors(stack, run(reference, stack))["forward"]["ratio"] <= LIMIT
     assert reference.first_wrong(stack, rank=0, limit=LIMIT) == "layers.1.mlp.down"
 
 
-def test_two_equal_runs_are_not_apart(reference: Reference, stack: TransformerStack) -> None:
+def test_two_equal_runs_are_not_apart(reference: StackReference, stack: TransformerStack) -> None:
     one, two = run(reference, stack), run(reference, stack)
     assert {value["error"] for value in reference.difference(stack, one, two).values()} == {0.0}
     two.output.mul_(1.001)

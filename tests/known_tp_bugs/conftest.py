@@ -1,4 +1,4 @@
-"""One pair of ranks and one set of four for the landmines of a module."""
+"""One pair of ranks and one set of four for the known bugs of a module."""
 
 from __future__ import annotations
 

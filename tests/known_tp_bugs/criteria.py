@@ -18,7 +18,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import GateConfig
 from tpcompile.numerics.draw import Values, draw_normal
 from tpcompile.numerics.measure import Errors
-from tpcompile.numerics.reference import Twin
+from tpcompile.numerics.reference import Reference
 
 LIMIT = GateConfig().error_ratio
 IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
@@ -26,17 +26,19 @@ IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 def skewed(*shape: int, num_heads: int, values: Values = "skewed", seed: int = 1) -> Callable[[torch.dtype], Any]:
-    """Inputs of a twin: one tensor, equal on all ranks, whose heads differ in scale."""
+    """Inputs of a reference: one tensor, equal on all ranks, whose heads differ in scale."""
     generator = torch.Generator().manual_seed(seed)
     x = draw_normal(shape, generator, num_heads=num_heads, values=values)
     return lambda dtype: (x.to(dtype),)
 
 
-def errors_of(twin: Twin, comm: Collectives, *, module: nn.Module | None = None, backend: Any = None) -> Errors:
-    """Errors of one call (and backward pass) of this rank's module against the twin; `backend` None is eager."""
-    module = twin.place(comm) if module is None else module
+def errors_of(
+    reference: Reference, comm: Collectives, *, module: nn.Module | None = None, backend: Any = None
+) -> Errors:
+    """Errors of one call (and backward pass) of this rank's module against the reference; `backend` None is eager."""
+    module = reference.place(comm) if module is None else module
     program = module if backend is None else torch.compile(module, backend=backend, fullgraph=True)
-    return twin.errors(module, twin.run(program, module, comm), comm)
+    return reference.errors(module, reference.run(program, module, comm), comm)
 
 
 def wrong(ranks: Sequence[Errors], *, limit: float = LIMIT) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Landmines of the memory that a collective reads and writes: 9, 16, 21."""
+"""Known TP bugs of the memory that a collective reads and writes: 9, 16, 21."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_
 
 
 def residuals(comm: Collectives) -> dict[Any, float]:
-    """Landmine 9: x + sum over ranks of x, for x = 1 everywhere."""
+    """Known TP bug 9: x + sum over ranks of x, for x = 1 everywhere."""
 
     def in_place(x: Tensor) -> Tensor:
         y = x.contiguous()
@@ -49,7 +49,7 @@ def _all_collectives(x: Tensor, comm: Collectives) -> tuple[Tensor, ...]:
 
 
 def strided(comm: Collectives) -> dict[str, Any]:
-    """Landmine 16: transposed and sliced inputs against their contiguous copies, and a sum in place."""
+    """Known TP bug 16: transposed and sliced inputs against their contiguous copies, and a sum in place."""
     base = torch.arange(96.0).view(8, 12) + 100 * comm.rank
     views = {"transposed": base.t(), "sliced": base[1:7:2, 2:].t()[:, :2], "contiguous": base}
     compiled = torch.compile(lambda x: _all_collectives(x, comm), backend="aot_eager", fullgraph=True, dynamic=False)
@@ -79,7 +79,7 @@ def _raw_gather(x: Tensor, comm: Collectives) -> str:
 
 
 def two_in_flight(comm: Collectives) -> dict[str, list[bool]]:
-    """Landmine 21: two gathers in flight on one group, into one workspace and into buffers of their own."""
+    """Known TP bug 21: two gathers in flight on one group, into one workspace and into buffers of their own."""
     x, y = torch.full((4096,), 1.0 + comm.rank), torch.full((4096,), 10.0 + comm.rank)
     expected = [comm.all_gather(t, dim=0) for t in (x, y)]
     workspace = torch.empty(8192)
@@ -97,13 +97,11 @@ ON_RANKS = {2: (residuals, strided, two_in_flight)}
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_landmine_09_an_in_place_all_reduce_of_contiguous_overwrites_a_live_residual(
-    two_ranks: Found, mode: str
-) -> None:
+def test_bug_09_an_in_place_all_reduce_of_contiguous_overwrites_a_live_residual(two_ranks: Found, mode: str) -> None:
     assert [(r["mistake", mode], r["ours", mode]) for r in two_ranks["residuals"]] == [(4, 3), (4, 3)]
 
 
-def test_landmine_16_a_sum_in_place_of_a_contiguous_copy_is_lost_for_a_strided_input(two_ranks: Found) -> None:
+def test_bug_16_a_sum_in_place_of_a_contiguous_copy_is_lost_for_a_strided_input(two_ranks: Found) -> None:
     for r in two_ranks["strided"]:
         assert {n: r[n]["in place"] for n in ("contiguous", "transposed", "sliced")} == {
             "contiguous": True, "transposed": False, "sliced": False,
@@ -111,11 +109,11 @@ def test_landmine_16_a_sum_in_place_of_a_contiguous_copy_is_lost_for_a_strided_i
         assert all(r[n]["ours"] == [True, True] for n in ("contiguous", "transposed", "sliced"))
 
 
-def test_landmine_16_the_raw_gather_of_a_strided_input_depends_on_the_torch_version(two_ranks: Found) -> None:
+def test_bug_16_the_raw_gather_of_a_strided_input_depends_on_the_torch_version(two_ranks: Found) -> None:
     assert [r["raw"] for r in two_ranks["strided"]] == ["RuntimeError" if IS_OLD else "right"] * 2
 
 
-def test_landmine_21_two_gathers_in_flight_need_a_buffer_each(two_ranks: Found) -> None:
+def test_bug_21_two_gathers_in_flight_need_a_buffer_each(two_ranks: Found) -> None:
     for r in two_ranks["two_in_flight"]:
         assert not all(r["mistake"])
         assert r["ours"] == [True, True]

@@ -1,4 +1,4 @@
-"""Landmines of norm statistics over sharded activations: 4, 5, 6, 7, 8, 14."""
+"""Known TP bugs of norm statistics over sharded activations: 4, 5, 6, 7, 8, 14."""
 
 # B batch, S sequence, D normalised width, E head size; d = D / tp, this rank's share
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tpcompile.nn.norm import DistributedRMSNorm
 from tpcompile.nn.sharding import ShardSpec, stat_dtype
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.measure import error_of
-from tpcompile.numerics.reference import Twin
+from tpcompile.numerics.reference import Reference
 
 HEADS, EPS = 40, 1e-6
 WIDTH = HEADS * 128
@@ -56,14 +56,14 @@ class UserNorm(nn.Module):
 
 
 class ShardLocalNorm(UserNorm):
-    """Landmine 4."""
+    """Known TP bug 4."""
 
     def mean_square(self, x_BSd: Tensor) -> Tensor:
         return x_BSd.square().mean(-1, keepdim=True)
 
 
 class Bf16StatisticsNorm(UserNorm):
-    """Landmine 7: the sum travels in the activation dtype."""
+    """Known TP bug 7: the sum travels in the activation dtype."""
 
     def mean_square(self, x_BSd: Tensor) -> Tensor:
         sum_1 = x_BSd.square().sum(-1, keepdim=True)
@@ -73,7 +73,7 @@ class Bf16StatisticsNorm(UserNorm):
 
 
 class DroppedResultNorm(UserNorm):
-    """Landmine 8: the all-reduce is out of place, and its result goes nowhere."""
+    """Known TP bug 8: the all-reduce is out of place, and its result goes nowhere."""
 
     def mean_square(self, x_BSd: Tensor) -> Tensor:
         sum_1 = x_BSd.square().sum(-1, keepdim=True)
@@ -82,9 +82,9 @@ class DroppedResultNorm(UserNorm):
         return sum_1 / WIDTH
 
 
-@torch.library.custom_op("tpcompile_landmines::fused_norm", mutates_args=())
+@torch.library.custom_op("tpcompile_known_bugs::fused_norm", mutates_args=())
 def fused_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Landmine 14: a fused kernel's mean is over the width it sees."""
+    """Known TP bug 14: a fused kernel's mean is over the width it sees."""
     wide = x.to(stat_dtype(x.dtype))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
 
@@ -95,7 +95,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class FusedNorm(UserNorm):
-    """Landmine 14, right on one device."""
+    """Known TP bug 14, right on one device."""
 
     def forward(self, x_BSd: Tensor) -> Tensor:
         return fused_norm(x_BSd, self.weight)
@@ -105,31 +105,31 @@ def _ours(comm: Collectives) -> nn.Module:
     return DistributedRMSNorm(WIDTH, eps=EPS, comm=comm)
 
 
-def _twin(build: Any, *, values: Any = "skewed", **options: Any) -> Twin:
+def _reference(build: Any, *, values: Any = "skewed", **options: Any) -> Reference:
     inputs = skewed(2, 16, WIDTH, num_heads=HEADS, values=values)
-    return Twin(build, inputs, sharded=SHARDED, values=values, **({"dtype": torch.float32} | options))
+    return Reference(build, inputs, sharded=SHARDED, values=values, **({"dtype": torch.float32} | options))
 
 
 def local_statistics(comm: Collectives) -> dict[Any, Any]:
-    """Landmines 4 and 8, on iid and on head-skewed data."""
+    """Known TP bugs 4 and 8, on iid and on head-skewed data."""
     forms = {"local": ShardLocalNorm, "dropped": DroppedResultNorm, "ours": _ours}
-    return {(f, v): errors_of(_twin(forms[f], values=v), comm) for f in forms for v in ("iid", "skewed")}
+    return {(f, v): errors_of(_reference(forms[f], values=v), comm) for f in forms for v in ("iid", "skewed")}
 
 
 def bf16_statistics(comm: Collectives) -> dict[str, Any]:
-    """Landmine 7; weights of one add no rounding of their own."""
+    """Known TP bug 7; weights of one add no rounding of their own."""
     options: dict[str, Any] = {"dtype": torch.bfloat16, "train": False, "weights": {"weight": torch.ones(WIDTH)}}
     build = {"mistake": Bf16StatisticsNorm, "ours": _ours}
-    return {k: errors_of(_twin(b, **options), comm) for k, b in build.items()}
+    return {k: errors_of(_reference(b, **options), comm) for k, b in build.items()}
 
 
 def fused_kernel(comm: Collectives) -> dict[str, Any]:
-    """Landmine 14: errors under compile, and the ops that nobody declared."""
+    """Known TP bug 14: errors under compile, and the ops that nobody declared."""
     found: dict[str, Any] = {}
     for name, build in (("mistake", FusedNorm), ("ours", _ours)):
         torch._dynamo.reset()
         with CaptureSession() as session:
-            errors = errors_of(_twin(build, train=False), comm, backend="aot_eager")
+            errors = errors_of(_reference(build, train=False), comm, backend="aot_eager")
         found[name] = {
             "errors": errors,
             "undeclared": [i.text for i in undeclared_ops(session.compiles(), declared=())],
@@ -138,7 +138,7 @@ def fused_kernel(comm: Collectives) -> dict[str, Any]:
 
 
 def mean_of_means(comm: Collectives) -> dict[str, Any]:
-    """Landmine 5, on three of the four ranks."""
+    """Known TP bug 5, on three of the four ranks."""
     three = first_three()
     if three is None:
         return {}
@@ -152,37 +152,37 @@ def mean_of_means(comm: Collectives) -> dict[str, Any]:
         x_BSd * torch.rsqrt(mean_1 / 3 + EPS), single.split(sizes, -1)[three.rank], exact.split(sizes, -1)[three.rank]
     )
     padded = ShardSpec("weight", dim=2, parts=(HeadLayout.of(WAN, 3).q,))
-    twin = Twin(
+    reference = Reference(
         lambda comm: DistributedRMSNorm(HeadLayout.of(WAN, comm.size).q, eps=EPS, comm=comm),
         skewed(2, 16, WIDTH, num_heads=HEADS), dtype=torch.float32, sharded={"input": padded, "forward": padded},
     )  # fmt: skip
-    return {"mistake": {"forward": mistake}, "ours": errors_of(twin, three)}
+    return {"mistake": {"forward": mistake}, "ours": errors_of(reference, three)}
 
 
 class NoReplicaSum(Collectives):
-    """Landmine 6: every rank updates its copy of a kv head by what it saw itself."""
+    """Known TP bug 6: every rank updates its copy of a kv head by what it saw itself."""
 
     def replicas(self, count: int) -> Collectives:
         return Collectives(None)
 
 
 def replicated_kv_heads(comm: Collectives) -> dict[str, Any]:
-    """Landmine 6: two kv heads on four ranks."""
-    twin = Twin(
+    """Known TP bug 6: two kv heads on four ranks."""
+    reference = Reference(
         lambda comm: Attention(GROUPED, comm),
         lambda dtype: draw_inputs(GROUPED, seed=1, device="cpu", dtype=dtype, seq_len=GROUPED.seq_len)[:3],
         dtype=torch.float32, differentiate=["input"],
     )  # fmt: skip
-    counted_once, by_rank = twin.place(comm), twin.place(comm)
+    counted_once, by_rank = reference.place(comm), reference.place(comm)
     counted_once.qk_norm.k_norm.num_summed = GROUPED.num_kv_heads * GROUPED.head_dim
-    full = twin.full["qk_norm.k_norm.weight"].chunk(GROUPED.num_kv_heads)
+    full = reference.full["qk_norm.k_norm.weight"].chunk(GROUPED.num_kv_heads)
     with torch.no_grad():
         by_rank.qk_norm.k_norm.weight.copy_(full[comm.rank % GROUPED.num_kv_heads])
     return {
-        "denominator": errors_of(twin, comm, module=counted_once),
-        "weight by rank": errors_of(twin, comm, module=by_rank),
-        "no replica sum": errors_of(twin, NoReplicaSum(comm.group)),
-        "ours": errors_of(twin, comm),
+        "denominator": errors_of(reference, comm, module=counted_once),
+        "weight by rank": errors_of(reference, comm, module=by_rank),
+        "no replica sum": errors_of(reference, NoReplicaSum(comm.group)),
+        "ours": errors_of(reference, comm),
     }
 
 
@@ -190,30 +190,30 @@ def replicated_kv_heads(comm: Collectives) -> dict[str, Any]:
 ON_RANKS = {2: (local_statistics, bf16_statistics, fused_kernel), 4: (replicated_kv_heads, mean_of_means)}
 
 
-def test_landmine_04_a_shard_local_norm_hides_on_iid_data_and_shows_on_skewed_data(two_ranks: Found) -> None:
+def test_bug_04_a_shard_local_norm_hides_on_iid_data_and_shows_on_skewed_data(two_ranks: Found) -> None:
     on_iid, on_skewed = ([r["local", v] for r in two_ranks["local_statistics"]] for v in ("iid", "skewed"))
     assert 1e-3 < max(r["forward"]["error"] for r in on_iid) < BF16_TOLERANCE, "a bf16 tolerance does not see it"
     assert wrong(on_skewed)["forward"] > 0.3
     assert wrong([r["ours", v] for r in two_ranks["local_statistics"] for v in ("iid", "skewed")]) == {}
 
 
-def test_landmine_05_averaging_local_means_of_unequal_shards_is_wrong_and_padding_is_not(four_ranks: Found) -> None:
+def test_bug_05_averaging_local_means_of_unequal_shards_is_wrong_and_padding_is_not(four_ranks: Found) -> None:
     ranks = [r for r in four_ranks["mean_of_means"] if r]
     assert 3e-3 < wrong([r["mistake"] for r in ranks])["forward"] < 5e-2
     assert len(ranks) == 3 and wrong([r["ours"] for r in ranks]) == {}
 
 
-def test_landmine_06_dividing_by_the_kv_width_counts_replicated_heads_twice(four_ranks: Found) -> None:
+def test_bug_06_dividing_by_the_kv_width_counts_replicated_heads_twice(four_ranks: Found) -> None:
     off = wrong([r["denominator"] for r in four_ranks["replicated_kv_heads"]])
     assert off["forward"] > 0.01
 
 
-def test_landmine_06_a_k_norm_weight_indexed_by_rank_is_another_heads(four_ranks: Found) -> None:
+def test_bug_06_a_k_norm_weight_indexed_by_rank_is_another_heads(four_ranks: Found) -> None:
     ranks = four_ranks["replicated_kv_heads"]
     assert wrong([r["weight by rank"] for r in ranks])["forward"] > 0.01
 
 
-def test_landmine_06_replicated_kv_weights_without_the_sum_over_replicas_get_part_of_their_gradient(
+def test_bug_06_replicated_kv_weights_without_the_sum_over_replicas_get_part_of_their_gradient(
     four_ranks: Found,
 ) -> None:
     off = wrong([r["no replica sum"] for r in four_ranks["replicated_kv_heads"]])
@@ -221,11 +221,11 @@ def test_landmine_06_replicated_kv_weights_without_the_sum_over_replicas_get_par
     assert min(off.values()) > 0.1
 
 
-def test_landmine_06_ours_is_right_with_two_kv_heads_on_four_ranks(four_ranks: Found) -> None:
+def test_bug_06_ours_is_right_with_two_kv_heads_on_four_ranks(four_ranks: Found) -> None:
     assert wrong([r["ours"] for r in four_ranks["replicated_kv_heads"]]) == {}
 
 
-def test_landmine_07_statistics_summed_in_bf16_cost_accuracy_that_float32_ones_do_not(two_ranks: Found) -> None:
+def test_bug_07_statistics_summed_in_bf16_cost_accuracy_that_float32_ones_do_not(two_ranks: Found) -> None:
     # Both pass the ratio, whose floor is a quarter ulp; but a norm sums no activations over ranks, so equality is due.
     mistake, ours = (
         [r[name]["forward"]["error"] / r[name]["forward"]["single"] for r in two_ranks["bf16_statistics"]]
@@ -235,7 +235,7 @@ def test_landmine_07_statistics_summed_in_bf16_cost_accuracy_that_float32_ones_d
 
 
 @pytest.mark.parametrize("values", ["iid", "skewed"])
-def test_landmine_08_a_dropped_all_reduce_result_divides_a_local_sum_by_the_global_width(
+def test_bug_08_a_dropped_all_reduce_result_divides_a_local_sum_by_the_global_width(
     two_ranks: Found, values: str
 ) -> None:
     ranks = two_ranks["local_statistics"]
@@ -243,8 +243,8 @@ def test_landmine_08_a_dropped_all_reduce_result_divides_a_local_sum_by_the_glob
     assert wrong([r["ours", values] for r in ranks]) == {}
 
 
-def test_landmine_14_a_fused_norm_sees_a_local_width_and_is_reported_as_undeclared(two_ranks: Found) -> None:
+def test_bug_14_a_fused_norm_sees_a_local_width_and_is_reported_as_undeclared(two_ranks: Found) -> None:
     for r in two_ranks["fused_kernel"]:
         assert wrong([r["mistake"]["errors"]])["forward"] > 0.2
-        assert r["mistake"]["undeclared"][0].startswith("tpcompile_landmines::fused_norm")
+        assert r["mistake"]["undeclared"][0].startswith("tpcompile_known_bugs::fused_norm")
         assert wrong([r["ours"]["errors"]]) == {} and r["ours"]["undeclared"] == []

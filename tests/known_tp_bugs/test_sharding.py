@@ -1,4 +1,4 @@
-"""Landmines of biases, shards, seeds and tolerances: 10, 11, 13, 15, 17."""
+"""Known TP bugs of biases, shards, seeds and tolerances: 10, 11, 13, 15, 17."""
 
 # B batch, S sequence, I input features, O output features; i = I / tp, this rank's share
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.nn.mlp import SwiGLU
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.numerics.reference import Twin
+from tpcompile.numerics.reference import Reference
 
 NUM_IN, NUM_OUT, HEADS = 5120, 256, 40
 BLOCK = BlockConfig(
@@ -50,14 +50,14 @@ class UserRowLinear(nn.Module):
 
 
 class BiasOnEveryRank(UserRowLinear):
-    """Landmine 10."""
+    """Known TP bug 10."""
 
     def forward(self, x_BSi: Tensor) -> Tensor:
         return self.comm.all_reduce(F.linear(x_BSi, self.weight, self.bias), dst="I")
 
 
 class BiasOnRankZero(UserRowLinear):
-    """Landmine 10: right numbers, addmm on one rank and mm on the others."""
+    """Known TP bug 10: right numbers, addmm on one rank and mm on the others."""
 
     def forward(self, x_BSi: Tensor) -> Tensor:
         bias = self.bias if self.comm.rank == 0 else None
@@ -65,7 +65,7 @@ class BiasOnRankZero(UserRowLinear):
 
 
 class Float16Reduce(UserRowLinear):
-    """Landmine 11: a float32 layer whose partial sums travel in half the bits."""
+    """Known TP bug 11: a float32 layer whose partial sums travel in half the bits."""
 
     def forward(self, x_BSi: Tensor) -> Tensor:
         y_BSO = F.linear(x_BSi, self.weight)
@@ -78,23 +78,23 @@ def _ours(comm: Collectives) -> nn.Module:
     return RowParallelLinear(NUM_IN, NUM_OUT, bias=True, comm=comm)
 
 
-def _row_twin(build: Any, dtype: torch.dtype = torch.float32, *, train: bool = False) -> Twin:
-    return Twin(build, skewed(2, 16, NUM_IN, num_heads=HEADS), dtype=dtype, sharded={"input": -1}, train=train)
+def _row_reference(build: Any, dtype: torch.dtype = torch.float32, *, train: bool = False) -> Reference:
+    return Reference(build, skewed(2, 16, NUM_IN, num_heads=HEADS), dtype=dtype, sharded={"input": -1}, train=train)
 
 
 def biases(comm: Collectives) -> dict[str, Any]:
-    """Landmine 10: errors and Dynamo's graph."""
+    """Known TP bug 10: errors and Dynamo's graph."""
     found = {}
     for name, form in (("every rank", BiasOnEveryRank), ("rank 0", BiasOnRankZero), ("ours", _ours)):
         torch._dynamo.reset()
         capture = GraphCapture()
-        errors = errors_of(_row_twin(form), comm, backend=capture)
+        errors = errors_of(_row_reference(form), comm, backend=capture)
         found[name] = {"errors": errors, "texts": capture.texts}
     return found
 
 
 def divided_bias(comm: Collectives) -> dict[str, Any]:
-    """Landmine 10: bias / 3 on each of three ranks in bf16, for an input of zeros: the output is the bias, exactly."""
+    """Known TP bug 10: bias / 3 on each of three ranks in bf16; the input is zeros, so the output is the bias."""
     three = first_three()
     if three is None:
         return {}
@@ -109,18 +109,18 @@ def divided_bias(comm: Collectives) -> dict[str, Any]:
 
 
 def tolerances(comm: Collectives) -> dict[str, Any]:
-    """Landmine 11: largest absolute error, and errors as ratios, of a right bf16 layer and of a wrong float32 one."""
+    """Known TP bug 11: largest absolute error, and errors as ratios, of a right bf16 and a wrong float32 layer."""
     found = {}
-    for name, twin in (("right", _row_twin(_ours, torch.bfloat16)), ("wrong", _row_twin(Float16Reduce))):
-        module = twin.place(comm)
-        got = twin.run(module, module, comm)
-        largest = (got.output.double() - twin.exact.output).abs().max().item()
-        found[name] = {"largest": largest, "errors": twin.errors(module, got, comm)}
+    for name, reference in (("right", _row_reference(_ours, torch.bfloat16)), ("wrong", _row_reference(Float16Reduce))):
+        module = reference.place(comm)
+        got = reference.run(module, module, comm)
+        largest = (got.output.double() - reference.exact.output).abs().max().item()
+        found[name] = {"largest": largest, "errors": reference.errors(module, got, comm)}
     return found
 
 
 def packed(comm: Collectives) -> dict[str, Any]:
-    """Landmine 13: a packed weight loaded by `chunk` of the whole, and by parts."""
+    """Known TP bug 13: a packed weight loaded by `chunk` of the whole, and by parts."""
     x, cos, sin = draw_inputs(BLOCK, seed=1, device="cpu", dtype=torch.float32, seq_len=BLOCK.seq_len)[:3]
     forms = {
         "wqkv": (lambda comm: Attention(BLOCK, comm), (x, cos, sin)),
@@ -128,18 +128,18 @@ def packed(comm: Collectives) -> dict[str, Any]:
     }
     found = {}
     for name, (build, inputs) in forms.items():
-        twin = Twin(build, lambda dtype, inputs=inputs: inputs, dtype=torch.float32, train=False)
-        module = twin.place(comm)
+        reference = Reference(build, lambda dtype, inputs=inputs: inputs, dtype=torch.float32, train=False)
+        module = reference.place(comm)
         with torch.no_grad():
             for kind in ("weight", "bias"):
-                full = twin.full[f"{name}.{kind}"]
+                full = reference.full[f"{name}.{kind}"]
                 getattr(module.get_submodule(name), kind).copy_(full.chunk(comm.size)[comm.rank])
-        found[name] = {"mistake": errors_of(twin, comm, module=module), "ours": errors_of(twin, comm)}
+        found[name] = {"mistake": errors_of(reference, comm, module=module), "ours": errors_of(reference, comm)}
     return found
 
 
 def dropout(comm: Collectives) -> dict[str, Any]:
-    """Landmine 15."""
+    """Known TP bug 15."""
 
     def judged(sharded: Callable[..., Tensor], replicated: Callable[..., Tensor]) -> dict[str, bool]:
         shards = comm.all_gather(sharded(torch.ones(4, 16, 128)), dim=-1)
@@ -171,7 +171,7 @@ def _uneven(comm: Collectives) -> tuple[Tensor, Tensor]:
 
 
 def stated_sizes(comm: Collectives) -> dict[str, Any]:
-    """Landmine 17, ours."""
+    """Known TP bug 17, ours."""
     x, full = _uneven(comm)
     refused = []
     for call in (
@@ -188,7 +188,7 @@ def stated_sizes(comm: Collectives) -> dict[str, Any]:
 
 
 def uneven_funcol() -> bool:
-    """Landmine 17, the mistake: on ranks of its own, it may end them."""
+    """Known TP bug 17, the mistake: on ranks of its own, it may end them."""
     comm, ops = Collectives(dist.group.WORLD), torch.ops._c10d_functional
     x, full = _uneven(comm)
     gathered = ops.wait_tensor(ops.all_gather_into_tensor(x, comm.size, comm.group.group_name))
@@ -201,25 +201,25 @@ ON_RANKS = {
 }
 
 
-def test_landmine_10_a_bias_before_the_reduce_counts_once_per_rank(two_ranks: Found) -> None:
+def test_bug_10_a_bias_before_the_reduce_counts_once_per_rank(two_ranks: Found) -> None:
     assert wrong([r["every rank"]["errors"] for r in two_ranks["biases"]])["forward"] > 0.01
     assert wrong([r["ours"]["errors"] for r in two_ranks["biases"]]) == {}
 
 
-def test_landmine_10_a_bias_on_rank_zero_alone_gives_the_ranks_different_graphs(two_ranks: Found) -> None:
+def test_bug_10_a_bias_on_rank_zero_alone_gives_the_ranks_different_graphs(two_ranks: Found) -> None:
     one, other = two_ranks["biases"]
     assert wrong([one["rank 0"]["errors"], other["rank 0"]["errors"]]) == {}, "no number shows it"
     assert one["rank 0"]["texts"] != other["rank 0"]["texts"]
     assert one["ours"]["texts"] == other["ours"]["texts"]
 
 
-def test_landmine_10_a_bias_divided_by_three_ranks_is_rounded_in_bf16(four_ranks: Found) -> None:
+def test_bug_10_a_bias_divided_by_three_ranks_is_rounded_in_bf16(four_ranks: Found) -> None:
     ranks = [r for r in four_ranks["divided_bias"] if r]
     assert [r["ours"] for r in ranks] == [0, 0, 0]
     assert all(r["mistake"] > 1e-4 for r in ranks)
 
 
-def test_landmine_11_no_fixed_tolerance_passes_a_right_bf16_layer_and_fails_a_wrong_float32_one(
+def test_bug_11_no_fixed_tolerance_passes_a_right_bf16_layer_and_fails_a_wrong_float32_one(
     four_ranks: Found,
 ) -> None:
     right, wrongs = ([r[name] for r in four_ranks["tolerances"]] for name in ("right", "wrong"))
@@ -229,12 +229,12 @@ def test_landmine_11_no_fixed_tolerance_passes_a_right_bf16_layer_and_fails_a_wr
 
 
 @pytest.mark.parametrize("name", ["wqkv", "gate_up"])
-def test_landmine_13_a_chunk_of_a_packed_weight_mixes_its_parts(two_ranks: Found, name: str) -> None:
+def test_bug_13_a_chunk_of_a_packed_weight_mixes_its_parts(two_ranks: Found, name: str) -> None:
     assert wrong([r[name]["mistake"] for r in two_ranks["packed"]])["forward"] > 0.3
     assert wrong([r[name]["ours"] for r in two_ranks["packed"]]) == {}
 
 
-def test_landmine_15_one_seed_drops_equal_places_of_all_shards_and_a_seed_per_rank_splits_replicas(
+def test_bug_15_one_seed_drops_equal_places_of_all_shards_and_a_seed_per_rank_splits_replicas(
     two_ranks: Found,
 ) -> None:
     for r in two_ranks["dropout"]:
@@ -243,7 +243,7 @@ def test_landmine_15_one_seed_drops_equal_places_of_all_shards_and_a_seed_per_ra
         assert r["ours"] == {"shards differ": True, "replicas agree": True} and r["ours is the single device's"]
 
 
-def test_landmine_17_an_uneven_functional_gather_never_gives_the_gathered_tensor() -> None:
+def test_bug_17_an_uneven_functional_gather_never_gives_the_gathered_tensor() -> None:
     try:
         results = run_on_ranks(uneven_funcol, timeout_s=60, collective_timeout_s=5)
     except RuntimeError as error:
@@ -252,7 +252,7 @@ def test_landmine_17_an_uneven_functional_gather_never_gives_the_gathered_tensor
         assert results == [False, False]
 
 
-def test_landmine_17_uneven_sizes_are_stated_or_refused_before_any_rank_communicates(two_ranks: Found) -> None:
+def test_bug_17_uneven_sizes_are_stated_or_refused_before_any_rank_communicates(two_ranks: Found) -> None:
     for r in two_ranks["stated_sizes"]:
         assert r["right"] and len(r["refused"]) == 3
         assert "sizes=[4, 4]" in r["refused"][0]

@@ -1,4 +1,4 @@
-"""Transformer stacks on 2 and 4 gloo ranks against the unsharded twin in float64, eager and compiled."""
+"""Transformer stacks on 2 and 4 gloo ranks against the unsharded module in float64, eager and compiled."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ def _error(value: Tensor, reference: Tensor) -> float:
 
 
 def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
-    """Relative error of the output and of every gradient against the unsharded twin."""
+    """Relative error of the output and of every gradient against the unsharded module."""
     torch._dynamo.reset()
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
-    twin, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
-    expected_of = _step(twin, inputs)
+    single, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
+    expected_of = _step(single, inputs)
     got = _step(torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded, inputs)
     errors = {name: _error(value, expected_of[name]) for name, value in got.items()}
-    reference = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    reference = {name: parameter.grad for name, parameter in single.named_parameters()}
     for name, parameter in sharded.named_parameters():
         expected = local_slice_of(name, reference[name], module=sharded)
         assert parameter.grad is not None and reference[name].norm() > 0, name
@@ -193,17 +193,17 @@ def four_ranks() -> list[dict[Any, dict[str, float]]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_eager_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+def test_eager_on_two_ranks_equals_the_unsharded_module(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
     assert {k: e for r in ranks for k, e in r["eager"][case].items() if not e < 1e-10} == {}
 
 
 @pytest.mark.parametrize("case", COMPILED, ids="-".join)
-def test_compiled_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+def test_compiled_on_two_ranks_equals_the_unsharded_module(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
     assert {k: e for r in ranks for k, e in r["compiled"][case]["errors"].items() if not e < 1e-10} == {}
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_eager_on_four_ranks_equals_the_unsharded_twin(four_ranks: list[Any], case: tuple[str, str]) -> None:
+def test_eager_on_four_ranks_equals_the_unsharded_module(four_ranks: list[Any], case: tuple[str, str]) -> None:
     assert {k: e for r in four_ranks for k, e in r[case].items() if not e < 1e-10} == {}
 
 

@@ -35,10 +35,10 @@ def _loss(model: nn.Module, inputs: BlockInputs) -> Tensor:
 
 def _expected(config: BlockConfig, full: dict[str, Tensor], dp: int) -> dict[str, Tensor]:
     """Gradients of the mean over the data-parallel ranks, on one device."""
-    twin = build(config, Collectives(None), full)
+    single = build(config, Collectives(None), full)
     for rank in range(dp):
-        (_loss(twin, _batch(config, rank)) / dp).backward()
-    return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+        (_loss(single, _batch(config, rank)) / dp).backward()
+    return {name: p.grad for name, p in single.named_parameters() if p.grad is not None}
 
 
 def _fsdp_errors(mesh: DeviceMesh, config: BlockConfig, *, compiled: bool) -> dict[str, float]:

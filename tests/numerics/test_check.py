@@ -1,4 +1,4 @@
-"""`check_twin` on gloo ranks: eager and compiled programs, every mode, and the faults only compiled code shows."""
+"""`check_numerics` on gloo ranks: eager and compiled programs, every mode, and the faults only compiled code shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.numerics.modules import LinearPair, NormedMLP, inputs
 from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
-from tpcompile.testing import TwinReport, check_twin
+from tpcompile.testing import NumericsReport, check_numerics
 
 COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")
 MODES = (Collectives, InPlaceCollectives, DisabledCollectives)
@@ -40,20 +40,20 @@ class Hidden(nn.Module):
         return self.inner(x)
 
 
-def check(fault: str = "", group: Any = None, **options: Any) -> TwinReport:
+def check(fault: str = "", group: Any = None, **options: Any) -> NumericsReport:
     settings = {"inputs": inputs, "declared": lambda module, dtype: module.declared(dtype)} | options
-    return check_twin(partial(NormedMLP, fault=fault), group=group, **settings)
+    return check_numerics(partial(NormedMLP, fault=fault), group=group, **settings)
 
 
-def _worker_2() -> dict[str, TwinReport]:
+def _worker_2() -> dict[str, NumericsReport]:
     world = dist.group.WORLD
     found = {
         "clean": check(group=world, dtypes=("float32", "bfloat16")),
         "modes": check(group=world, strategies=MODES),
         "inductor": check(group=world, programs=("inductor",)),
         "B with gradients": check(group=world, strategies=(InPlaceCollectives,), backward=True),
-        "nothing compiled": check_twin(Hidden, inputs=inputs, group=world, programs=("aot_eager",)),
-        "not reduced": check_twin(
+        "nothing compiled": check_numerics(Hidden, inputs=inputs, group=world, programs=("aot_eager",)),
+        "not reduced": check_numerics(
             LinearPair, inputs=inputs, group=world, programs=("eager",), strategies=(NotReduced,), backward=False
         ),
         "nan": check("nan", group=world, programs=("eager",)),
@@ -61,7 +61,7 @@ def _worker_2() -> dict[str, TwinReport]:
     return found | {fault: check(fault, group=world, programs=("aot_eager",)) for fault in COMPILED_FAULTS}
 
 
-def _worker_4() -> dict[str, TwinReport]:
+def _worker_4() -> dict[str, NumericsReport]:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     return {
         "four": check(group=dist.group.WORLD),
@@ -70,28 +70,28 @@ def _worker_4() -> dict[str, TwinReport]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, TwinReport]]:
+def ranks() -> list[dict[str, NumericsReport]]:
     return run_on_ranks(_worker_2, timeout_s=240)
 
 
 @pytest.fixture(scope="module")
-def four_ranks() -> list[dict[str, TwinReport]]:
+def four_ranks() -> list[dict[str, NumericsReport]]:
     return run_on_ranks(_worker_4, world_size=4, timeout_s=240)
 
 
-def failures(report: TwinReport) -> dict[str, str]:
+def failures(report: NumericsReport) -> dict[str, str]:
     """What is wrong on any rank."""
     return {what: how for program in report.programs for what, how in program.failures(report.limit).items()}
 
 
 @pytest.mark.parametrize("name", ["clean", "modes", "inductor"])
-def test_clean_module_agrees_on_two_ranks(ranks: list[dict[str, TwinReport]], name: str) -> None:
+def test_clean_module_agrees_on_two_ranks(ranks: list[dict[str, NumericsReport]], name: str) -> None:
     ranks[0][name].raise_on_failure()
 
 
 @pytest.mark.parametrize("name", ["four", "pair"])
 def test_clean_module_agrees_on_four_ranks_and_in_a_group_of_them(
-    four_ranks: list[dict[str, TwinReport]], name: str
+    four_ranks: list[dict[str, NumericsReport]], name: str
 ) -> None:
     for found in four_ranks:
         found[name].raise_on_failure()
@@ -104,13 +104,13 @@ def test_clean_module_agrees_on_one_device() -> None:
     assert report.tp == 1 and report.worst[1].ratio <= 1
 
 
-def test_report_is_equal_on_all_ranks_and_holds_all_of_them(ranks: list[dict[str, TwinReport]]) -> None:
+def test_report_is_equal_on_all_ranks_and_holds_all_of_them(ranks: list[dict[str, NumericsReport]]) -> None:
     for name, report in ranks[0].items():
         assert report.to_json() == ranks[1][name].to_json()
         assert {p.rank for p in report.programs} == {0, 1}
 
 
-def test_eager_and_compiled_issue_the_same_collectives(ranks: list[dict[str, TwinReport]]) -> None:
+def test_eager_and_compiled_issue_the_same_collectives(ranks: list[dict[str, NumericsReport]]) -> None:
     eager, compiled = (
         [p.collectives for p in ranks[0]["clean"].programs if p.program == program]
         for program in ("eager", "aot_eager")
@@ -118,14 +118,14 @@ def test_eager_and_compiled_issue_the_same_collectives(ranks: list[dict[str, Twi
     assert eager == compiled and len(eager[0]) == 4
 
 
-def test_modes_without_a_gradient_contract_are_compared_forward_only(ranks: list[dict[str, TwinReport]]) -> None:
+def test_modes_without_a_gradient_contract_are_compared_forward_only(ranks: list[dict[str, NumericsReport]]) -> None:
     names = {p.strategy: {t.name for t in p.tensors} for p in ranks[0]["modes"].programs}
     assert names["InPlaceCollectives"] == names["DisabledCollectives"] == {"forward"} < names["Collectives"]
     breaks = {p.strategy: p.breaks for p in ranks[0]["modes"].programs if p.program == "aot_eager"}
     assert breaks["DisabledCollectives"] > 0 == breaks["Collectives"]
 
 
-def test_gradients_of_mode_b_are_wrong_in_eager(ranks: list[dict[str, TwinReport]]) -> None:
+def test_gradients_of_mode_b_are_wrong_in_eager(ranks: list[dict[str, NumericsReport]]) -> None:
     report = ranks[0]["B with gradients"]
     eager = next(p for p in report.programs if p.program == "eager").failures(report.limit)
     assert "forward" not in eager and {"grad input", "grad up.weight"} <= eager.keys()
@@ -141,25 +141,27 @@ def test_gradients_of_mode_b_are_wrong_in_eager(ranks: list[dict[str, TwinReport
         ("one too many", "collectives"),
     ],
 )
-def test_fault_in_compiled_code_is_red_and_named(ranks: list[dict[str, TwinReport]], fault: str, named: str) -> None:
+def test_fault_in_compiled_code_is_red_and_named(
+    ranks: list[dict[str, NumericsReport]], fault: str, named: str
+) -> None:
     report = ranks[1][fault]
     assert {p.program for p in report.programs} == {"aot_eager"}
     assert named in failures(report)
     assert f"  {named} | Collectives, aot_eager, float32 | rank" in report.text()
 
 
-def test_dropped_result_is_seen_in_the_graph(ranks: list[dict[str, TwinReport]]) -> None:
+def test_dropped_result_is_seen_in_the_graph(ranks: list[dict[str, NumericsReport]]) -> None:
     assert "its result dropped" in failures(ranks[0]["dropped result"])["collectives"]
 
 
-def test_program_in_which_nothing_was_compiled_is_red(ranks: list[dict[str, TwinReport]]) -> None:
+def test_program_in_which_nothing_was_compiled_is_red(ranks: list[dict[str, NumericsReport]]) -> None:
     assert failures(ranks[0]["nothing compiled"])["compile"].startswith("nothing was compiled")
 
 
-def test_module_in_which_wrong_numbers_begin_is_named(ranks: list[dict[str, TwinReport]]) -> None:
+def test_module_in_which_wrong_numbers_begin_is_named(ranks: list[dict[str, NumericsReport]]) -> None:
     assert ranks[0]["not reduced"].text().endswith("\n  wrong numbers begin in down")
 
 
-def test_wrong_rank_is_named(ranks: list[dict[str, TwinReport]]) -> None:
+def test_wrong_rank_is_named(ranks: list[dict[str, NumericsReport]]) -> None:
     line = next(line for line in ranks[0]["nan"].text().splitlines() if line.startswith("  forward |"))
     assert "rank 1 |" in line and "rank 0" not in line

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests import rank_jobs as ranks
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
-from tpcompile.testing import check_twin, run_on_ranks
+from tpcompile.testing import check_numerics, run_on_ranks
 from tpcompile.typecheck import check_contract
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tp-maths.md"
@@ -38,7 +38,7 @@ def blocks() -> list[str]:
 
 
 def _documented() -> int:
-    (found,) = [block for block in blocks() if "check_twin" in block]
+    (found,) = [block for block in blocks() if "check_numerics" in block]
     names: dict[str, Any] = {"torch": torch, "MyMLP": MyMLP, "tp_group": dist.group.WORLD}
     exec(found, names)  # the page's own text
     return len(names["report"].programs)
@@ -54,7 +54,9 @@ def _refusals() -> list[str]:
     found = []
     for inputs in (by_rank, by_length):
         with pytest.raises(ConfigError) as refused:
-            check_twin(lambda comm: MyMLP(64, 256, comm), inputs=inputs, group=dist.group.WORLD, programs=("eager",))
+            check_numerics(
+                lambda comm: MyMLP(64, 256, comm), inputs=inputs, group=dist.group.WORLD, programs=("eager",)
+            )
         found.append(str(refused.value))
     return found
 

@@ -1,4 +1,4 @@
-"""All ranks in one process: clean modules agree with their twins, every known fault is named."""
+"""All ranks in one process: clean modules agree with their references, every known fault is named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.forms import form_config, forms_of
 from tpcompile.numerics.records import TensorError
 from tpcompile.ranks import groups, mesh
-from tpcompile.testing import TwinReport, check_twin_local
+from tpcompile.testing import NumericsReport, check_numerics_local
 
 # Fault -> a tensor, or the collectives, that must be named.
 NAMED = {
@@ -47,20 +47,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def check(fault: str = "", *, tp: int = 2, **options: Any) -> TwinReport:
+def check(fault: str = "", *, tp: int = 2, **options: Any) -> NumericsReport:
     """A report on NormedMLP, which declares its collectives."""
     build = partial(NormedMLP, fault=fault, hidden=options.pop("hidden", 32))
     settings = {"inputs": inputs, "declared": lambda module, dtype: module.declared(dtype)} | options
-    return check_twin_local(build, tp=tp, **settings)
+    return check_numerics_local(build, tp=tp, **settings)
 
 
-def failures(report: TwinReport) -> dict[str, str]:
+def failures(report: NumericsReport) -> dict[str, str]:
     """What is wrong on any rank."""
     return {what: how for program in report.programs for what, how in program.failures(report.limit).items()}
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_clean_module_agrees_with_its_twin(tp: int) -> None:
+def test_clean_module_agrees_with_its_single_device_reference(tp: int) -> None:
     report = check(tp=tp, dtypes=("float32", "bfloat16"))
     report.raise_on_failure()
     assert [(p.rank, p.dtype) for p in report.programs] == [(r, d) for d in ("float32", "bfloat16") for r in range(tp)]
@@ -124,20 +124,20 @@ def test_local_norm_hides_in_a_loose_tolerance_on_iid_data_and_not_on_skewed() -
 
 
 def test_lookup_without_a_sum_is_exact() -> None:
-    report = check_twin_local(Lookup, inputs=ids, tp=4, dtypes=("float32", "bfloat16"), exact=("*",))
+    report = check_numerics_local(Lookup, inputs=ids, tp=4, dtypes=("float32", "bfloat16"), exact=("*",))
     report.raise_on_failure()
     assert all(t.exact for p in report.programs for t in p.tensors)
 
 
 def test_whole_numbers_make_sums_exact() -> None:
-    check_twin_local(LinearPair, inputs=whole_inputs, tp=8, values="integers", exact=("*",)).raise_on_failure()
+    check_numerics_local(LinearPair, inputs=whole_inputs, tp=8, values="integers", exact=("*",)).raise_on_failure()
 
 
 def test_exact_value_that_is_off_by_a_rounding_is_red() -> None:
     build = partial(LinearPair, scale=1 + 2.0**-23)
-    loose = check_twin_local(build, inputs=whole_inputs, tp=2, values="integers", limit=100)
+    loose = check_numerics_local(build, inputs=whole_inputs, tp=2, values="integers", limit=100)
     loose.raise_on_failure()
-    report = check_twin_local(build, inputs=whole_inputs, tp=2, values="integers", limit=100, exact=("forward",))
+    report = check_numerics_local(build, inputs=whole_inputs, tp=2, values="integers", limit=100, exact=("forward",))
     assert failures(report)["forward"].startswith("not bit for bit the single-device value")
 
 
@@ -147,7 +147,10 @@ def test_exact_value_that_is_off_by_a_rounding_is_red() -> None:
         ({"exact": ("grad nothing",)}, "exact='grad nothing' matches no tensor"),
         ({"differentiate": ("input.3",)}, "differentiate=.* is no floating input"),
         ({"sharded": {"outputs": 0}}, "sharded=.* is no input or output"),
-        ({"sharded": {"forward": 0}}, r"forward has shape \(6, 16\) on this rank, the twin's is \(3, 16\)"),
+        (
+            {"sharded": {"forward": 0}},
+            r"forward has shape \(6, 16\) on this rank, its slice of the reference \(3, 16\)",
+        ),
     ],
 )
 def test_unknown_name_or_layout_is_refused(options: dict[str, Any], said: str) -> None:
@@ -180,7 +183,7 @@ def test_sharded_inputs_nested_tensors_and_outputs_without_a_gradient_are_compar
         ) > 0
 
     layout = {"input": -1, "forward": -1, "forward.1.kept": -1}
-    report = check_twin_local(Shards, inputs=given, tp=2, sharded=layout, exact=("forward", "forward.1.kept"))
+    report = check_numerics_local(Shards, inputs=given, tp=2, sharded=layout, exact=("forward", "forward.1.kept"))
     report.raise_on_failure()
     names = [t.name for t in report.programs[0].tensors]
     assert names == ["forward", "forward.1.sum", "forward.1.kept", "grad input", "grad weight"]
@@ -191,7 +194,7 @@ def test_report_is_stable_json_and_survives_it() -> None:
         one, two = check(fault, tp=2), check(fault, tp=2)
         assert one.to_json() == two.to_json()
         data = json.loads(one.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-        assert TwinReport.model_validate(data).to_json() == one.to_json()
+        assert NumericsReport.model_validate(data).to_json() == one.to_json()
 
 
 def test_missing_gradient_is_said_to_be_missing() -> None:
@@ -209,15 +212,15 @@ def test_local_ranks_leave_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", forms_of("cpu"))
-def test_every_block_form_agrees_with_its_twin_on_four_local_ranks(form: str) -> None:
+def test_every_block_form_agrees_with_its_single_device_reference_on_four_local_ranks(form: str) -> None:
     config = form_config(form, "cpu")
     block_report(config, tp=4).raise_on_failure()
 
 
-def block_report(config: BlockConfig, *, tp: int) -> TwinReport:
-    """A stack against its twin, with its declared collectives."""
+def block_report(config: BlockConfig, *, tp: int) -> NumericsReport:
+    """A stack against its reference, with its declared collectives."""
     wanted = {"input": True, "input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
-    return check_twin_local(
+    return check_numerics_local(
         lambda comm: TransformerStack(config, comm),
         inputs=lambda dtype: draw_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len),
         tp=tp,

@@ -20,10 +20,9 @@ from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
-from tpcompile.gate import reference
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
-from tpcompile.gate.reference import Reference, Result
+from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.numerics.counting import collective_text
 
@@ -38,7 +37,7 @@ class Run:
     device: torch.device
     group: dist.ProcessGroup
     session: CaptureSession
-    reference: Reference
+    reference: StackReference
     fault: Fault
     context: FaultContext
     begin: Callable[[str, str], None]
@@ -70,14 +69,14 @@ class Run:
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        result = reference.call_once(self.reference, program, stack, inputs)
+        result = call_once(self.reference, program, stack, inputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result
 
     def build(self, comm: TpComm) -> TransformerStack:
         """This rank's stack."""
-        return reference.build(self.config.block, comm, self.reference.full, self.device)
+        return build(self.config.block, comm, self.reference.full, self.device)
 
     def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
         """The steady calls: nothing may compile; their median time is a fact."""

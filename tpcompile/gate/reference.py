@@ -1,4 +1,4 @@
-"""The gate's block configuration -> the twin its stacks are measured against; see `tpcompile.numerics`."""
+"""The gate's block configuration -> the single-device reference of its stacks; see `tpcompile.numerics`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.numerics.localise import first_wrong, module_outputs
 from tpcompile.numerics.measure import cast
-from tpcompile.numerics.reference import Result, Twin, run_once
+from tpcompile.numerics.reference import Reference, Result, run_once
 
-__all__ = ["Reference", "Result", "build", "call_once", "free"]
+__all__ = ["Result", "StackReference", "build", "call_once", "free"]
 
 ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
 """Inputs of a block that get a gradient; tables, masks and seeds get none."""
@@ -31,8 +31,8 @@ def build(config: BlockConfig, comm: TpComm, full: dict[str, Tensor], device: to
     return stack
 
 
-class Reference(Twin):
-    """The single-device twin of a stack, in float64 and in the dtype under test, on the same numbers."""
+class StackReference(Reference):
+    """The single-device reference of a stack, in float64 and in the dtype under test, on the same numbers."""
 
     def __init__(self, config: BlockConfig, *, seed: int, device: torch.device, train: bool) -> None:
         self.config = config
@@ -61,8 +61,8 @@ class Reference(Twin):
     def first_wrong(self, stack: nn.Module, *, rank: int, limit: float) -> str:
         """The first module of a wrong stack that is wrong, run in eager; all ranks must call it. Empty for none."""
         got = module_outputs(stack, self.inputs())
-        single = module_outputs(self.twin(self.dtype), self.inputs())
-        exact = module_outputs(self.twin(torch.float64), cast(self.inputs(), torch.float64))
+        single = module_outputs(self.single_device(self.dtype), self.inputs())
+        exact = module_outputs(self.single_device(torch.float64), cast(self.inputs(), torch.float64))
         return first_wrong(got, single, exact, rank=rank, limit=limit)
 
 
@@ -78,7 +78,7 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def call_once(reference: Reference, program: object, stack: nn.Module, inputs: BlockInputs) -> Result:
+def call_once(reference: StackReference, program: object, stack: nn.Module, inputs: BlockInputs) -> Result:
     """One call on given inputs, with a backward pass when the reference trains; what the gate times."""
     cotangents = reference.cotangents(Collectives(None)) if reference.train else None
     return run_once(program, stack, inputs, cotangents, reference.differentiated)

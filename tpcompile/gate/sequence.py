@@ -26,7 +26,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.modes import MODES, Run
-from tpcompile.gate.reference import Reference, free
+from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import Watch
@@ -134,7 +134,9 @@ class _Gate:
                 # CPUs of a machine with GPUs: there torch makes another one for a mesh over all ranks.
                 mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
                 self.session = stack.enter_context(self.new_session(mesh, fault, context))
-                reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
+                reference = StackReference(
+                    self.config.block, seed=self.config.seed, device=device, train=self.config.train
+                )
                 self.run_ = Run(
                     self.config, device, mesh.get_group("tp"), self.session, reference, fault, context,
                     begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,

@@ -41,7 +41,7 @@ class BlockInputs(NamedTuple):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm block, x + attention(norm(x)) then + mlp(norm(.)); `comm` of size 1 is the unsharded twin.
+    """Pre-norm block, x + attention(norm(x)) then + mlp(norm(.)); unsharded with a `comm` of size 1.
 
     Style `wan` has a GELU-tanh MLP, `llama` a SwiGLU; heads, norms, biases, mask, modulation, cross-attention, dropout
     and the sequence-parallel form follow the config. Weights are allocated, not initialised. Raises ConfigError when

@@ -23,7 +23,7 @@ from tpcompile.nn.norm import RMSNorm
 
 
 class CausalLM(nn.Module):
-    """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; `comm` of size 1 is the unsharded twin.
+    """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; unsharded with a `comm` of size 1.
 
     Embedding and projection are sharded over the vocabulary; uneven="pad" pads it where tp does not divide it. With
     `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `examples.checkpoints`.

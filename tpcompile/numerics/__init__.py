@@ -1,9 +1,9 @@
-"""Comparison of tensor-parallel modules with their single-device twins: for the gate, and for users' own tests.
+"""Comparison of tensor-parallel modules with their single-device references: for the gate, and for users' own tests.
 
 `tpcompile.testing` has the names that users call.
 
-check.py      `check_twin`: a module on the ranks of a group, eager, compiled, in several dtypes -> report
-local.py      `check_twin_local`: all ranks in one process and thread, eager
+check.py      `check_numerics`: a module on the ranks of a group, eager, compiled, in several dtypes -> report
+local.py      `check_numerics_local`: all ranks in one process and thread, eager
 reference.py  the single-device module in float64 and in the dtype under test, and errors against it
 draw.py       weights and inputs from a seed, head-skewed or whole numbers
 forms.py      forms of the block by name, for a matrix of all options

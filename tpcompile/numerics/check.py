@@ -1,4 +1,4 @@
-"""Module builder, inputs and a group -> `TwinReport`: every program in every dtype against the single-device twin."""
+"""Module builder, inputs and a group -> `NumericsReport`: every program in every dtype against one device."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tpcompile.numerics.counting import (
 from tpcompile.numerics.draw import Values
 from tpcompile.numerics.localise import first_wrong, module_outputs
 from tpcompile.numerics.measure import cast, is_within
-from tpcompile.numerics.records import ProgramReport, TensorError, TwinReport
-from tpcompile.numerics.reference import Build, Inputs, Layout, Result, Twin
+from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
+from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result
 from tpcompile.ranks.groups import GroupLike, resolve_group
 
 DEFAULT_LIMIT = 2.5
@@ -54,7 +54,7 @@ class Demands:
     """Collectives it has to issue; None asks nothing."""
 
 
-def check_twin(
+def check_numerics(
     build: Build,
     *,
     inputs: Inputs,
@@ -74,10 +74,10 @@ def check_twin(
     device: torch.device | str = "cpu",
     dynamic: bool | None = None,
     name: str = "",
-) -> TwinReport:
+) -> NumericsReport:
     """Compare a tensor-parallel module with itself on one device, in float64; all ranks of the group call it alike.
 
-    `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Twin`. `programs` are `eager` and backends of
+    `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Reference`. `programs` are `eager` and backends of
     torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
     C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives,
     so that `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
@@ -86,7 +86,7 @@ def check_twin(
     code sends and what the compiled graphs hold must equal it, in order.
 
     The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name, a shape
-    the twin does not have, and inputs or weights that differ between ranks.
+    the reference does not have, and inputs or weights that differ between ranks.
     """
     if unknown := sorted(set(dtypes) - set(DTYPES)):
         raise ConfigError(f"dtypes={unknown} are unknown; choose from {', '.join(DTYPES)}")
@@ -98,7 +98,7 @@ def check_twin(
         check_equal_on_ranks("weights", full, group, torch.device(device), todo=_GIVE_ALIKE)
 
     for dtype in dtypes:
-        twin = Twin(
+        reference = Reference(
             build,
             inputs,
             dtype=getattr(torch, dtype),
@@ -114,9 +114,9 @@ def check_twin(
         for strategy in strategies:
             train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
             for program in programs:
-                found.append(check_program(twin, strategy(group), program, demands, train=train, dynamic=dynamic))
-    return TwinReport(
-        name=name or type(twin.twin(twin.dtype)).__name__,
+                found.append(check_program(reference, strategy(group), program, demands, train=train, dynamic=dynamic))
+    return NumericsReport(
+        name=name or type(reference.single_device(reference.dtype)).__name__,
         tp=1 if group is None else group.size(),
         torch=torch.__version__,
         seed=seed,
@@ -127,7 +127,7 @@ def check_twin(
 
 
 def check_program(
-    twin: Twin,
+    reference: Reference,
     comm: TpComm,
     program: str,
     demands: Demands | None = None,
@@ -135,29 +135,30 @@ def check_program(
     train: bool = True,
     dynamic: bool | None = None,
 ) -> ProgramReport:
-    """One program of this rank against a twin that can serve many programs; all ranks of the group call it alike."""
+    """One program of this rank; the reference may serve many programs. All ranks of the group call it alike."""
     demands = demands or Demands()
-    module = twin.place(comm)
+    module = reference.place(comm)
     if program == "eager":
         heard = EagerCollectives(comm)
         with heard.listening():
-            result = twin.run(module, module, comm, train=train, on_backward=heard.on_backward)
+            result = reference.run(module, module, comm, train=train, on_backward=heard.on_backward)
         seen, graphs, breaks = heard.collectives, 0, 0
     else:
-        result, session = _run_compiled(twin, module, comm, program, train=train, dynamic=dynamic)
+        result, session = _run_compiled(reference, module, comm, program, train=train, dynamic=dynamic)
         seen = compiled_collectives(session)
         graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
         breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
-    tensors = tensor_errors(twin, module, comm, result, demands, train=train)
+    tensors = tensor_errors(reference, module, comm, result, demands, train=train)
     is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
-    locate = _on_any_rank(is_wrong, twin, comm)
+    locate = _on_any_rank(is_wrong, reference, comm)
     return ProgramReport(
-        rank=comm.rank, strategy=type(comm).__name__, program=program, dtype=str(twin.dtype).removeprefix("torch."),
+        rank=comm.rank, strategy=type(comm).__name__, program=program,
+        dtype=str(reference.dtype).removeprefix("torch."),
         tensors=tensors,
         collectives=tuple(collective_text(c) for c in seen),
-        wrong_order=wrong_order(twin, module, comm, seen, demands, train=train),
+        wrong_order=wrong_order(reference, module, comm, seen, demands, train=train),
         graphs=graphs, breaks=breaks,
-        first_wrong=_first_wrong(twin, module, comm, demands.limit) if locate else "",
+        first_wrong=_first_wrong(reference, module, comm, demands.limit) if locate else "",
     )  # fmt: skip
 
 
@@ -167,50 +168,50 @@ def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
 
 
 def tensor_errors(
-    twin: Twin, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool = True
+    reference: Reference, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool = True
 ) -> tuple[TensorError, ...]:
     """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
-    errors = twin.errors(module, result, comm, only_forward=not train)
+    errors = reference.errors(module, result, comm, only_forward=not train)
     for pattern in demands.exact:
-        if not any(fnmatchcase(name, pattern) for name in twin.expected(module, comm)):
+        if not any(fnmatchcase(name, pattern) for name in reference.expected(module, comm)):
             raise ConfigError(f"exact={pattern!r} matches no tensor; there are {sorted(errors)}")
     found = []
     for name, value in errors.items():
         exact = any(fnmatchcase(name, pattern) for pattern in demands.exact)
-        differs = exact and twin.differs(module, result, name, comm)
+        differs = exact and reference.differs(module, result, name, comm)
         found.append(TensorError(name=name, **value, exact=exact, differs=differs))
     return tuple(found)
 
 
 def _run_compiled(
-    twin: Twin, module: nn.Module, comm: TpComm, backend: str, *, train: bool, dynamic: bool | None
+    reference: Reference, module: nn.Module, comm: TpComm, backend: str, *, train: bool, dynamic: bool | None
 ) -> tuple[Result, CaptureSession]:
     with CaptureSession(groups=roles_of(comm)) as session:
         session.reset_compiler()  # or this module's code would count as a recompile of the one before
         with session.phase("first"):
             compiled = torch.compile(module, backend=backend, dynamic=dynamic)
-            result = twin.run(compiled, module, comm, train=train)
+            result = reference.run(compiled, module, comm, train=train)
     return result, session
 
 
 def wrong_order(
-    twin: Twin, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
+    reference: Reference, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
 ) -> str:
     """First difference between collectives and declaration; modes A and B declare none."""
     if demands.declared is None or isinstance(comm, InPlaceCollectives):
         return ""
-    return first_difference(seen, declared_by(demands.declared, module, twin.dtype, size=comm.size, train=train))
+    return first_difference(seen, declared_by(demands.declared, module, reference.dtype, size=comm.size, train=train))
 
 
-def _on_any_rank(flag: bool, twin: Twin, comm: TpComm) -> bool:
-    flags = torch.tensor([int(flag)], device=twin.device)
+def _on_any_rank(flag: bool, reference: Reference, comm: TpComm) -> bool:
+    flags = torch.tensor([int(flag)], device=reference.device)
     return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
 
 
-def _first_wrong(twin: Twin, module: nn.Module, comm: TpComm, limit: float) -> str:
-    got = module_outputs(module, twin.inputs_for(comm))
-    single = module_outputs(twin.twin(twin.dtype), twin.given)
-    exact = module_outputs(twin.twin(torch.float64), cast(twin.given, torch.float64))
+def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> str:
+    got = module_outputs(module, reference.inputs_for(comm))
+    single = module_outputs(reference.single_device(reference.dtype), reference.given)
+    exact = module_outputs(reference.single_device(torch.float64), cast(reference.given, torch.float64))
     return first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
 
 

@@ -33,12 +33,12 @@ def draw_stack_weights(
 ) -> dict[str, Tensor]:
     """Unsharded weights of a `TransformerStack(config, ...)`, as `draw_weights`; q and k rows are head-skewed."""
     with torch.device("meta"):
-        twin = TransformerStack(config, Collectives(None))
-    return draw_weights(twin, seed=seed, dtype=dtype, device=device, values=values)
+        module = TransformerStack(config, Collectives(None))
+    return draw_weights(module, seed=seed, dtype=dtype, device=device, values=values)
 
 
 def draw_weights(
-    twin: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+    module: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
 ) -> dict[str, Tensor]:
     """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
 
@@ -46,8 +46,8 @@ def draw_weights(
     rounded. Every parameter must be declared by a module's `shard_specs()`.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    specs = specs_of(twin)
-    shapes = {name: tuple(parameter.shape) for name, parameter in twin.named_parameters()}
+    specs = specs_of(module)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     return {name: _draw(specs[name], shapes[name], generator, values).to(dtype) for name in shapes}
 
 

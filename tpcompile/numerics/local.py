@@ -1,9 +1,9 @@
-"""Module builder and inputs -> `TwinReport` of all ranks, in one process and one thread: no launcher, no backend.
+"""Module builder and inputs -> `NumericsReport` of all ranks, in one process and one thread: no launcher, no backend.
 
 Rests on torch's local-tensor mode, which is private, and on what it can do: eager code, equal shapes on all ranks, and
 collectives issued on the group, as `tpcompile.collectives` issues them. It does not compile; for compiled programs
-start ranks (`run_on_ranks`, torchrun) and use `check_twin`. Threads instead (torch's multi-threaded group) would need
-one registry of groups per thread, which our replica groups and torch.compile do not have.
+start ranks (`run_on_ranks`, torchrun) and use `check_numerics`. Threads instead (torch's multi-threaded group) would
+need one registry of groups per thread, which our replica groups and torch.compile do not have.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tpcompile.numerics import measure
 from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.numerics.counting import Declaration, EagerCollectives, collective_text
 from tpcompile.numerics.draw import Values
-from tpcompile.numerics.records import ProgramReport, TwinReport
-from tpcompile.numerics.reference import Build, Inputs, Layout, Result, Twin, run_once
+from tpcompile.numerics.records import NumericsReport, ProgramReport
+from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result, run_once
 from tpcompile.ranks import groups
 from tpcompile.torch_api import simulated
 
 
-def check_twin_local(
+def check_numerics_local(
     build: Build,
     *,
     inputs: Inputs,
@@ -42,8 +42,8 @@ def check_twin_local(
     sharded: Mapping[str, Layout] | None = None,
     device: torch.device | str = "cpu",
     name: str = "",
-) -> TwinReport:
-    """`check_twin` of eager code on `tp` ranks that all live in this process; arguments as there.
+) -> NumericsReport:
+    """`check_numerics` of eager code on `tp` ranks that all live in this process; arguments as there.
 
     The module's `forward` runs once, each op of it once per rank. It must read the rank from `comm.rank_index(device)`
     only: as a Python number the rank is 0 here, and a buffer holds rank 0's values. Raises ConfigError when the process
@@ -52,47 +52,47 @@ def check_twin_local(
     found: list[ProgramReport] = []
     demands = Demands(limit, tuple(exact), declared)
     for dtype in dtypes:
-        twin = Twin(
+        reference = Reference(
             build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
             train=backward, differentiate=differentiate, sharded=sharded,
         )  # fmt: skip
         index = {rank: torch.tensor([rank], device=device) for rank in range(tp)}
         with simulated.local_ranks(tp) as group, groups.first_index(simulated.spread(index)):
-            found += _all_ranks(twin, Collectives(group), demands)
-    return TwinReport(
-        name=name or type(twin.twin(twin.dtype)).__name__, tp=tp, torch=torch.__version__, seed=seed, values=values,
-        limit=limit, programs=tuple(found),
+            found += _all_ranks(reference, Collectives(group), demands)
+    return NumericsReport(
+        name=name or type(reference.single_device(reference.dtype)).__name__, tp=tp, torch=torch.__version__, seed=seed,
+        values=values, limit=limit, programs=tuple(found),
     )  # fmt: skip
 
 
-def _all_ranks(twin: Twin, comm: Collectives, demands: Demands) -> list[ProgramReport]:
-    module = _spread_module(twin, comm)
+def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> list[ProgramReport]:
+    module = _spread_module(reference, comm)
     heard = EagerCollectives(comm)
-    arguments = _spread(lambda: measure.named_tensors(twin.inputs_for(comm), "input"), comm)
-    given = measure.replaced(twin.given, list(arguments.values()))
-    cotangents = _spread(lambda: twin.cotangents(comm), comm) if twin.train else None
+    arguments = _spread(lambda: measure.named_tensors(reference.inputs_for(comm), "input"), comm)
+    given = measure.replaced(reference.given, list(arguments.values()))
+    cotangents = _spread(lambda: reference.cotangents(comm), comm) if reference.train else None
     with simulated.running(comm.size), heard.listening():
-        result = run_once(module, module, given, cotangents, twin.differentiated, on_backward=heard.on_backward)
+        result = run_once(module, module, given, cotangents, reference.differentiated, on_backward=heard.on_backward)
     common = {
         "strategy": type(comm).__name__,
         "program": "eager",
-        "dtype": str(twin.dtype).removeprefix("torch."),
+        "dtype": str(reference.dtype).removeprefix("torch."),
         "collectives": tuple(collective_text(c) for c in heard.collectives),
-        "wrong_order": wrong_order(twin, module, comm, heard.collectives, demands, train=twin.train),
+        "wrong_order": wrong_order(reference, module, comm, heard.collectives, demands, train=reference.train),
     }
     reports = []
     for rank in _each_rank(comm):
         own = Result(_of_rank(result.outputs, rank), _of_rank(result.grads, rank))
-        tensors = tensor_errors(twin, module, comm, own, demands, train=twin.train)
+        tensors = tensor_errors(reference, module, comm, own, demands, train=reference.train)
         reports.append(ProgramReport(rank=rank, tensors=tensors, **common))
     return reports
 
 
-def _spread_module(twin: Twin, comm: Collectives) -> nn.Module:
+def _spread_module(reference: Reference, comm: Collectives) -> nn.Module:
     """A module whose parameters hold every rank's slice; buffers are replicated."""
-    module = twin.place(comm)
+    module = reference.place(comm)
     slices = _spread(
-        lambda: {name: local_slice_of(name, full, module=module) for name, full in twin.full.items()}, comm
+        lambda: {name: local_slice_of(name, full, module=module) for name, full in reference.full.items()}, comm
     )
     for name, tensor in slices.items():
         owner, _, leaf = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Module outputs of a wrong run and of its twins -> the first module whose output is wrong."""
+"""Module outputs of a wrong run and of its single-device references -> the first module whose output is wrong."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Number = Annotated[float, PlainSerializer(_finite, when_used="json")]
 
 
 class TensorError(Frozen):
-    """One output or gradient of one rank against its slice of the twin's."""
+    """One output or gradient of one rank against its slice of the reference."""
 
     name: str
     """`forward`, `forward.1`, `grad input`, `grad PARAMETER`."""
@@ -92,8 +92,8 @@ class ProgramReport(Frozen):
         return found
 
 
-class TwinReport(Frozen):
-    """A module against its single-device twin: every program on every rank."""
+class NumericsReport(Frozen):
+    """A module against its single-device reference: every program on every rank."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -122,9 +122,12 @@ class TwinReport(Frozen):
         failures = self._failure_lines()
         if not failures:
             label, tensor = self.worst
-            runs = f"{len(self.programs)} runs agree with the single-device twin"
+            runs = f"{len(self.programs)} runs agree with the single-device reference"
             return f"{subject}: {runs}; worst: {tensor.name} ({label}), {tensor.text(self.limit)}"
-        lines = [f"{subject} is not its single-device twin, {len(failures)} findings:", *failures[:_MAX_LINES]]
+        lines = [
+            f"{subject} differs from the single-device reference, {len(failures)} findings:",
+            *failures[:_MAX_LINES],
+        ]
         if len(failures) > _MAX_LINES:
             lines.append(f"  and {len(failures) - _MAX_LINES} more")
         begins = {program.first_wrong for program in self.programs}

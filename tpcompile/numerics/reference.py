@@ -1,7 +1,7 @@
-"""Module builder and inputs -> the single-device twin's results, in float64 and in the dtype under test; run -> errors.
+"""Module builder and inputs -> single-device results, in float64 and in the dtype under test; run -> errors.
 
 All ranks draw the same full weights and inputs from a seed; a rank loads its slices of them, and its results are
-compared with its slices of the twin's.
+compared with its slices of the single-device results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Result:
         return self.outputs["forward"]
 
 
-class Twin:
+class Reference:
     """One module on a single device, and what its tensor-parallel form is measured against.
 
     `build(comm)` makes the module, its parameters declared by `shard_specs()`; floating parameters and buffers are cast
@@ -105,7 +105,7 @@ class Twin:
     ) -> Result:
         """Call `program` (the module, or its compiled form) once on this rank's arguments.
 
-        Backward too when both this call and the twin train.
+        Backward too when both this call and the reference train.
         """
         cotangents = self.cotangents(comm) if self.train and train else None
         arguments = self.inputs_for(comm)
@@ -120,7 +120,7 @@ class Twin:
     ) -> Errors:
         """`forward` and `grad NAME` -> error, single-device error and their ratio, on this rank's slices.
 
-        Raises ConfigError when the shape of an output is not that of the rank's slice of the twin's output.
+        Raises ConfigError when the shape of an output is not that of the rank's slice of the single-device output.
         """
         found = {}
         for name, (single, exact) in self.expected(module, comm, only_forward=only_forward).items():
@@ -162,7 +162,7 @@ class Twin:
             found[f"grad {name}"] = single_part, self._grad_part(name, exact, module, comm)
         return found
 
-    def twin(self, dtype: torch.dtype) -> nn.Module:
+    def single_device(self, dtype: torch.dtype) -> nn.Module:
         """The single-device module in `dtype`, on the same numbers."""
         return self._placed(Collectives(None), dtype)
 
@@ -195,7 +195,7 @@ class Twin:
             return self._inputs(self.dtype)
 
     def _run(self, dtype: torch.dtype) -> Result:
-        module, given = self.twin(dtype), self.given
+        module, given = self.single_device(dtype), self.given
         if dtype != self.dtype:
             given = measure.cast(given, dtype)
         return run_once(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
@@ -284,6 +284,6 @@ def _start(cotangents: Any, name: str, output: Tensor) -> Tensor:
 
 def _wrong_shape(name: str, value: Tensor, expected: Tensor) -> ConfigError:
     return ConfigError(
-        f"{name} has shape {tuple(value.shape)} on this rank, the twin's is {tuple(expected.shape)}; "
+        f"{name} has shape {tuple(value.shape)} on this rank, its slice of the reference {tuple(expected.shape)}; "
         'say how it is laid out, e.g. sharded={"forward": 0}, or gather it'
     )
