@@ -98,7 +98,7 @@ def program(name: str, settings: config.RunConfig, device: torch.device, *, trai
     full = draw_stack_weights(block, seed=0, dtype=dtype, device=device)
     inputs = draw_inputs(block, seed=1, device=device, dtype=dtype, seq_len=block.seq_len)
     with torch.device("meta"):
-        stack = TransformerStack(block, COMMS[name](dist.group.WORLD))
+        stack = TransformerStack(block, COMMS[name](dist.group.WORLD), num_layers=block.num_layers)
     stack = stack.to_empty(device=device)
     load_full_state_dict(stack, full)
     del full

@@ -127,7 +127,7 @@ class Matrix:
     def _reference(self, config: BlockConfig) -> Reference:
         def stack(comm: TpComm) -> nn.Module:
             with torch.device("meta"):
-                return TransformerStack(config, comm)
+                return TransformerStack(config, comm, num_layers=config.num_layers)
 
         wanted = {"input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
         return Reference(
@@ -160,10 +160,10 @@ class Matrix:
 
     def _own(self, reference: Reference, config: BlockConfig, tp: int, program: str) -> dict[str, Any]:
         strategy = PartialGradient if self.options.fault else Collectives
-        declared = TransformerStack.declared_collectives
+        sizes = (config.batch, config.seq_len, config.dtype)
         demands = Demands(
             self.options.limit,
-            declared=lambda module, dtype: declared(module, config.batch, config.seq_len, config.dtype, True),
+            declared=lambda stack, _: stack.declared_collectives(*sizes, True, context_len=config.context_len),
         )
         try:
             report = check_program(reference, strategy(self.groups[tp]), program, demands)

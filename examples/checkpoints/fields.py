@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tpcompile.config import BlockConfig
+from tpcompile.block_args import BlockArgs
 from tpcompile.errors import ConfigError
 
 _REQUIRED = object()
@@ -19,6 +19,11 @@ def read(config: Any, name: str, default: Any = _REQUIRED) -> Any:
     if value is _REQUIRED:
         raise ConfigError(f"the model's config has no {name!r}; pass its config.json as a dict, or its config object")
     return value
+
+
+def num_layers(config: Any) -> int:
+    """Blocks of the model, of any family."""
+    return read(config, "num_hidden_layers", None) or read(config, "num_layers")
 
 
 def refuse_others(config: Any, family: str, supported: Mapping[str, Sequence[Any]]) -> None:
@@ -33,10 +38,10 @@ def refuse_others(config: Any, family: str, supported: Mapping[str, Sequence[Any
         raise ConfigError(f"this {family} checkpoint is not supported: {'; '.join(bad)}")
 
 
-def build(family: str, **fields: Any) -> BlockConfig:
-    """BlockConfig, with ConfigError for fields that do not fit together."""
+def build(family: str, **fields: Any) -> BlockArgs:
+    """BlockArgs, with ConfigError for fields that do not fit together."""
     try:
-        return BlockConfig.model_validate(fields)
+        return BlockArgs.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "sizes"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from examples.checkpoints.fields import build, read, refuse_others
 from examples.checkpoints.keymap import KeyMap, Source, linear
-from tpcompile.config import BlockConfig
+from tpcompile.block_args import BlockArgs
 from tpcompile.errors import ConfigError
 from tpcompile.nn.rope import frequencies, llama3_frequencies, tables_of
 
@@ -23,22 +23,21 @@ _SUPPORTED = {
 _DERIVED = (".rotary_emb.inv_freq",)
 
 
-def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
-    """BlockConfig of a LlamaConfig or the dict in its config.json; `options` are further fields, e.g. uneven="pad".
+def block_args(config: Any, *, dtype: str = "float32", **options: Any) -> BlockArgs:
+    """BlockArgs of a LlamaConfig or the dict in its config.json; `options` are further fields, e.g. uneven="pad".
 
     Raises ConfigError naming what is not supported: an activation that is not silu, dropout inside attention, quantised
     weights, and biases in attention but not in the MLP or the other way round. RoPE is not part of it: see
     `rope_tables`. When training, note that transformers gives the embedding's row `pad_token_id` no gradient; we do.
     """
     _check(config)
-    return decoder_config(
-        config, _FAMILY, qk_norm="none", bias=bool(read(config, "attention_bias", False)), batch=batch, seq_len=seq_len,
-        dtype=dtype, **options,
+    return decoder_args(
+        config, _FAMILY, qk_norm="none", bias=bool(read(config, "attention_bias", False)), dtype=dtype, **options,
     )  # fmt: skip
 
 
 def key_map(config: Any) -> KeyMap:
-    """Names and packing for this config. Raises ConfigError as `block_config`."""
+    """Names and packing for this config. Raises ConfigError as `block_args`."""
     _check(config)
     return decoder_keys(config, _FAMILY, bias=bool(read(config, "attention_bias", False)), qk_norm=False)
 
@@ -69,13 +68,13 @@ def rope_tables(
     return tables_of(frequencies_R, seq_len, dtype=dtype)
 
 
-def decoder_config(config: Any, family: str, **fields: Any) -> BlockConfig:
+def decoder_args(config: Any, family: str, **fields: Any) -> BlockArgs:
     """What Llama and Qwen3 share: SwiGLU, RMSNorm before each half, causal grouped-query attention with "half" RoPE."""
     shared = {
         "style": "llama", "causal": True, "norm": "rms", "rope": "half",
         "dim": read(config, "hidden_size"), "num_heads": read(config, "num_attention_heads"),
         "num_kv_heads": _num_kv_heads(config), "head_size": head_dim(config),
-        "ffn_dim": read(config, "intermediate_size"), "num_layers": read(config, "num_hidden_layers"),
+        "ffn_dim": read(config, "intermediate_size"),
         "eps": read(config, "rms_norm_eps"),
     }  # fmt: skip
     return build(family, **shared | fields)

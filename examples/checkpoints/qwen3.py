@@ -6,11 +6,11 @@ from typing import Any
 
 from examples.checkpoints.fields import read, refuse_others
 from examples.checkpoints.keymap import KeyMap
-from examples.checkpoints.llama import decoder_config, decoder_keys, rope_tables
-from tpcompile.config import BlockConfig
+from examples.checkpoints.llama import decoder_args, decoder_keys, rope_tables
+from tpcompile.block_args import BlockArgs
 from tpcompile.errors import ConfigError
 
-__all__ = ["block_config", "key_map", "rope_tables"]
+__all__ = ["block_args", "key_map", "rope_tables"]
 
 _FAMILY = "Qwen3"
 _SUPPORTED = {
@@ -23,20 +23,18 @@ _SUPPORTED = {
 }
 
 
-def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
-    """BlockConfig of a Qwen3Config or the dict in its config.json; `options` are further fields, e.g. uneven="pad".
+def block_args(config: Any, *, dtype: str = "float32", **options: Any) -> BlockArgs:
+    """BlockArgs of a Qwen3Config or the dict in its config.json; `options` are further fields, e.g. uneven="pad".
 
     q and k are normalised per head. Raises ConfigError naming what is not supported: mixture of experts, a sliding
     window, biases (Qwen3 has them in attention only), dropout inside attention, quantised weights.
     """
     _check(config)
-    return decoder_config(
-        config, _FAMILY, qk_norm="per_head", bias=False, batch=batch, seq_len=seq_len, dtype=dtype, **options
-    )
+    return decoder_args(config, _FAMILY, qk_norm="per_head", bias=False, dtype=dtype, **options)
 
 
 def key_map(config: Any) -> KeyMap:
-    """Names and packing for this config. Raises ConfigError as `block_config`."""
+    """Names and packing for this config. Raises ConfigError as `block_args`."""
     _check(config)
     return decoder_keys(config, _FAMILY, bias=False, qk_norm=True)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from examples.checkpoints.fields import build, read, refuse_others
 from examples.checkpoints.keymap import KeyMap, Source, linear
-from tpcompile.config import BlockConfig
+from tpcompile.block_args import BlockArgs
 from tpcompile.nn.rope import video_rope_tables
 
 _FAMILY = "Wan 2.1 (diffusers)"
@@ -51,21 +51,19 @@ _NAMES = Names(
 )  # fmt: skip
 
 
-def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
-    """BlockConfig of a WanTransformer3DModel's config or the dict in its config.json; `options` are further fields.
+def block_args(config: Any, *, dtype: str = "float32", **options: Any) -> BlockArgs:
+    """BlockArgs of a WanTransformer3DModel's config or the dict in its config.json; `options` are further fields.
 
-    `context_len=` is the number of text tokens that the gate feeds. Raises ConfigError naming what is not supported:
+    Raises ConfigError naming what is not supported:
     image-to-video (added_kv_proj_dim, image_dim), no norm before cross-attention, a different norm of q and k.
     """
     refuse_others(config, _FAMILY, _SUPPORTED)
     head_size, heads = read(config, "attention_head_dim"), read(config, "num_attention_heads")
-    return wan_config(
-        config, _FAMILY, dim=heads * head_size, num_heads=heads, batch=batch, seq_len=seq_len, dtype=dtype, **options
-    )
+    return wan_args(config, _FAMILY, dim=heads * head_size, num_heads=heads, dtype=dtype, **options)
 
 
 def key_map(config: Any) -> KeyMap:
-    """Names and packing for this config. Raises ConfigError as `block_config`."""
+    """Names and packing for this config. Raises ConfigError as `block_args`."""
     refuse_others(config, _FAMILY, _SUPPORTED)
     width = read(config, "attention_head_dim") * read(config, "num_attention_heads")
     return wan_keys(_FAMILY, _NAMES, num_layers=read(config, "num_layers"), width=width, outside=_OUTSIDE)
@@ -78,11 +76,11 @@ def rope_tables(
     return video_rope_tables(read(config, "attention_head_dim"), grid, device=device, dtype=dtype)
 
 
-def wan_config(config: Any, family: str, **fields: Any) -> BlockConfig:
+def wan_args(config: Any, family: str, **fields: Any) -> BlockArgs:
     """What both namings share; the norms before attention and MLP have no weights, the modulation does their work."""
     shared = {
         "style": "wan", "num_kv_heads": fields["num_heads"], "ffn_dim": read(config, "ffn_dim"),
-        "num_layers": read(config, "num_layers"), "qk_norm": "full", "bias": True, "causal": False,
+        "qk_norm": "full", "bias": True, "causal": False,
         "eps": read(config, "eps", 1e-6), "rope": "interleaved", "norm": "layer", "norm_affine": False,
         "modulation": True, "cross_attention": True,
     }  # fmt: skip

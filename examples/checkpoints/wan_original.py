@@ -14,8 +14,8 @@ from torch import Tensor
 
 from examples.checkpoints.fields import read, refuse_others
 from examples.checkpoints.keymap import KeyMap
-from examples.checkpoints.wan import Names, wan_config, wan_keys
-from tpcompile.config import BlockConfig
+from examples.checkpoints.wan import Names, wan_args, wan_keys
+from tpcompile.block_args import BlockArgs
 from tpcompile.nn.rope import video_rope_tables
 
 _FAMILY = "Wan 2.1 (original release)"
@@ -33,18 +33,18 @@ _NAMES = Names(
 )  # fmt: skip
 
 
-def block_config(config: Any, *, batch: int, seq_len: int, dtype: str = "float32", **options: Any) -> BlockConfig:
-    """BlockConfig of a WanModel's config.json; `options` are further fields, `context_len=` the text tokens.
+def block_args(config: Any, *, dtype: str = "float32", **options: Any) -> BlockArgs:
+    """BlockArgs of a WanModel's config.json; `options` are further fields.
 
     Raises ConfigError naming what is not supported: models that are not t2v, windows, missing norms.
     """
     refuse_others(config, _FAMILY, _SUPPORTED)
     dim, heads = read(config, "dim"), read(config, "num_heads")
-    return wan_config(config, _FAMILY, dim=dim, num_heads=heads, batch=batch, seq_len=seq_len, dtype=dtype, **options)
+    return wan_args(config, _FAMILY, dim=dim, num_heads=heads, dtype=dtype, **options)
 
 
 def key_map(config: Any) -> KeyMap:
-    """Names and packing for this config. Raises ConfigError as `block_config`."""
+    """Names and packing for this config. Raises ConfigError as `block_args`."""
     refuse_others(config, _FAMILY, _SUPPORTED)
     num_layers, width = read(config, "num_layers"), read(config, "dim")
     return wan_keys(_FAMILY, _NAMES, num_layers=num_layers, width=width, outside=_OUTSIDE)

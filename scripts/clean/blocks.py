@@ -32,7 +32,7 @@ def _stack(run: Run, form: str, **changes: Any) -> tuple[BlockConfig, Transforme
     config = _config(run, form, **changes)
     full = draw_stack_weights(config, seed=run.draw.seed, dtype=torch.float32, device=run.device)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(run.group))
+        stack = TransformerStack(config, Collectives(run.group), num_layers=config.num_layers)
     stack = stack.to_empty(device=run.device)
     load_full_state_dict(stack, full)
     return config, stack
@@ -127,8 +127,8 @@ def layers_checkpointed(run: Run) -> None:
 def _language_model(run: Run) -> CausalLM:
     config = _config(run, "qwen 3", head_size=8)
     with torch.device("meta"):
-        twin = CausalLM(config, Collectives(None), vocab_size=_VOCABULARY)
-        model = CausalLM(config, Collectives(run.group), vocab_size=_VOCABULARY)
+        twin = CausalLM(config, Collectives(None), num_layers=config.num_layers, vocab_size=_VOCABULARY)
+        model = CausalLM(config, Collectives(run.group), num_layers=config.num_layers, vocab_size=_VOCABULARY)
     full = draw_weights(twin, seed=run.draw.seed, dtype=torch.float32, device=run.device)
     model = model.to_empty(device=run.device)
     load_full_state_dict(model, full)

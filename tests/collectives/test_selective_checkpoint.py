@@ -87,7 +87,7 @@ class _Block(nn.Module):
 
     def __init__(self, comm: Collectives, saves: str) -> None:
         super().__init__()
-        self.inner, self.contexts = TransformerStack(BLOCK, comm), _contexts(saves)
+        self.inner, self.contexts = TransformerStack(BLOCK, comm, num_layers=BLOCK.num_layers), _contexts(saves)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return checkpoint(self.inner, *inputs, use_reentrant=False, context_fn=self.contexts)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples.checkpoints import KeyMap, llama, qwen3, wan, wan_original
+from examples.checkpoints import KeyMap, llama, num_layers, qwen3, wan, wan_original
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
@@ -36,10 +36,12 @@ def _state(key_map: KeyMap, model: nn.Module) -> dict[str, Tensor]:
 
 def _llama(config: dict[str, Any] = LLAMA) -> tuple[KeyMap, dict[str, Tensor]]:
     family = llama if config["model_type"] == "llama" else qwen3
-    block = family.block_config(config, batch=1, seq_len=2)
+    args = family.block_args(config)
     tied = config.get("tie_word_embeddings", False)
     with torch.device("meta"):
-        model = CausalLM(block, Collectives(None), vocab_size=config["vocab_size"], tied=tied)
+        model = CausalLM(
+            args, Collectives(None), num_layers=num_layers(config), vocab_size=config["vocab_size"], tied=tied
+        )
     return family.key_map(config), _state(family.key_map(config), model)
 
 
@@ -145,13 +147,13 @@ REFUSED = [
 @pytest.mark.parametrize(("family", "config", "message"), REFUSED)
 def test_what_is_not_supported_is_refused_by_name(family: Any, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        family.block_config(config, batch=1, seq_len=2)
+        family.block_args(config)
     with pytest.raises(ConfigError, match=message):
         family.key_map(config)
 
 
 def test_a_config_without_a_needed_field_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="no 'hidden_size'"):
-        llama.block_config({k: v for k, v in LLAMA.items() if k != "hidden_size"}, batch=1, seq_len=2)
+        llama.block_args({k: v for k, v in LLAMA.items() if k != "hidden_size"})
     with pytest.raises(ConfigError, match=r"Llama: .*num_heads=4 is not divisible by num_kv_heads=3"):
-        llama.block_config(LLAMA | {"num_key_value_heads": 3}, batch=1, seq_len=2)
+        llama.block_args(LLAMA | {"num_key_value_heads": 3})

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from examples.checkpoints import wan, wan_original
+from examples.checkpoints import num_layers, wan, wan_original
 from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
@@ -59,14 +59,9 @@ def wan_inputs() -> dict[str, Tensor]:
     return {"hidden_states": video, "timestep": torch.tensor([7, 900]), "encoder_hidden_states": text}
 
 
-def block_config(**options: Any) -> Any:
-    tokens = GRID[0] * GRID[1] * GRID[2]
-    return wan.block_config(WAN, batch=VIDEO[0], seq_len=tokens, context_len=TEXT, **options)
-
-
 def build(state: dict[str, Tensor], comm: Collectives, **options: Any) -> TransformerStack:
     with torch.device("meta"):
-        stack = TransformerStack(block_config(**options), comm)
+        stack = TransformerStack(wan.block_args(WAN, **options), comm, num_layers=num_layers(WAN))
     stack.to_empty(device="cpu")
     load_full_state_dict(stack, wan.key_map(WAN).to_full(state))
     return stack
@@ -209,8 +204,8 @@ def test_wan_names_of_the_original_release_are_those_diffusers_converts(referenc
 
 
 def test_both_wan_configs_describe_the_same_block() -> None:
-    options = {"batch": VIDEO[0], "seq_len": 12, "context_len": TEXT}
-    ours, original = wan.block_config(WAN, **options), wan_original.block_config(ORIGINAL, **options)
+    ours, original = wan.block_args(WAN), wan_original.block_args(ORIGINAL)
+    assert num_layers(WAN) == num_layers(ORIGINAL)
     assert original == ours.model_copy(update={"head_size": None})
     assert (ours.dim, ours.head_dim, ours.rope, ours.norm_affine) == (
         HEADS * HEAD_SIZE,

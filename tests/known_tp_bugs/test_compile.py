@@ -65,8 +65,7 @@ def uneven_tokens(comm: Collectives) -> dict[str, int]:
     shares = {
         "as they come": [x[:n].tensor_split(comm.size)[comm.rank] for n in (8, 7)],
         "padded": [
-            ShardSpec("weight", dim=0, parts=(Part(n, padded=True),)).take(x[:n], rank=comm.rank, size=comm.size)
-            for n in (8, 7)
+            ShardSpec(dim=0, parts=(Part(n, padded=True),)).take(x[:n], rank=comm.rank, size=comm.size) for n in (8, 7)
         ],
     }
     found = {}
@@ -90,7 +89,7 @@ class Checkpointed(nn.Module):
 
     def __init__(self, comm: Collectives, *, keeps: bool) -> None:
         super().__init__()
-        self.inner = TransformerStack(BLOCK, comm)
+        self.inner = TransformerStack(BLOCK, comm, num_layers=BLOCK.num_layers)
         contexts = functools.partial(create_selective_checkpoint_contexts, _keep_collectives)
         self.options: dict[str, Any] = {"context_fn": contexts} if keeps else {}
 

@@ -41,7 +41,7 @@ class UserMLP(nn.Module):
         self.down = nn.Parameter(torch.empty(DIM, FFN // comm.size))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
-        return {"up": ShardSpec("weight", dim=0, parts=(FFN,)), "down": ShardSpec("weight", dim=1, parts=(FFN,))}
+        return {"up": ShardSpec(dim=0, parts=(FFN,)), "down": ShardSpec(dim=1, parts=(FFN,))}
 
 
 class InPlaceMLP(UserMLP):
@@ -86,7 +86,7 @@ class UserHeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(HEAD_SIZE))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
-        return {"weight": ShardSpec("norm")}
+        return {"weight": ShardSpec()}
 
     def forward(self, x_BSd: Tensor) -> Tensor:
         x_BShE = x_BSd.unflatten(-1, (-1, HEAD_SIZE))
@@ -146,7 +146,7 @@ def _head_reference(build: Any) -> Reference:
 def replicated_parameters(comm: Collectives) -> dict[str, Any]:
     """Known TP bug 12."""
     stack = Reference(
-        lambda comm: TransformerStack(SP_BLOCK, comm),
+        lambda comm: TransformerStack(SP_BLOCK, comm, num_layers=SP_BLOCK.num_layers),
         lambda dtype: draw_inputs(SP_BLOCK, seed=1, device="cpu", dtype=dtype, seq_len=SP_BLOCK.seq_len),
         dtype=torch.float32, differentiate=["input"],
     )  # fmt: skip

@@ -48,7 +48,7 @@ class UserNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(WIDTH // comm.size))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
-        return {"weight": ShardSpec("norm", dim=0, parts=(WIDTH,))}
+        return {"weight": ShardSpec(dim=0, parts=(WIDTH,))}
 
     def forward(self, x_BSd: Tensor) -> Tensor:
         wide_BSd = x_BSd.to(stat_dtype(x_BSd.dtype))
@@ -151,7 +151,7 @@ def mean_of_means(comm: Collectives) -> dict[str, Any]:
     mistake = error_of(
         x_BSd * torch.rsqrt(mean_1 / 3 + EPS), single.split(sizes, -1)[three.rank], exact.split(sizes, -1)[three.rank]
     )
-    padded = ShardSpec("weight", dim=2, parts=(HeadLayout.of(WAN, 3).q,))
+    padded = ShardSpec(dim=2, parts=(HeadLayout.of(WAN, 3).q,))
     reference = Reference(
         lambda comm: DistributedRMSNorm(HeadLayout.of(WAN, comm.size).q, eps=EPS, comm=comm),
         skewed(2, 16, WIDTH, num_heads=HEADS), dtype=torch.float32, sharded={"input": padded, "forward": padded},

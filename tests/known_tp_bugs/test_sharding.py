@@ -46,7 +46,7 @@ class UserRowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(NUM_OUT))
 
     def shard_specs(self) -> dict[str, ShardSpec]:
-        return {"weight": ShardSpec("weight", dim=1, parts=(NUM_IN,)), "bias": ShardSpec("bias")}
+        return {"weight": ShardSpec(dim=1, parts=(NUM_IN,)), "bias": ShardSpec()}
 
 
 class BiasOnEveryRank(UserRowLinear):

@@ -72,7 +72,7 @@ def config_of(form: str, qk_norm: str, dtype: str = "float64", num_layers: int =
 
 def build(config: BlockConfig, comm: Collectives, full: dict[str, Tensor]) -> TransformerStack:
     with torch.device("meta"):
-        stack = TransformerStack(config, comm)
+        stack = TransformerStack(config, comm, num_layers=config.num_layers)
     stack.to_empty(device="cpu")
     load_full_state_dict(stack, full)
     return stack
@@ -111,7 +111,9 @@ def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
 
 
 def _rows(stack: TransformerStack, config: BlockConfig, *, train: bool) -> list[tuple[str, str, str, str, str]]:
-    declared = stack.declared_collectives(config.batch, config.seq_len, config.dtype, train=train)
+    declared = stack.declared_collectives(
+        config.batch, config.seq_len, config.dtype, train=train, context_len=config.context_len
+    )
     assert all(c.group in ("tp", "tp_replicas") and c.waited for c in declared)
     return [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared]
 
@@ -121,7 +123,7 @@ def _trained(config: BlockConfig) -> dict[str, Any]:
     capture = GraphCapture()
     errors = _errors(config, capture)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(dist.group.WORLD))
+        stack = TransformerStack(config, Collectives(dist.group.WORLD), num_layers=config.num_layers)
     declared = _rows(stack, config, train=True)
     return {"errors": errors, "texts": capture.texts, "declared": declared, "traced": capture.collectives}
 
@@ -246,7 +248,7 @@ def test_modes_differ_only_in_how_a_collective_is_issued(ranks: list[dict[str, A
 
 def test_size_one_declares_no_collective() -> None:
     with torch.device("meta"):
-        stack = TransformerStack(config_of("wan", "full"), Collectives(None))
+        stack = TransformerStack(config_of("wan", "full"), Collectives(None), num_layers=2)
     assert stack.declared_collectives(2, 6, "float64", train=True) == ()
 
 

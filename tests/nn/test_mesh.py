@@ -105,7 +105,7 @@ def _state(mesh: DeviceMesh) -> bool:
     config = config_of("kv head replicated", "full")
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(mesh.get_group("tp")))
+        stack = TransformerStack(config, Collectives(mesh.get_group("tp")), num_layers=config.num_layers)
     stack.to_empty(device="cpu")
     load_full_state_dict(stack, full)
     local = {name: p.detach().clone() for name, p in stack.named_parameters()}

@@ -24,7 +24,7 @@ class NormedMLP(nn.Module):
     def __init__(self, comm: TpComm, *, fault: str = "", hidden: int = HIDDEN) -> None:
         super().__init__()
         self.comm, self.fault = comm, fault
-        self.up = ColumnParallelLinear(WIDTH, hidden, bias=True, comm=comm, head_skew=(8,))
+        self.up = ColumnParallelLinear(WIDTH, hidden, bias=True, comm=comm)
         self.norm = DistributedRMSNorm(hidden, eps=1e-6, comm=comm)
         self.down = RowParallelLinear(hidden, WIDTH, bias=True, comm=comm)
 
@@ -72,7 +72,7 @@ class Lookup(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Rows are sharded."""
-        return {"weight": ShardSpec("weight", dim=0, parts=(HIDDEN,))}
+        return {"weight": ShardSpec(dim=0, parts=(HIDDEN,))}
 
     def forward(self, ids: Tensor) -> Tensor:
         """[N] int64 -> rows [N, WIDTH] of the whole table."""

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.numerics.modules import FAULTS, LinearPair, Lookup, NormedMLP, ids, inputs, whole_inputs
-from tpcompile.collectives.strategies import TpComm
+from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.sharding import ShardSpec
-from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.draw import draw_inputs, draw_weights, head_scales
 from tpcompile.numerics.forms import form_config, forms_of
 from tpcompile.numerics.records import TensorError
 from tpcompile.ranks import groups, mesh
@@ -115,9 +115,14 @@ def test_nan_is_named_with_its_rank_only() -> None:
 
 
 def test_local_norm_hides_in_a_loose_tolerance_on_iid_data_and_not_on_skewed() -> None:
+    with torch.device("meta"):
+        module = NormedMLP(Collectives(None), hidden=4096)
+    iid = draw_weights(module, seed=0, dtype=torch.float32, device="cpu", values="iid")
+    scales = head_scales(8, 4096, device="cpu")
+    skewed = iid | {"up.weight": iid["up.weight"] * scales[:, None], "up.bias": iid["up.bias"] * scales}
     errors = {}
-    for values in ("iid", "skewed"):
-        report = check("local norm", values=values, hidden=4096, declared=None)
+    for values, weights in (("iid", iid), ("skewed", skewed)):
+        report = check("local norm", weights=weights, hidden=4096, declared=None)
         errors[values] = max(p.tensors[0].error for p in report.programs)
         assert "forward" in failures(report), "the ratio sees it on any data"
     assert errors["iid"] < 2e-2 < 0.2 < errors["skewed"]
@@ -168,7 +173,7 @@ class Shards(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Sharded like the activations."""
-        return {"weight": ShardSpec("norm", dim=0, parts=(8,))}
+        return {"weight": ShardSpec(dim=0, parts=(8,))}
 
     def forward(self, x: dict[str, Tensor | None], mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Products of the shards, and their sum over the ranks."""
@@ -221,9 +226,11 @@ def block_report(config: BlockConfig, *, tp: int) -> NumericsReport:
     """A stack against its reference, with its declared collectives."""
     wanted = {"input": True, "input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
     return check_numerics_local(
-        lambda comm: TransformerStack(config, comm),
+        lambda comm: TransformerStack(config, comm, num_layers=config.num_layers),
         inputs=lambda dtype: draw_inputs(config, seed=1, device="cpu", dtype=dtype, seq_len=config.seq_len),
         tp=tp,
         differentiate=[name for name, there in wanted.items() if there],
-        declared=lambda stack, dtype: stack.declared_collectives(config.batch, config.seq_len, dtype, True),
+        declared=lambda stack, dtype: stack.declared_collectives(
+            config.batch, config.seq_len, dtype, True, context_len=config.context_len
+        ),
     )

@@ -72,7 +72,7 @@ def _checked(form: tuple[str, str], name: str, what: str, place: int) -> tuple[R
 
     def build(comm: Collectives) -> nn.Module:
         made.append(Mutant(comm.group, name, what, place))
-        return TransformerStack(config, made[-1])
+        return TransformerStack(config, made[-1], num_layers=config.num_layers)
 
     return check_contract(build, inputs, tp=4, ranks=(0,)), made[0].num_calls
 

@@ -186,7 +186,9 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     block = run.config.block
-    declared = stack.declared_collectives(block.batch, block.seq_len, block.dtype, run.config.train)
+    declared = stack.declared_collectives(
+        block.batch, block.seq_len, block.dtype, run.config.train, context_len=block.context_len
+    )
     seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
     schedule = Schedule(
         declared=tuple(map(collective_text, declared)),

@@ -25,7 +25,7 @@ ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
 def build(config: BlockConfig, comm: TpComm, full: dict[str, Tensor], device: torch.device) -> TransformerStack:
     """A stack on `device` that holds this rank's slices of `full`."""
     with torch.device("meta"):
-        stack = TransformerStack(config, comm)
+        stack = TransformerStack(config, comm, num_layers=config.num_layers)
     stack = stack.to_empty(device=device)
     load_full_state_dict(stack, full)
     return stack
@@ -40,7 +40,7 @@ class StackReference(Reference):
 
         def stack(comm: TpComm) -> nn.Module:
             with torch.device("meta"):
-                return TransformerStack(config, comm)
+                return TransformerStack(config, comm, num_layers=config.num_layers)
 
         super().__init__(
             stack,

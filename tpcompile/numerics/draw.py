@@ -4,7 +4,7 @@ Scales differ per head (0.25 to 4): on iid data a norm over the local shard is o
 tolerance, while on head-skewed data it is off by more than half.
 
 values       drawn as
-skewed       normal, scaled per head: the default
+skewed       normal, inputs of a block and projections of its attentions scaled per head: the default
 iid          normal, no scales: only to show what skew is for
 integers     small whole numbers: in float32 and float64 every product and every sum of up to 2**24 is exact, in any
              order, so that linear layers must agree bit for bit and any error at all is a bug
@@ -21,19 +21,21 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
+from tpcompile.nn.attention import Attention, CrossAttention
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.nn.sharding import ShardSpec, specs_of, stat_dtype
+from tpcompile.nn.sharding import specs_of, stat_dtype
 
 Values = Literal["skewed", "iid", "integers"]
+Kind = Literal["weight", "bias", "norm"]
 _NORM_SPREAD, _BIAS_SCALE, _ROPE_BASE = 0.2, 0.1, 10000.0
 
 
 def draw_stack_weights(
     config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
 ) -> dict[str, Tensor]:
-    """Unsharded weights of a `TransformerStack(config, ...)`, as `draw_weights`; q and k rows are head-skewed."""
+    """Unsharded weights of a `TransformerStack`, as `draw_weights`; q and k rows are head-skewed."""
     with torch.device("meta"):
-        module = TransformerStack(config, Collectives(None))
+        module = TransformerStack(config, Collectives(None), num_layers=config.num_layers)
     return draw_weights(module, seed=seed, dtype=dtype, device=device, values=values)
 
 
@@ -46,9 +48,15 @@ def draw_weights(
     rounded. Every parameter must be declared by a module's `shard_specs()`.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    specs = specs_of(module)
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    return {name: _draw(specs[name], shapes[name], generator, values).to(dtype) for name in shapes}
+    specs, skews = specs_of(module), _head_skews(module)
+    full = {}
+    for name, parameter in module.named_parameters():
+        drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)
+        skew = skews.get(name.rpartition(".")[0], ())
+        if skew and values == "skewed":
+            _skew_rows(drawn, specs[name].sizes, skew)
+        full[name] = drawn.to(dtype)
+    return full
 
 
 def draw_inputs(
@@ -114,18 +122,43 @@ def draw_normal(
     return x * head_scales(num_heads, shape[-1], device=generator.device) if num_heads and values == "skewed" else x
 
 
-def _draw(spec: ShardSpec, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
+def _kind(name: str, parameter: Tensor) -> Kind:
+    """Role of a parameter, which decides its scale: any other vector than a bias is the weight of a norm."""
+    if name.endswith("bias"):
+        return "bias"
+    return "norm" if parameter.dim() == 1 else "weight"
+
+
+def _draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
     if values == "integers":
-        low, high = {"norm": (1, 3), "weight": (-1, 2), "bias": (-2, 3)}[spec.kind]
+        low, high = {"norm": (1, 3), "weight": (-1, 2), "bias": (-2, 3)}[kind]
         return torch.randint(low, high, shape, generator=generator, device=generator.device).float()
     noise = torch.randn(shape, generator=generator, device=generator.device)
-    if spec.kind == "norm":
+    if kind == "norm":
         return 1 + _NORM_SPREAD * noise
-    noise *= shape[-1] ** -0.5 if spec.kind == "weight" else _BIAS_SCALE
-    if values == "iid" or not any(spec.head_skew):
-        return noise
-    pairs = zip(noise.split(spec.sizes, 0), spec.sizes, spec.head_skew, strict=True)
-    for part, size, heads in pairs:
+    return noise * (shape[-1] ** -0.5 if kind == "weight" else _BIAS_SCALE)
+
+
+def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Projection of an attention -> per packed part, the heads whose scales are spread; negative reverses, 0 is none.
+
+    Without a norm on q and k, equal skews would multiply in the logits; opposite ones cancel.
+    """
+    skews: dict[str, tuple[int, ...]] = {}
+    for name, child in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(child, Attention):
+            q_heads, kv_heads, _ = (size // child.head_dim for size in child.wqkv.layout.sizes)
+            skews[f"{prefix}wqkv"] = (q_heads, kv_heads if child.qk_norm is not None else -kv_heads, 0)
+        elif isinstance(child, CrossAttention):
+            q_heads, kv_heads = (linear.layout.sizes[0] // child.head_dim for linear in (child.wq, child.wkv))
+            skews[f"{prefix}wq"] = (q_heads,)
+            skews[f"{prefix}wkv"] = (kv_heads if child.k_norm is not None else -kv_heads, 0)
+    return skews
+
+
+def _skew_rows(full: Tensor, sizes: Sequence[int], skew: Sequence[int]) -> None:
+    """Scale the rows of each packed part by head, in place."""
+    for part, size, heads in zip(full.split(list(sizes), 0), sizes, skew, strict=True):
         if heads:
-            part *= head_scales(heads, size, device=generator.device).view(-1, *[1] * (noise.dim() - 1))
-    return noise
+            part *= head_scales(heads, size, device=full.device).view(-1, *[1] * (full.dim() - 1))

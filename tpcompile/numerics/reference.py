@@ -225,7 +225,7 @@ class Reference:
             return full
         if isinstance(layout, int):
             dim = layout % full.dim()
-            layout = ShardSpec("weight", dim=dim, parts=(Part(full.shape[dim]),))
+            layout = ShardSpec(dim=dim, parts=(Part(full.shape[dim]),))
         return layout.take(full, rank=comm.rank, size=comm.size)
 
     def _grad_part(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:

@@ -36,7 +36,7 @@ def main() -> None:
     config = BlockConfig.model_validate(form_config("sp llama", "cpu").model_dump() | SMALL)
     full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=job.device)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(job.group))
+        stack = TransformerStack(config, Collectives(job.group), num_layers=config.num_layers)
     stack = stack.to_empty(device=job.device)
     load_full_state_dict(stack, full)
     model = Regressor(stack, job.group)
