@@ -23,11 +23,10 @@ DEFAULT_PRESETS = {"cpu": "cpu_smoke", "cuda": "wan14b"}
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field is spelled on a command line."""
+    """A field on a command line."""
 
+    spelling: str
     help: str
-    name: str = ""
-    """Empty for the name of the field: `run_dir` is `--run-dir`."""
     metavar: str | None = None
     minimum: float | None = None
 
@@ -36,18 +35,18 @@ class Flag:
 class RunRequest:
     """What one run is asked for, with or without the launcher; `config` replaces None by defaults."""
 
-    mode: Annotated[Literal["A", "B", "C", "all"], Flag("How collectives are issued.")] = "C"
-    preset: Annotated[str | None, Flag("See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")] = None
-    layers: Annotated[int | None, Flag("Blocks in the stack.")] = None
-    train: Annotated[bool, Flag("Forward and backward.")] = False
-    dtype: Annotated[str | None, Flag("float32, bfloat16 or float64.")] = None
-    overrides: Annotated[list[str] | None, Flag("Any config key; repeatable.", name="--set", metavar="KEY=VALUE")] = (
-        None
-    )
-    run_dir: Annotated[Path | None, Flag("Default: runs/<utc time>-<preset>-tp<N>.")] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("auto: GPUs when there are any.")] = "auto"
-    fault: Annotated[str, Flag("Known fault to inject, to watch the gate go red.")] = ""
-    fault_rank: Annotated[int | None, Flag("Rank that gets the fault; default: the last.")] = None
+    mode: Annotated[Literal["A", "B", "C", "all"], Flag("--mode", "How collectives are issued.")] = "C"
+    preset: Annotated[
+        str | None, Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")
+    ] = None
+    layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.")] = None
+    train: Annotated[bool, Flag("--train", "Forward and backward.")] = False
+    dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.")] = None
+    overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
+    run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device", "auto: GPUs when there are any.")] = "auto"
+    fault: Annotated[str, Flag("--fault", "Known fault to inject, to watch the gate go red.")] = ""
+    fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
     def config(self, device: str) -> RunConfig:
         """The resolved configuration of a run on `device`, "cpu" or "cuda". Raises ConfigError as `config.load`."""
@@ -73,42 +72,32 @@ class RunRequest:
 class GateRequest(RunRequest):
     """A run, and how `tpcompile gate` launches it."""
 
-    nproc: Annotated[int | None, Flag("Ranks; default: all GPUs, else 2.")] = None
-    timeout_s: Annotated[float, Flag("Seconds until everything is killed, exit 124.", minimum=1)] = 3600.0
+    nproc: Annotated[int | None, Flag("--nproc", "Ranks; default: all GPUs, else 2.")] = None
+    timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until everything is killed, exit 124.", minimum=1)] = (
+        3600.0
+    )
 
 
-@dataclass(frozen=True)
-class Declared:
-    """A field of a request, as the builder of a command line needs it."""
-
-    field: str
-    spelling: str
-    kind: Any
-    """Type of the value; of an optional field without the None."""
-    default: Any
-    flag: Flag
-
-
-def flags_of(request: type[RunRequest]) -> Iterator[Declared]:
-    """The flags of a request, in order."""
+def flags_of(request: type[RunRequest]) -> Iterator[tuple[dataclasses.Field[Any], Any, Flag]]:
+    """(field, type of its value without None, flag) of a request, in order."""
     hints = get_type_hints(request, include_extras=True)
     for field in dataclasses.fields(request):
         kind, flag = get_args(hints[field.name])
         if isinstance(kind, UnionType):
             kind = get_args(kind)[0]
-        spelling = flag.name or "--" + field.name.replace("_", "-")
-        yield Declared(field.name, spelling, kind, field.default, flag)
+        yield field, kind, flag
 
 
 def add_flags(parser: argparse.ArgumentParser, request: type[RunRequest]) -> None:
     """Give an argparse parser the flags of a request; its namespace then holds the fields."""
-    for declared in flags_of(request):
-        options: dict[str, Any] = {"metavar": declared.flag.metavar, "type": declared.kind}
-        if declared.kind is bool:
-            options = {"action": "store_true"}
-        elif get_origin(declared.kind) is list:
-            options |= {"type": str, "action": "append"}
-        elif get_origin(declared.kind) is Literal:
-            options |= {"type": str, "choices": get_args(declared.kind)}
-        help_text, default = declared.flag.help, declared.default
-        parser.add_argument(declared.spelling, dest=declared.field, default=default, help=help_text, **options)
+    for field, kind, flag in flags_of(request):
+        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": flag.help}
+        if kind is bool:
+            options["action"] = "store_true"
+        elif get_origin(kind) is Literal:
+            options["choices"] = get_args(kind)
+        elif get_origin(kind) is list:
+            options |= {"action": "append", "metavar": flag.metavar}
+        else:
+            options["type"] = kind
+        parser.add_argument(flag.spelling, **options)

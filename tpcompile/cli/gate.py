@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from tpcompile.request import Declared, GateRequest, flags_of
+from tpcompile.request import GateRequest, flags_of
 
 
 def gate(**options: Any) -> None:
@@ -22,14 +23,13 @@ def gate(**options: Any) -> None:
     raise typer.Exit(launch.run(plan, Console()))
 
 
-def _parameter(declared: Declared) -> inspect.Parameter:
-    """A flag of the request, as typer reads it off a signature."""
-    flag = declared.flag
-    option = typer.Option(declared.spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
-    kind = declared.kind if declared.default is not None else declared.kind | None
-    return inspect.Parameter(
-        declared.field, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=Annotated[kind, option]
-    )
+def _parameters() -> Iterator[inspect.Parameter]:
+    """The fields of a request, as typer reads flags off a signature."""
+    for field, kind, flag in flags_of(GateRequest):
+        option = typer.Option(flag.spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
+        value = kind if field.default is not None else kind | None
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[value, option])
 
 
-gate.__signature__ = inspect.Signature([_parameter(flag) for flag in flags_of(GateRequest)])  # type: ignore[attr-defined]
+gate.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
