@@ -23,23 +23,25 @@ def run_on_ranks(
     *args: Any,
     world_size: int = 2,
     timeout_s: float = 120.0,
-    collective_timeout_s: float = 60.0,
+    collective_timeout_s: float | None = None,
     start_method: str = "spawn",
 ) -> list[Any]:
     """Run `fn(*args)` on `world_size` gloo ranks on this machine and return the results in rank order.
 
     `fn` must be importable from a spawned process (top level of a module); results must pickle. The default group
-    exists while it runs, and a collective gives up after `collective_timeout_s`. Each rank has one CPU thread. Starting
-    costs seconds (the imports of every rank), so do many checks in one call, or import torch once for all calls: with
-    `multiprocessing.set_forkserver_preload(["torch", ...])` and `start_method="forkserver"`.
+    exists while it runs; a collective gives up after `collective_timeout_s`, None waits as long as the job. Each rank
+    has one CPU thread. Starting costs seconds (the imports of every rank), so do many checks in one call, or import
+    torch once for all calls: with `multiprocessing.set_forkserver_preload(["torch", ...])` and
+    `start_method="forkserver"`.
 
     Raises RuntimeError with the rank and the traceback of the first that failed, TimeoutError with the ranks still
     running when time is up; both after killing every rank.
     """
     context = mp.get_context(start_method)
+    limit_s = timeout_s if collective_timeout_s is None else collective_timeout_s
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_entry, args=(rank, world_size, folder, collective_timeout_s, fn, args), daemon=True)
+            context.Process(target=_entry, args=(rank, world_size, folder, limit_s, fn, args), daemon=True)
             for rank in range(world_size)
         ]
         try:
