@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 import tests.forked  # noqa: F401 - says what the server imports before the first fork
-from tpcompile.testing import ranks
+from tpcompile.ranks import processes
 from tpcompile.torch_api.forked import new_trace_handler
 
 __all__ = ["STORE", "run_on_fresh_ranks", "run_on_ranks"]
@@ -20,15 +20,15 @@ STORE = "TPCOMPILE_TEST_STORE"
 
 
 def run_on_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """`tpcompile.testing.ranks.run_on_ranks` in seconds less: with the variables of now, and torch imported."""
+    """`tpcompile.ranks.processes.run_on_ranks` in seconds less: with the variables of now, and torch imported."""
     with _served_store():
-        return ranks.run_on_ranks(_with_environ, dict(os.environ), fn, args, start_method="forkserver", **options)
+        return processes.run_on_ranks(_with_environ, dict(os.environ), fn, args, start_method="forkserver", **options)
 
 
 def run_on_fresh_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
     """Spawned: for what Python or torch reads when it starts, and for what a program imports."""
     with _served_store():
-        return ranks.run_on_ranks(fn, *args, **options)
+        return processes.run_on_ranks(fn, *args, **options)
 
 
 @contextmanager

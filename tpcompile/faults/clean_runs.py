@@ -38,8 +38,7 @@ from tpcompile.faults.alarms import alarms, found_by_rank
 from tpcompile.faults.case import load
 from tpcompile.faults.drawn import Draw, Program
 from tpcompile.faults.matrix import made_with
-from tpcompile.faults.run import Ended, environment, rank_command, run_in_tree, torchrun
-from tpcompile.launch import repro_script
+from tpcompile.faults.run import ROOT, Ended, environment, rank_command, run_in_tree, torchrun_with
 
 STATES = ("cold", "warm", "split")
 PLANS = (
@@ -59,10 +58,13 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run of the gate: exit code of the verdict, 124 at the time limit, and its one line."""
     state, nproc, limit_s = STATES[number % len(STATES)], args.nproc or 2, args.timeout_s or _GATE_LIMIT_S
     run_dir = folder / f"run_{number}"
-    gate = ["--preset", args.preset, "--run-dir", str(run_dir / "gate"), "--quiet-report"]
+    gate = [str(ROOT / "repro" / "tp_compile_repro.py"), "--preset", args.preset]
+    gate += ["--run-dir", str(run_dir / "gate"), "--quiet-report"]
     if args.train:
         gate.append("--train")
-    ended, row = _timed([str(repro_script()), *gate], run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
+    ended, row = _timed(
+        [str(ROOT / "repro" / "tp_compile_repro.py"), *gate], run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None
+    )
     verdict = RunDir(run_dir / "gate").read_verdict()
     if ended["timed_out"]:
         code, summary = 124, f"no end after {limit_s:g} s"
@@ -109,7 +111,7 @@ def _timed(
     seed = random.randrange(1 << 31)
     environ = environment(folder, gpus=gpus)
     del environ["TORCHINDUCTOR_COMPILE_THREADS"]  # compiling in worker processes is part of what is run
-    command = torchrun(rank, nproc=nproc, own=own_variables(state, folder, nproc=nproc, seed=seed))
+    command = torchrun_with(rank, nproc=nproc, own=own_variables(state, folder, nproc=nproc, seed=seed))
     start = time.perf_counter()
     ended = run_in_tree(command, run_dir, environ=environ, limit_s=limit_s)
     return ended, {"cache": state, "seed": seed, "wall_s": round(time.perf_counter() - start, 1)}

@@ -16,10 +16,11 @@ from tpcompile.faults import alarms
 from tpcompile.faults.case import Case
 from tpcompile.faults.drawn import Program
 from tpcompile.faults.judge import Result, gather, judge
+from tpcompile.launch import torchrun
 
 _LEFT_S = 30.0
 """Seconds after the limit in which the process tree must have been killed."""
-_ROOT = Path(tpcompile.__file__).parent.parent
+ROOT = Path(tpcompile.__file__).parent.parent
 Ended = dict[str, int | bool]
 """How a process tree ended: `exit_code` and `timed_out` of `tpcompile.process_tree.Outcome`."""
 
@@ -43,7 +44,7 @@ def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
 
     `gpus` is a value of CUDA_VISIBLE_DEVICES: empty for none, None to leave it as it is.
     """
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {
         **os.environ,
@@ -59,7 +60,7 @@ def launch(
     case: Case, folder: Path, *, environ: Mapping[str, str], limit_s: float, options: Sequence[str] = ()
 ) -> Ended:
     """Run a case under torchrun with its variables of each rank; `options` are those of `tpcompile.faults.rank`."""
-    command = torchrun(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
+    command = torchrun_with(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
     return run_in_tree(command, folder, environ=environ, limit_s=limit_s)
 
 
@@ -69,15 +70,14 @@ def rank_command(case: Case, folder: Path, options: Sequence[str] = ()) -> list[
     return ["-m", "tpcompile.faults.rank", module, case.name, "--run-dir", str(folder), *options]
 
 
-def torchrun(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
+def torchrun_with(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Command that starts Python with the arguments `rank` on `nproc` ranks, each with variables of its own.
 
     A shell sets them: Python reads its hash seed when it starts, and torch reads variables when it is imported.
     """
     exports = [f"{rank}) export {_assignments(variables)} ;;" for rank, variables in own.items() if variables]
     shell = f'case $RANK in {" ".join(exports)} esac; exec "$0" "$@"'
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    return [*launcher, "--no-python", "sh", "-c", shell, sys.executable, *rank]
+    return torchrun(nproc, ["--no-python", "sh", "-c", shell, sys.executable, *rank])
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

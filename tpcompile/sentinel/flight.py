@@ -24,7 +24,8 @@ from tpcompile.torch_api import watching
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
-_OWN = tuple(f"{_PACKAGE}/{part}/" for part in ("sentinel", "capture", "dist", "parity", "gate", "testing"))
+_OWN_PARTS = ("sentinel", "capture", "collectives", "ranks", "preflight", "gate", "numerics")
+_OWN = tuple(f"{_PACKAGE}/{part}/" for part in _OWN_PARTS)
 """What of tpcompile is nobody's program; `nn` and the corpus are."""
 Begun = tuple[int, str, int]
 """(Unix time in ns, region, call)."""
