@@ -62,9 +62,7 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     gate += ["--run-dir", str(run_dir / "gate"), "--quiet-report"]
     if args.train:
         gate.append("--train")
-    ended, row = _timed(
-        [str(ROOT / "repro" / "tp_compile_repro.py"), *gate], run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None
-    )
+    ended, row = _timed(gate, run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
     verdict = RunDir(run_dir / "gate").read_verdict()
     if ended["timed_out"]:
         code, summary = 124, f"no end after {limit_s:g} s"
