@@ -9,7 +9,7 @@
 Seeds from 1000 on are held out: they are run once, and their result is committed as it came.
 """
 
-from tpcompile.corpus.generated.main import main
+from tpcompile.faults.generated.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

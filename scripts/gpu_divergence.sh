@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rank divergence on N GPUs of this node: one divergent rank, the corpus, a sample of healthy programs, steady state.
+# Rank divergence on N GPUs of this node: one divergent rank, the planted faults, a sample of healthy programs, steady state.
 #
 #     scripts/gpu_divergence.sh N OUT_DIR
 #

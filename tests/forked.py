@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from tpcompile.corpus.generated.forked import end_as_python
+from tpcompile.faults.generated.forked import end_as_python
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from tests import forked
 from tests.gate.runs import REPRO
-from tpcompile import config, faults, gate
+from tpcompile import config, gate
 from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults import injected
 from tpcompile.ranks.env import RankEnv, choose_device
 
 Capture = pytest.CaptureFixture[str]
@@ -113,7 +114,7 @@ def test_unknown_fault_lists_the_known_ones(tmp_path: Path, capsys: Capture) -> 
 
 @pytest.mark.usefixtures("two_ranks")
 def test_fault_that_needs_a_gpu_on_cpu(tmp_path: Path, capsys: Capture) -> None:
-    assert [fault.name for fault in faults.ALL.values() if fault.needs_gpu] == ["triton_kernel"]
+    assert [fault.name for fault in injected.ALL.values() if fault.needs_gpu] == ["triton_kernel"]
     code, line = refused(capsys, tmp_path / "run", fault="triton_kernel", device="cpu")
     assert code == ExitCode.ENVIRONMENT
     assert "fault 'triton_kernel' needs a GPU" in line

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.gate.runs import AOT, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
-from tpcompile import faults
 from tpcompile.capture import CaptureSession
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import Check, CheckId, Layer, Status
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults import injected
 from tpcompile.gate.replay import replay
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -88,7 +88,7 @@ SHARED = {
     ),
     "local_norm": Red(check=FORWARD, summary=DECLARED, detail=r"first wrong in layers\.0\.attention\.qk_norm"),
     "dropped_result": Red(
-        check=DECLARED, summary="its result dropped", detail=r"compiled at .*faults/collectives\.py:\d+"
+        check=DECLARED, summary="its result dropped", detail=r"compiled at .*injected/collectives\.py:\d+"
     ),
     "bias_before_reduce": Red(
         check=FORWARD, summary=r"first wrong in layers\.0\.attention\.wo", detail="first wrong in"
@@ -152,7 +152,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
 
 
 def test_every_fault_has_a_negative_control() -> None:
-    assert SHARED.keys() | ALONE.keys() | ON_GPU == faults.ALL.keys()
+    assert SHARED.keys() | ALONE.keys() | ON_GPU == injected.ALL.keys()
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -197,7 +197,7 @@ class FirstOfThree(nn.Module):
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
     run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
     found = run.failed()["undeclared custom ops and Triton kernels"]
-    assert "tpcompile.faults.triton_kernel.local_scale_kernel" in found.observed
+    assert "tpcompile.faults.injected.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code
 
@@ -208,13 +208,15 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
         "torch.utils._triton.has_triton", lambda: True
     )  # tracing a kernel needs no GPU, running it does
     torch.compiler.reset()
-    context = faults.FaultContext(rank=0, world_size=1, target=0)
-    program = faults.find("triton_kernel").program(FirstOfThree(), context)
+    context = injected.FaultContext(rank=0, world_size=1, target=0)
+    program = injected.find("triton_kernel").program(FirstOfThree(), context)
     x = torch.ones(4, 8)
     with CaptureSession() as session, session.phase("C/first"):
         torch.compile(program, backend=lambda graph, inputs: lambda *args: (x,))(x, x, x)
     found = session.record(rank=0, world_size=1).undeclared_ops
-    assert [item.text.partition(" ")[0] for item in found] == ["tpcompile.faults.triton_kernel.local_scale_kernel"]
+    assert [item.text.partition(" ")[0] for item in found] == [
+        "tpcompile.faults.injected.triton_kernel.local_scale_kernel"
+    ]
     assert found[0].line is not None
     assert "local_scale_kernel[" in found[0].line.code
     assert session.record(rank=0, world_size=1, tp_aware=["local_scale_kernel"]).undeclared_ops == ()

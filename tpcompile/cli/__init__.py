@@ -24,7 +24,9 @@ app = typer.Typer(
 app.command("gate")(gate.gate)
 app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
-app.add_typer(faults.app, name="faults")
+app.command(
+    "faults", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)(faults.faults)
 app.command("presets")(presets.presets)
 app.command("version")(version.version)
 

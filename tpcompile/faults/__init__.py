@@ -1,29 +1,19 @@
-"""Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
+"""Known faults and healthy programs: what the gate, the sentinel and diagnose must name, and what they must let run.
 
-program.py        the user's program: prints, rank branches and constants, custom ops
-triton_kernel.py  an undeclared Triton kernel, imported only when it is used
-collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
-process.py        the process itself: killed, never arrives, does not compile
+registry.py    name -> declaration; two of one name are refused
+injected/      faults that `tpcompile gate --fault NAME` injects; below the gate, without what follows here
+case.py        a case: what is planted and what must be reported; declared on its program by @fault or @healthy
+programs/      planted faults, and healthy programs that look like one, small and as a user would have written them
+healthy/       healthy programs with parameters to draw; drawn.py is what they are given
+context.py     what a program of programs/ is given; plays one case on one rank
+rank.py        one rank of one case, under torchrun
+run.py         a case -> torchrun, in a process tree of its own (tree.py) -> evidence on disk -> result
+judge.py       a case and its evidence -> named, detected, missed, hang, ...
+alarms.py      what a run of a healthy program left -> its alarms
+sweep.py       many cases -> results
+matrix.py      results -> the detection matrix
+columns.py     the same case without the sentinel: what tlparse, DETAIL and spmd_check say
+__main__.py    the body of `tpcompile faults`
+clean_runs.py  many runs of healthy programs, drawn; scripts/clean_runs.py
+generated/     faults that nobody wrote by hand, drawn from seeds; scripts/generated_faults.py
 """
-
-from __future__ import annotations
-
-from tpcompile.errors import ConfigError
-from tpcompile.faults import collectives, process, program
-from tpcompile.faults.fault import Fault, FaultContext
-
-ALL: dict[str, Fault] = {fault.name: fault for module in (program, collectives, process) for fault in module.FAULTS}
-
-NO_FAULT = Fault(name="", what="no fault")
-
-
-def find(name: str) -> Fault:
-    """The fault of that name, `NO_FAULT` for an empty one. Raises ConfigError for an unknown name."""
-    if not name:
-        return NO_FAULT
-    if name not in ALL:
-        raise ConfigError(f"unknown fault {name!r}; choose from {', '.join(sorted(ALL))}")
-    return ALL[name]
-
-
-__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "find"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
-from tpcompile.faults import NO_FAULT, Fault, FaultContext
+from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
 from tpcompile.gate.reference import Result, StackReference, build, call_once

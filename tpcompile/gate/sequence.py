@@ -17,13 +17,14 @@ from loguru import logger
 from rich.console import Console
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpcompile import faults, logs
+from tpcompile import logs
 from tpcompile.capture import CaptureSession
 from tpcompile.config import RunConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.faults import Fault, FaultContext
+from tpcompile.faults import injected
+from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.reference import StackReference, free
@@ -54,7 +55,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
     try:
         env = rank_env()
         config.check_tp(env.world_size)
-        fault = faults.find(config.fault)
+        fault = injected.find(config.fault)
         device = choose_device(config.device, env)
         if fault.needs_gpu and device.type != "cuda":
             raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")

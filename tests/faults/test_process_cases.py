@@ -1,0 +1,25 @@
+"""Cases of processes, eager collectives, caches and data: two of them for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpcompile.faults.case import CASES
+from tpcompile.faults.judge import Outcome
+from tpcompile.faults.run import run_case
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
+    result = run_case(CASES["killed"], tmp_path)
+    assert result.outcome == Outcome.NAMED, result
+    assert result.found is not None and result.found.ranks == (0,)
+
+
+@pytest.mark.slow
+def test_a_norm_weight_with_another_bit_is_named(tmp_path: Path, forked_ranks: None) -> None:
+    result = run_case(CASES["flipped_bit"], tmp_path)
+    assert result.outcome == Outcome.NAMED, result
+    assert result.found is not None and "weight norm" in result.found.text

@@ -1,0 +1,140 @@
+"""A few cases for real; all of them is `tpcompile faults run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpcompile.errors import DirectoryTakenError
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.faults import __main__, injected, run
+from tpcompile.faults.case import CASES
+from tpcompile.faults.judge import Outcome
+from tpcompile.faults.run import run_case, torchrun
+from tpcompile.faults.sweep import sweep
+from tpcompile.gate.replay import replay
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stride", "getrank_constant", "reduce_op"])
+def test_a_planted_fault_is_named_in_seconds(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if name != "stride":  # one as users start it
+        request.getfixturevalue("forked_ranks")
+    result = run_case(CASES.find(name), tmp_path)
+    assert (result.outcome, result.why) == (Outcome.NAMED, "")
+    assert result.seconds is not None and result.seconds < 10
+    left = RunDir(tmp_path / name / "run")
+    assert replay(left) == left.read_verdict()  # `tpcompile compare` says the same of what a sentinel left
+
+
+@pytest.mark.slow
+def test_a_healthy_program_stays_green(tmp_path: Path, forked_ranks: None) -> None:
+    assert run_case(CASES.find("compile_order"), tmp_path).outcome == Outcome.GREEN
+
+
+@pytest.mark.slow
+def test_a_healthy_program_with_drawn_parameters_stays_green_and_a_control_is_an_alarm(
+    tmp_path: Path, forked_ranks: None
+) -> None:
+    assert run_case(CASES.find("logging_on_one_rank"), tmp_path).outcome == Outcome.GREEN
+    result = run_case(CASES.find("compiles_on_one_rank"), tmp_path)
+    assert (result.outcome, result.why) == (Outcome.FALSE_ALARM, "compiles by rank {0: 2, 1: 1}")
+
+
+def test_variables_of_a_rank_are_set_before_python_starts() -> None:
+    own = {0: {}, 1: {"A": "it's 1", "PYTHONHASHSEED": "0"}}
+    shell = torchrun(["-c", "pass"], nproc=2, own=own)
+    code = "import os, sys; print(os.environ.get('A'), sys.flags.hash_randomization)"
+    at = shell.index("sh")
+    for rank, said in (("0", "None 1"), ("1", "it's 1 0")):
+        command = [*shell[at : at + 4], "-c", code]
+        environ = {"PATH": os.environ["PATH"], "RANK": rank}
+        assert subprocess.run(command, env=environ, capture_output=True, text=True).stdout.strip() == said
+
+
+@pytest.mark.slow
+def test_a_case_past_its_limit_is_a_hang_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    case = replace(CASES.find("slow_rank"), limit_s=2.0)
+    assert run_case(case, tmp_path).outcome == Outcome.HANG
+    assert _left(tmp_path) == []
+
+
+def test_a_tree_ends_when_the_process_that_started_it_is_gone(tmp_path: Path) -> None:
+    marker = f"echo {tmp_path}; sleep 600"
+    tree = [sys.executable, "-m", "tpcompile.faults.tree", "600", str(tmp_path / "outcome.json"), "--"]
+    with subprocess.Popen([*tree, "sh", "-c", marker], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert json.loads((tmp_path / "outcome.json").read_text())["signal"] == signal.SIGTERM
+    assert _left(tmp_path) == []
+
+
+def _left(folder: Path) -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case ends at once, without a verdict."""
+
+    def launch(case: object, folder: Path, **_: object) -> run.Ended:
+        (folder / "run").mkdir(parents=True)
+        (folder / "reached_1.json").write_text(json.dumps(1.0))
+        return {"exit_code": 0, "timed_out": False}
+
+    monkeypatch.setattr(run, "launch", launch)
+
+
+def _faults(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["tpcompile faults", *args])
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    return int(end.value.code or 0)
+
+
+def test_the_command_ends_with_1_when_a_fault_is_missed(
+    nothing_said: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _faults(monkeypatch, "run", "stride", "--json", str(tmp_path / "matrix.json")) == 1
+    assert "1 missed" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "matrix.json").read_text())["results"]
+    assert (row["name"], row["outcome"]) == ("stride", "missed")
+
+
+def test_the_command_ends_with_0_when_all_is_well(nothing_said: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _faults(monkeypatch, "run", "clean", "compile_order", "--jobs", "2") == 0
+
+
+@pytest.mark.parametrize("args", [("run", "nope"), ("run", "stride", "--columns", "nope")])
+def test_unknown_cases_and_columns_are_usage_errors(monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]) -> None:
+    assert _faults(monkeypatch, *args) == 2
+
+
+@pytest.mark.slow
+def test_the_list_shows_all_that_can_be_run_or_injected() -> None:
+    command = [sys.executable, "-m", "tpcompile.cli", "faults", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert {*CASES, *injected.ALL} <= names
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stride").mkdir()
+    with pytest.raises(DirectoryTakenError):
+        sweep([CASES.find("stride")], tmp_path)

@@ -1,0 +1,106 @@
+"""`python -m tpcompile.faults list | run | find`: the body of `tpcompile faults`, in a process that imports torch."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from tpcompile import logs
+from tpcompile.errors import ConfigError, ExitCode, TpCompileError
+from tpcompile.faults import injected
+from tpcompile.faults.case import chosen, load
+from tpcompile.faults.columns import COLUMNS
+from tpcompile.faults.matrix import Matrix, listing, made_with, render, row_of
+from tpcompile.faults.sweep import sweep
+
+app = typer.Typer(
+    name="tpcompile faults",
+    help="Planted faults of rank divergence and healthy programs: what there is, and whether each is judged rightly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list")
+def list_() -> None:
+    """List all of them: what is planted, what must be reported, which public threads it stands for."""
+    every = load("programs", "healthy").values()
+    listed: dict[str, list[tuple[str, ...]]] = {
+        "Planted faults and programs that look like one, run by `tpcompile faults run`": [
+            row_of(case) for case in every if not case.is_drawn
+        ],
+        "Healthy programs, run by `tpcompile faults run NAME` and drawn by scripts/clean_runs.py": [
+            (case.name, case.what) for case in every if case.is_drawn
+        ],
+        "Faults of the block, injected by `tpcompile gate --fault NAME`": [
+            (name, fault.what) for name, fault in injected.ALL.items()
+        ],
+    }
+    console = Console()
+    for title, rows in listed.items():
+        console.print(f"{title}:", markup=False)
+        console.print(listing(rows))
+
+
+@app.command("find", hidden=True)
+def find(name: str) -> None:
+    """Exit 0 when `tpcompile gate --fault NAME` knows the name."""
+    injected.find(name)
+
+
+@app.command("run")
+def run(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of `tpcompile faults list`; default: all planted ones.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases that run side by side; times suffer.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the matrix there as JSON.")] = None,
+    columns: Annotated[
+        str, typer.Option(metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
+    ] = "",
+    device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: GPUs where there are two, else CPU.")] = "auto",
+    run_dir: Annotated[Path | None, typer.Option(help="Keep logs and verdicts there; default: not kept.")] = None,
+) -> None:
+    """Run cases for real; exit 0 only when every fault is named and no healthy program is red."""
+    logs.setup(rank=0)
+    cases = chosen(names or ())
+    tools = [tool for tool in columns.split(",") if tool]
+    unknown = [tool for tool in tools if tool not in COLUMNS]
+    if unknown:
+        raise ConfigError(f"unknown column {', '.join(unknown)}; choose from {', '.join(COLUMNS)}")
+    if tools and any(case.is_drawn for case in cases):
+        raise ConfigError("--columns: healthy programs with drawn parameters run with the sentinel only")
+    console = Console()
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False)
+
+    results = sweep(cases, run_dir, jobs=jobs, tools=tools, device=device, progress=tell)
+    matrix = Matrix(results=tuple(results), made_with=made_with(["tpcompile", "faults", *sys.argv[1:]]))
+    if json is not None:
+        json.write_text(matrix.to_json(indent=1))
+    render(matrix, console)
+    raise typer.Exit(ExitCode.PASS if matrix.is_right else ExitCode.FAIL)
+
+
+def main() -> None:
+    """End the process with a code of `tpcompile.errors.ExitCode`."""
+    try:
+        app(prog_name="tpcompile faults")
+    except TpCompileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(ExitCode.BUG)
+
+
+if __name__ == "__main__":
+    main()

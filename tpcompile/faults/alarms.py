@@ -1,0 +1,63 @@
+"""What a healthy program left behind -> the alarms of its run; pure but for the files of the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpcompile.faults.drawn import Draw, Program
+from tpcompile.faults.judge import Outcome, Result
+
+Found = dict[str, Any]
+"""What `drawn.play` writes on a rank."""
+
+
+def judge(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> Result:
+    """The row of a program: green, or a false alarm with its reasons."""
+    found = alarms(program, draw, folder, ended)
+    outcome = Outcome.FALSE_ALARM if found else Outcome.GREEN
+    if ended["timed_out"]:
+        outcome = Outcome.HANG
+    return Result(name=program.name, expected="", outcome=outcome, why="; ".join(found))
+
+
+def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> list[str]:
+    """Everything that makes the run an alarm."""
+    ranks = found_by_rank(folder)
+    alarms = ["no end in time"] if ended["timed_out"] else []
+    if ended["exit_code"]:
+        alarms.append(f"exit code {ended['exit_code']}")
+    alarms += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
+    missing = [rank for rank in range(draw.nproc) if rank not in ranks]
+    alarms += [f"no result of rank {rank}" for rank in missing]
+    for rank, found in sorted(ranks.items()):
+        alarms += [f"rank {rank}: {text}" for text in _of_rank(found)]
+    if not missing:
+        alarms += _compiles(program, ranks)
+    return alarms
+
+
+def found_by_rank(folder: Path) -> dict[int, Found]:
+    """Rank -> what it wrote, of the ranks that wrote it."""
+    files = {int(path.stem.removeprefix("rank_")): path for path in folder.glob("rank_*.json")}
+    return {rank: json.loads(path.read_text()) for rank, path in files.items()}
+
+
+def _of_rank(found: Found) -> list[str]:
+    stopped = [text for text in found["warnings"] if "stopped watching" in text]
+    if not stopped and found["stopped_watching"]:
+        stopped = ["the sentinel was not active at the end"]
+    return [*found["findings"], *stopped]
+
+
+def _compiles(program: Program, ranks: Mapping[int, Found]) -> list[str]:
+    """Ranks of one group that compiled another number of times; and a program that compiles nothing tests nothing."""
+    counts: dict[str, dict[int, int]] = {}
+    for rank, found in sorted(ranks.items()):
+        counts.setdefault(found["domain"], {})[rank] = found["compiles"]
+    nothing = [f"nothing compiled on {domain}" for domain, own in counts.items() if not any(own.values())]
+    if program.compiles_differ:
+        return nothing
+    return nothing + [f"compiles by rank {own}" for own in counts.values() if len(set(own.values())) > 1]

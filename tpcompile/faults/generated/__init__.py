@@ -1,0 +1,16 @@
+"""Faults of rank divergence that nobody wrote by hand: an operator changes the source of a program, a seed says how.
+
+operators/        what is changed, and what must be said of it
+programs/         what is changed: real programs with marked places
+template.py       the marks; a program and edits -> the source that is run
+programs_list.py  in which ways each program can be run
+plan.py           seed -> case
+frame.py          what a program is given: groups, device, and what watches its steps
+forked.py         ranks forked from a process that has imported torch: a case costs seconds less
+judge.py          a case and what was said of it -> named, detected, missed, hang, ...
+sweep.py          cases and routes -> rows
+table.py, main.py rows -> tables; scripts/generated_faults.py
+
+Nothing here knows how the tool finds a fault: operators are written from what goes wrong in jobs, and seeds from 1000
+on are run once.
+"""

@@ -1,0 +1,141 @@
+"""A case and what a route said of it -> named, detected, missed, hang, ...: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from tpcompile.evidence.logs.diagnose import WHOLE
+from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.lines import is_installed
+from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.faults.generated.names import Route
+from tpcompile.faults.generated.operators.operator import Trace
+from tpcompile.faults.generated.plan import Case, Truth
+from tpcompile.faults.judge import Evidence, Found, Outcome, first_finding
+
+PROGRAM_FILE = "program.py"
+EXIT_NOT_COMPILED = 6
+"""`diagnose`: the compiles agree, and the job ended badly or its logs are not whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One row."""
+
+    outcome: Outcome
+    wrong: tuple[str, ...] = ()
+    """Which of cause, rank and line is wrong, or what else is."""
+    found: Found | None = None
+
+
+def judge(case: Case, route: Route, evidence: Evidence) -> Judged:
+    """The row of a case on a route."""
+    found = first_finding(evidence.verdict) if evidence.verdict else None
+    if route == Route.SENTINEL and evidence.is_hang:
+        return Judged(outcome=Outcome.HANG, found=found)
+    if case.operator.is_healthy:
+        return _healthy(route, evidence, found)
+    if evidence.reached_at is None:
+        return Judged(outcome=Outcome.BROKEN, wrong=("the fault was never reached",), found=found)
+    return _faulty(case, route, evidence, found)
+
+
+def _faulty(case: Case, route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    if route == Route.CHECK_RANKS and evidence.verdict is None:
+        return Judged(outcome=Outcome.DIED)
+    if route != Route.SENTINEL and case.truth.trace == Trace.ABSENT:
+        return _not_compiled(route, evidence, found)
+    if found is None:
+        may_lack_log = route == Route.DIAGNOSE and case.operator.leaves_no_log
+        is_named = may_lack_log and _lacks_log(case, evidence)
+        return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
+    assert evidence.verdict is not None
+    wrong = differences(case.truth, found, readings(evidence.verdict, found))
+    outcome = Outcome.DETECTED if wrong else Outcome.NAMED
+    return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
+
+
+def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    if found is not None:
+        is_of_package = route == Route.CHECK_RANKS and _is_of_package(found, evidence)
+        return Judged(outcome=Outcome.OF_PACKAGE if is_of_package else Outcome.FALSE_ALARM, found=found)
+    if route == Route.DIAGNOSE and evidence.diagnose_code != 0:
+        return Judged(outcome=Outcome.FALSE_ALARM)
+    if not evidence.ended_well:
+        return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
+    return Judged(outcome=Outcome.GREEN)
+
+
+def _is_of_package(found: Found, evidence: Evidence) -> bool:
+    """True for a graph break on all ranks inside an installed package: some versions of transformers have one."""
+    assert evidence.verdict is not None
+    is_everywhere = len(found.ranks) == evidence.verdict.world_size
+    is_break = found.cause == Cause.GRAPH_BREAK
+    return is_break and is_everywhere and found.line is not None and is_installed(found.line)
+
+
+def _lacks_log(case: Case, evidence: Evidence) -> bool:
+    """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
+    if evidence.verdict is None or evidence.diagnose_code != EXIT_NOT_COMPILED:
+        return False
+    checks = [check for check in evidence.verdict.checks if check.name == WHOLE]
+    return any(check.ranks == (case.rank,) for check in checks)
+
+
+def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
+    """A fault that no compile shows: nothing may be red, and diagnose says so when the job ended badly."""
+    if found is not None:
+        return Judged(outcome=Outcome.DETECTED, wrong=("it is not in what was compiled",), found=found)
+    if route != Route.DIAGNOSE or evidence.ended_well:
+        return Judged(outcome=Outcome.NAMED)
+    if evidence.diagnose_code != EXIT_NOT_COMPILED:
+        return Judged(outcome=Outcome.MISSED, wrong=(f"exit code {evidence.diagnose_code}",))
+    return Judged(outcome=Outcome.NAMED)
+
+
+def differences(truth: Truth, found: Found, ranks: Sequence[frozenset[int]]) -> list[str]:
+    """Which of cause, rank and line a finding has wrong; `ranks` are its `readings`."""
+    wrong = []
+    if found.cause.name.lower() not in truth.causes:
+        wrong.append("cause")
+    if not set(ranks) & set(truth.ranks):
+        wrong.append("rank")
+    if truth.lines is not None and not _is_on(truth, found.line):
+        wrong.append("line")
+    return wrong
+
+
+def _is_on(truth: Truth, line: UserLine | None) -> bool:
+    if line is None or truth.lines is None:
+        return False
+    file = PurePath(line.file).name
+    if file == truth.file:
+        return True
+    return file == PROGRAM_FILE and line.line in truth.lines
+
+
+def readings(verdict: Verdict, found: Found) -> list[frozenset[int]]:
+    """Sets of ranks that a finding can be read to blame: the odd ones, and all of them where there is no majority."""
+    read = [frozenset(found.ranks)]
+    for divergence in verdict.divergences:
+        groups = [frozenset(group.ranks) for group in divergence.groups]
+        everybody = frozenset[int]().union(*groups)
+        largest = max((len(group) for group in groups), default=0)
+        has_majority = 2 * largest > len(everybody)
+        if divergence.title == found.text and not has_majority:
+            read.append(everybody)
+    return read
+
+
+def described(judged: Judged) -> str:
+    """What was found, in one line."""
+    if judged.found is None:
+        return "; ".join(judged.wrong)
+    found = judged.found
+    ranks = ranks_text(found.ranks) or "none"
+    line = f"{PurePath(found.line.file).name}:{found.line.line}" if found.line else "no line"
+    text = f"{found.cause.name.lower()}, rank {ranks}, {line}: {found.text}"
+    return f"{', '.join(judged.wrong)} wrong; {text}" if judged.wrong else text

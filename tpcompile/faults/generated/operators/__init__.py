@@ -1,0 +1,30 @@
+"""All operators by what they change; `ALL`, `FAULTS`, `HEALTHY`."""
+
+from __future__ import annotations
+
+from tpcompile.faults.generated.operators import (
+    collectives,
+    compiling,
+    healthy,
+    inputs,
+    process,
+    region,
+    running,
+    state,
+)
+from tpcompile.faults.generated.operators.operator import Operator
+from tpcompile.faults.registry import Registry
+
+FAULTS: tuple[Operator, ...] = (
+    *region.OPERATORS,
+    *collectives.OPERATORS,
+    *inputs.OPERATORS,
+    *state.OPERATORS,
+    *compiling.OPERATORS,
+    *running.OPERATORS,
+    *process.OPERATORS,
+)
+HEALTHY: tuple[Operator, ...] = healthy.OPERATORS
+ALL: Registry[Operator] = Registry("operator")
+for _operator in (*FAULTS, *HEALTHY):
+    ALL.add(_operator)

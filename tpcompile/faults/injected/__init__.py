@@ -1,0 +1,22 @@
+"""Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
+
+program.py        the user's program: prints, rank branches and constants, custom ops
+triton_kernel.py  an undeclared Triton kernel, imported only when it is used
+collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
+process.py        the process itself: killed, never arrives, does not compile
+"""
+
+from __future__ import annotations
+
+from tpcompile.faults.injected import collectives, process, program
+from tpcompile.faults.injected.fault import ALL, Fault, FaultContext
+
+NO_FAULT = Fault(name="", what="no fault")
+
+
+def find(name: str) -> Fault:
+    """The fault of that name, `NO_FAULT` for an empty one. Raises ConfigError for an unknown name."""
+    return ALL.find(name) if name else NO_FAULT
+
+
+__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "collectives", "find", "process", "program"]

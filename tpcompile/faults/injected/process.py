@@ -1,0 +1,51 @@
+"""Faults of the process: a rank that dies, never arrives, or does not compile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpcompile.faults.injected.fault import FaultContext, injects
+
+
+@injects("phase")
+def killed(phase: str, context: FaultContext) -> None:
+    """One rank is killed while it compiles."""
+    if phase == "compiling" and context.is_target:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@injects("phase")
+def never_starts(phase: str, context: FaultContext) -> None:
+    """One rank never joins the process group."""
+    if phase == "start" and context.is_target:
+        time.sleep(86400)
+
+
+@injects("phase")
+def never_arrives(phase: str, context: FaultContext) -> None:
+    """One rank never reaches the first call."""
+    if phase == "C/first" and context.is_target:
+        time.sleep(86400)
+
+
+@injects("phase")
+def raises(phase: str, context: FaultContext) -> None:
+    """One rank raises between calls."""
+    if phase == "C/steady" and context.is_target:
+        raise RuntimeError("injected: this rank gives up")
+
+
+@injects("compile")
+def nothing_compiled(program: Any, context: FaultContext, compile_: Callable[[Any], Any]) -> Any:
+    """The program is not compiled on any rank."""
+    return program
+
+
+@injects("compile")
+def one_rank_compiles(program: Any, context: FaultContext, compile_: Callable[[Any], Any]) -> Any:
+    """The program is compiled on one rank only."""
+    return compile_(program) if context.is_target else program
