@@ -20,7 +20,8 @@ from rich.text import Text
 from tpcompile.corpus.case import Case
 from tpcompile.corpus.judge import Outcome, Result
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
-from tpcompile.report.wording import named_ranks, plain
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.report.wording import plain
 
 _STYLES = {Outcome.NAMED: "green", Outcome.GREEN: "green", Outcome.DETECTED: "yellow"}
 
