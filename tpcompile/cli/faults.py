@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(help="Planted faults of rank divergence: what is in the corpus, and whether each is named.")
+app = typer.Typer(help="Planted faults of rank divergence: the cases of the corpus, and whether each is named.")
 
 
 @app.command("list")
@@ -24,13 +24,15 @@ def list_() -> None:
 @app.command("run")
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Cases, see `tpcompile faults list`; default: all.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cases that run side by side; times suffer.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write the matrix there as JSON.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases to run in parallel; their times get longer.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the matrix as JSON to this file.")] = None,
     columns: Annotated[
         str, typer.Option(metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
     ] = "",
     device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: GPUs where there are two, else CPU.")] = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Keep logs and verdicts there; default: not kept.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Keep logs and verdicts in this folder; default: not kept.")
+    ] = None,
 ) -> None:
     """Run cases for real; exit 0 only when every fault is named and no healthy program is red."""
     from rich.console import Console

@@ -20,8 +20,8 @@ def gate(
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: runs/<utc time>-<preset>-tp<N>.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: GPUs when there are any.")] = "auto",
-    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds until everything is killed, exit 124.")] = 3600.0,
-    fault: Annotated[str, typer.Option(help="Known fault to inject, to watch the gate go red.")] = "",
+    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds until all ranks are killed, exit 124.")] = 3600.0,
+    fault: Annotated[str, typer.Option(help="Known fault to inject, so that the gate fails.")] = "",
     fault_rank: Annotated[int | None, typer.Option(help="Rank that gets the fault; default: the last.")] = None,
 ) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph."""

@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.several import first
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
@@ -149,11 +149,11 @@ def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
     ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
     shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
     odd = ahead.where(bool).ranks
-    what = _what(change, clock) if change.is_of_one_rank else "do not make the same calls"
+    what = _what(change, clock) if change.is_of_one_rank else "did not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
     then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"rank {ranks_text(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"{named_ranks(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
     is_by_number = clock.startswith(COLLECTIVES)
@@ -164,4 +164,4 @@ def _what(change: _Change, clock: str) -> str:
     is_ahead = max(change.ahead) > 0
     if clock.startswith(COLLECTIVES):
         return "issued more collectives per call than before" if is_ahead else "issued fewer collectives per call"
-    return "left out a call" if is_ahead else "made one call more"
+    return "left out a call" if is_ahead else "made one additional call"

@@ -13,7 +13,7 @@ from itertools import combinations
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.several import first
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.departed import waits_for_departed
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -55,7 +55,7 @@ def _mismatch_in(history: History) -> Finding | None:
 
 def _unlike(here: ByRank[Issued]) -> Finding:
     odd = here.unlike_most(_what)
-    says = " against ".join(f"rank {ranks_text(ranks)} {here[ranks[0]]}" for ranks in here.groups(_what))
+    says = ", ".join(f"{named_ranks(ranks)} in {here[ranks[0]]}" for ranks in here.groups(_what))
     return Finding(Cause.STUCK_COLLECTIVE, f"the ranks are in different collectives: {says}", odd, here[odd[0]].line)
 
 
@@ -94,7 +94,7 @@ def _crossed_by(situation: Situation, a: int, b: int) -> Finding | None:
         return None
     if _may_be_joined(first_of_a, states) or _may_be_joined(first_of_b, states):
         return None
-    says = f"rank {a} issued {first_of_a} before {second_of_a}; rank {b} issued them in opposite order"
+    says = f"rank {a} issued {first_of_a} before {second_of_a}; rank {b} issued them in the opposite order"
     return Finding(Cause.STUCK_COLLECTIVE, says, (a, b), first_of_b.line)
 
 

@@ -9,7 +9,7 @@ from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import first
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import issued_by_all
@@ -33,7 +33,7 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
     waiting = states.where(lambda state: state.waits_at or state.in_flight)
     says = "; ".join(map(str, dead.values()))
     if waiting:
-        says += f"; rank {ranks_text(waiting.ranks)} waits"
+        says += f"; waiting: {named_ranks(waiting.ranks)}"
     aborted = dead.where(lambda gone: gone.aborted).where(_line)
     cause = dead.first.cause
     if aborted and cause == Cause.KILLED:
@@ -66,7 +66,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
 
 def _unlike_sizes(gone: Lost, met: Issued, says: str) -> Finding:
     """The dead rank and the others were in one collective."""
-    says += f"; the others issued {met.op} there, too: shapes, dtypes or split sizes differ"
+    says += f"; the remaining ranks issued {met.op} at the same line: shapes, dtypes or split sizes differ"
     return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
 
 
@@ -85,16 +85,16 @@ def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: 
     """The dead rank did what everybody does, and a rank met it with another collective."""
     issued = strange.first
     cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
-    says += f"; rank {ranks_text(strange.ranks)} was in {issued}"
+    says += f"; {named_ranks(strange.ranks)} issued {issued}"
     return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
 
 
 def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
     """The others did what everybody does, and met the dead rank elsewhere."""
-    says += f"; the others were in {met}"
+    says += f"; the remaining ranks issued {met}"
     if met.call_line is None or not _is_usual_place(gone, states):
         return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
-    says += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
+    says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
     return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
 
 

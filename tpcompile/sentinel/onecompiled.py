@@ -82,7 +82,7 @@ def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | 
         return None
     says = (
         f"rank {whole.state.rank} compiled {whole.at}; rank {part.state.rank} runs that function without compiling it, "
-        f"and compiled {part.at} inside of it"
+        f"and compiled {part.at} inside it"
     )
     ranks = fewer_of(_in_region_of(part.state, states), _in_region_of(whole.state, states))
     return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.program_line or part.state.program_line)
@@ -106,7 +106,7 @@ def _while_compiling(pair: Pair) -> Finding | None:
     """The other one communicates while it compiles."""
     if not pair.other.compiles:
         return None
-    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} without it"
+    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} alone"
     return pair.about_other(Cause.STUCK_COLLECTIVE, says)
 
 
@@ -115,7 +115,7 @@ def _recompile_limit(pair: Pair) -> Finding | None:
     reason = pair.other.reason
     if _region_of(pair.other) != pair.region or not reason:
         return None
-    says = f"{pair.opening}; rank {pair.other.rank} did not compile: {reason}, and waits {pair.waits}"
+    says = f"{pair.opening}; rank {pair.other.rank} did not compile ({reason}) and waits {pair.waits}"
     line = line_in(pair.other, pair.region) or pair.other.wait_line
     return Finding(Cause.RECOMPILE_LIMIT, says, (pair.other.rank,), line)
 
@@ -124,7 +124,7 @@ def _extra_compile(pair: Pair) -> Finding | None:
     """The other one is elsewhere."""
     if pair.other.position is None or runs(pair.other, pair.region):
         return None
-    says = f"rank {pair.compiled.rank} alone compiled {pair.at}; rank {pair.other.rank} waits {pair.waits}"
+    says = f"only rank {pair.compiled.rank} compiled {pair.at}; rank {pair.other.rank} waits {pair.waits}"
     return Finding(Cause.EXTRA_COMPILE, says, (pair.compiled.rank,), pair.compiled.line)
 
 

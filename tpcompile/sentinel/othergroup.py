@@ -66,5 +66,5 @@ def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
     one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(one.state.members.get(one.group, ()))
-    observed = f"the ranks use different groups of the same ranks {members}{at(one.line)}: {says}"
+    observed = f"the ranks use different process groups with the same members {members}{at(one.line)}: {says}"
     return Finding(Cause.GROUP, observed, odd, one.line)

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from tpcompile.evidence.byrank import ByRank
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.several import differ, first
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import History, groups_used
@@ -130,9 +130,9 @@ def _finding(meeting: _Meeting, odd: tuple[int, ...]) -> Finding:
     others = meeting.here.without(odd)
     theirs, usual = meeting.here[odd[0]], others.first
     own = first(meeting.own_frames(odd[0]))
-    who = f"rank {ranks_text(odd)}"
+    who = named_ranks(odd)
     if own is not None:
-        says = f"{who} issued {theirs}, which no other rank does; rank {ranks_text(others.ranks)} {usual}"
+        says = f"{who} issued {theirs}, which no other rank issues; {named_ranks(others.ranks)} issued {usual}"
         return Finding(call_or_collective(_calls_from(theirs, own)), says, odd, own)
     says = f"{who} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
     called_at = usual.call_line or theirs.call_line

@@ -361,7 +361,7 @@ class Sentinel:
             if self.is_active and self.shutdown.exit_code is None:
                 self._blame_lost()
         except RuntimeError as error:
-            logger.debug("no word of who died: the store is gone ({})", error)
+            logger.debug("cannot tell which rank died: the store is gone ({})", error)
         finally:
             self.shutdown.terminated(128 + SIGTERM)
 

@@ -18,7 +18,7 @@ from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.compare import Allowed
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
@@ -165,8 +165,8 @@ class Settlement:
         left = [rank for rank in self._log.members if rank not in settled.present]
         if left:
             logger.warning(
-                "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
-                settled.alarm.position, ranks_text(left),
+                "what was compiled at {} differs between the ranks; {} left before the comparison",
+                settled.alarm.position, named_ranks(left),
             )  # fmt: skip
 
     def record(self, position: Position | None) -> RankRecord:
@@ -217,7 +217,7 @@ class Settlement:
         try:
             self._directory().write_text(f"rank_{self._log.rank}/traceback.txt", text)
         except TpCompileError as error:
-            logger.error("the traceback of rank {} is not kept: {}", self._log.rank, error)
+            logger.error("the traceback of rank {} could not be written: {}", self._log.rank, error)
 
     def let_the_first_go(self) -> None:
         """Stay until the first rank that an exception ends has ended, for torchrun blames who ends first."""

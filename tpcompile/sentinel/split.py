@@ -12,7 +12,7 @@ from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import SkippedFrame
 from tpcompile.evidence.several import first
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.regionlines import frames_inside
@@ -37,8 +37,8 @@ def _in_region(counted: ByRank[Counted]) -> Finding | None:
         return None
     skipped = split.found(lambda one: one.skipped).first
     observed = (
-        f"rank {ranks_text(split.ranks)} runs {split.first.region} in several compiled regions, "
-        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped)}"
+        f"{named_ranks(split.ranks)} ran {split.first.region} in several compiled regions, "
+        f"{named_ranks(whole.ranks)} in one: {_why(skipped)}"
     )
     broke_at = skipped.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
@@ -62,8 +62,8 @@ def _whole_and_part(region: str, tables: ByRank[Mapping[str, Counted]]) -> Findi
     if not part:
         return None
     observed = (
-        f"rank {ranks_text(whole.ranks)} compiled {region}; rank {ranks_text(part.ranks)} runs that function without "
-        f"compiling it, and compiled {part.first.region} inside of it"
+        f"{named_ranks(whole.ranks)} compiled {region}; {named_ranks(part.ranks)} ran that function without "
+        f"compiling it, and compiled {part.first.region} inside it"
     )
     odd = fewer_of(whole.ranks, part.ranks)
     return Finding(Cause.REGIONAL_COMPILE, observed, odd, part.first.line)

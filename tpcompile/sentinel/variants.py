@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from tpcompile.evidence.byrank import ByRank, by_name
 from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Frozen, UserLine
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.progress import Progress, Region
 
@@ -64,7 +64,7 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
     says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
     observed = (
         f"in call {call} of {ran.first.region} the ranks ran different variants of it: {says}; "
-        f"rank {ranks_text(odd)} did what is unusual"
+        f"unusual on {named_ranks(odd)}"
     )
     return Finding(Cause.WRONG_VARIANT, observed, odd, ran[odd[0]].line)
 
@@ -87,4 +87,4 @@ def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
 def _name(ran: Ran, variant: str) -> str:
     """Say since when the rank has had it: hashes mean nothing to a person."""
     first = min(call for call, one in ran.variants.items() if one == variant)
-    return f"the one of call {first}"
+    return f"the variant of call {first}"
