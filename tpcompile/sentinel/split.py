@@ -1,7 +1,7 @@
-"""How each rank enters its compiled callables -> ranks that alone run one of them region by region: pure.
+"""How ranks enter their compiled callables -> ranks on which one of them runs as several compiled regions: pure.
 
-A graph break in a loop makes Dynamo skip a code object for the life of the process: what is compiled is its parts then,
-and where these hold no collective no rank waits for another. Ranks are compared at the calls that were whole on both.
+A graph break in a loop makes Dynamo skip a code object for the life of the process, so that only its parts are
+compiled. If these hold no collective, no rank waits. Ranks are compared at calls that ran as one region on both.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tpcompile.sentinel.regionlines import frames_inside
 
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips the code object for the life of the process, whichever instance broke "
-    "its graph; torch.compiler.reset() after the call that broke it makes Dynamo forget",
+    "its graph; torch.compiler.reset() after the call that broke it clears that",
 )
 
 
 def split_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
-    """The first region that some ranks run in parts, at a call that others made as one."""
+    """The first region that some ranks run as several regions, at a call that other ranks ran as one."""
     return first_finding(_in_region, by_name(by_rank))
 
 
@@ -46,9 +46,9 @@ def _in_region(counted: ByRank[Counted]) -> Finding | None:
 
 
 def parts_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
-    """The first region that some ranks compiled, and whose function others run as it is, with a part of it compiled.
+    """The first region that some ranks compiled, while other ranks run its function eager and compiled a part of it.
 
-    Only of ranks that leave: one that runs the function as it is now, in an evaluation, may compile it later.
+    Only for ranks that leave: a rank that runs the function eager now, in an evaluation, may compile it later.
     """
     tables = ByRank(by_rank)
     names = sorted(set[str]().union(*tables.values()))
@@ -70,7 +70,7 @@ def _whole_and_part(region: str, tables: ByRank[Mapping[str, Counted]]) -> Findi
 
 
 def _part_of(region: str, table: Mapping[str, Counted], of_others: Collection[str]) -> Counted | None:
-    """What the rank compiled, and those others did not, while it was inside the function of that region."""
+    """A region that this rank compiled inside the function of `region`, and the other ranks did not."""
     own = [counted for name, counted in table.items() if counted.is_over and name not in of_others]
     return first(counted for counted in own if frames_inside(counted.stack[::-1], region, table))
 
