@@ -15,7 +15,7 @@ from tpcompile import config
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     dtype = getattr(torch, block.dtype)
     with torch.device("meta"):
-        stack = TransformerStack(block, Collectives(dist.group.WORLD))
+        stack = TransformerStack(block, Collectives(dist.group.WORLD), num_layers=block.num_layers)
     stack = stack.to_empty(device=device)
     load_full_state_dict(stack, draw_stack_weights(block, seed=0, dtype=dtype, device=device))
     compiled = torch.compile(stack)

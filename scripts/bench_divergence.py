@@ -33,9 +33,9 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 from tpcompile.process_tree import run_tree
 from tpcompile.sentinel import Sentinel
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
 
 FAULT_STEP = 3
 
@@ -67,7 +67,7 @@ def play(preset: str, out: Path, *, is_watched: bool) -> None:
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     dtype = getattr(torch, block.dtype)
     with torch.device("meta"):
-        stack = TransformerStack(block, Collectives(dist.group.WORLD))
+        stack = TransformerStack(block, Collectives(dist.group.WORLD), num_layers=block.num_layers)
     stack = stack.to_empty(device=device)
     load_full_state_dict(stack, draw_stack_weights(block, seed=0, dtype=dtype, device=device))
     statistics = dist.new_group(group_desc="statistics")

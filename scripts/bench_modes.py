@@ -29,7 +29,7 @@ from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 COMMS: dict[str, Any] = {
     "eager": Collectives,
@@ -98,7 +98,7 @@ def program(name: str, settings: config.RunConfig, device: torch.device, *, trai
     full = draw_stack_weights(block, seed=0, dtype=dtype, device=device)
     inputs = draw_inputs(block, seed=1, device=device, dtype=dtype, seq_len=block.seq_len)
     with torch.device("meta"):
-        stack = TransformerStack(block, COMMS[name](dist.group.WORLD))
+        stack = TransformerStack(block, COMMS[name](dist.group.WORLD), num_layers=block.num_layers)
     stack = stack.to_empty(device=device)
     load_full_state_dict(stack, full)
     del full

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 scripts/correctness_matrix.py --sample --json out.json
 
 tp runs over the divisors of the world size, each as the group of the first ranks; the others wait at the store. One
-twin per form and dtype serves all tp. Ends with 1 when a cell is wrong, 2 when no cell was run.
+reference per form and dtype serves all tp. Ends with 1 when a cell is wrong, 2 when no cell was run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import TransformerStack
+from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, check_program
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.forms import FORMS, SAMPLE, SIZES, form_config, forms_of
+from tpcompile.numerics.records import ProgramReport
+from tpcompile.numerics.reference import Reference
 from tpcompile.ranks.env import choose_device, process_group, rank_env
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.ranks.store import RankStore
-from tpcompile.testing.check import DEFAULT_LIMIT, Demands, check_program
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.forms import FORMS, SAMPLE, SIZES, form_config, forms_of
-from tpcompile.testing.records import ProgramReport
-from tpcompile.testing.twin import Twin
 
 ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
 FAULTS = ("", "partial_gradient")
@@ -103,7 +103,7 @@ class Matrix:
         for form in self.forms:
             for dtype in self.dtypes:
                 config = form_config(form, self.options.size).model_copy(update={"dtype": dtype})
-                twin: Twin | None = None
+                reference: Reference | None = None
                 for tp in self.sizes:
                     if not _fits(config, tp):
                         self.left_out.append(f"{form} {dtype} tp {tp}: the form cannot be spread over it")
@@ -113,8 +113,8 @@ class Matrix:
                         if not self._goes(label):
                             self.left_out.append(f"{label}: no time left")
                             continue
-                        twin = twin or self._twin(config)
-                        cells.append(self._cell(twin, config, form=form, tp=tp, program=program, label=label))
+                        reference = reference or self._reference(config)
+                        cells.append(self._cell(reference, config, form=form, tp=tp, program=program, label=label))
                         _say(self.store.rank, cells[-1])
         return cells
 
@@ -124,13 +124,13 @@ class Matrix:
             self.store.put(f"go/{label}", time.monotonic() < self.deadline_s)
         return bool(self.store.get(f"go/{label}", timeout_s=CELL_TIMEOUT_S))
 
-    def _twin(self, config: BlockConfig) -> Twin:
+    def _reference(self, config: BlockConfig) -> Reference:
         def stack(comm: TpComm) -> nn.Module:
             with torch.device("meta"):
-                return TransformerStack(config, comm)
+                return TransformerStack(config, comm, num_layers=config.num_layers)
 
         wanted = {"input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
-        return Twin(
+        return Reference(
             stack,
             lambda dtype: draw_inputs(
                 config, seed=self.options.seed + 1, device=self.device, dtype=dtype, seq_len=config.seq_len
@@ -141,11 +141,13 @@ class Matrix:
             differentiate=[name for name in ACTIVATIONS if wanted.get(name, True)],
         )
 
-    def _cell(self, twin: Twin, config: BlockConfig, *, form: str, tp: int, program: str, label: str) -> dict[str, Any]:
+    def _cell(
+        self, reference: Reference, config: BlockConfig, *, form: str, tp: int, program: str, label: str
+    ) -> dict[str, Any]:
         """One cell; ranks that are not in it wait for its result."""
         start = time.monotonic()
         if self.store.rank < tp:
-            self.store.put(f"cell/{label}/{self.store.rank}", self._own(twin, config, tp, program))
+            self.store.put(f"cell/{label}/{self.store.rank}", self._own(reference, config, tp, program))
         keys = {rank: f"cell/{label}/{rank}" for rank in range(tp)}
         found, missing = self.store.gather(keys, timeout_s=CELL_TIMEOUT_S)
         seconds = round(time.monotonic() - start, 2)
@@ -156,15 +158,15 @@ class Matrix:
         numbers = {key: worst.get(key) for key in ("ratio", "tensor", "error", "single", "collectives")}
         return cell | numbers | {"passed": not failures, "failures": failures[:8]}
 
-    def _own(self, twin: Twin, config: BlockConfig, tp: int, program: str) -> dict[str, Any]:
+    def _own(self, reference: Reference, config: BlockConfig, tp: int, program: str) -> dict[str, Any]:
         strategy = PartialGradient if self.options.fault else Collectives
-        declared = TransformerStack.declared_collectives
+        sizes = (config.batch, config.seq_len, config.dtype)
         demands = Demands(
             self.options.limit,
-            declared=lambda module, dtype: declared(module, config.batch, config.seq_len, config.dtype, True),
+            declared=lambda stack, _: stack.declared_collectives(*sizes, True, context_len=config.context_len),
         )
         try:
-            report = check_program(twin, strategy(self.groups[tp]), program, demands)
+            report = check_program(reference, strategy(self.groups[tp]), program, demands)
         except Exception:  # the other ranks must hear of it
             return {"ratio": "nan", "tensor": "", "failures": [traceback.format_exc(limit=-3)]}
         return _summary(report, self.options.limit)

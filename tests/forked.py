@@ -8,6 +8,7 @@ agent, its store, error files, restarts and root cause are those of a real torch
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -40,6 +41,8 @@ _PRELOADED = (
 )  # fmt: skip
 _JOB = "TPCOMPILE_TESTS_JOB"
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_SHOW_STACKS = signal.SIGUSR1
+_STACKS_S = 1.0
 _POLL_S = 0.02
 _KILLED_S = 10.0
 """A process that was killed is gone by then."""
@@ -76,6 +79,8 @@ def run_python(
         process.start()
         try:
             process.join(timeout_s)
+            if process.is_alive():
+                _ask_for_stacks(folder)
         finally:
             process.kill()
             process.join()
@@ -166,6 +171,7 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
     os.environ.update(environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    faulthandler.register(_SHOW_STACKS, file=2, all_threads=True)
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
@@ -189,13 +195,22 @@ def _die_with_parent() -> None:
 
 def _close_sockets() -> None:
     """Those of the agent's store: a rank that holds them would hide from the others that the agent is gone."""
+    nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and int(name) > 2:
-                os.close(int(name))
+                os.dup2(nothing, int(name))  # not closed: an object of the agent that dies here would close a new one
 
 
 # What is left
+
+
+def _ask_for_stacks(folder: Path) -> None:
+    """Where every rank of a job that hangs stands, into its stderr."""
+    for rank in folder.glob("rank_*"):
+        with suppress(OSError):
+            os.kill(int(rank.name.removeprefix("rank_")), _SHOW_STACKS)
+    time.sleep(_STACKS_S)
 
 
 def _sweep(folder: Path, sessions: Iterable[int | None]) -> tuple[str, ...]:

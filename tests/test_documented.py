@@ -18,8 +18,8 @@ from tpcompile.preflight import Handshake, InputParity
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = ("check_twin", "check_contract")
-"""Blocks that tests/testing/test_documented.py runs."""
+ELSEWHERE = ("check_numerics", "check_contract")
+"""Blocks that tests/numerics/test_documented.py runs."""
 
 
 class Model(nn.Module):

@@ -19,6 +19,7 @@ from tpcompile import config, launch, process_tree
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.request import GateRequest
 
 FAKE = Path(__file__).parent / "fake_gate.py"
 
@@ -33,7 +34,7 @@ def a_plan(tmp_path: Path, behaviour: str, *, torchrun: bool = False, timeout_s:
     run_dir = tmp_path / "run"
     RunDir.create(run_dir)
     args = ["--run-dir", str(run_dir)]
-    command = launch.torchrun(2, FAKE, args) if torchrun else [sys.executable, str(FAKE), *args]
+    command = launch.torchrun(2, [str(FAKE), *args]) if torchrun else [sys.executable, str(FAKE), *args]
     fake = {"FAKE_BEHAVIOUR": behaviour, "FAKE_WORLD": "2", "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     return launch.Plan(
         command=tuple(command),
@@ -94,7 +95,7 @@ def test_cuda_visible_devices_hides_gpus(tools: Path, visible: str, count: int) 
 
 
 def test_more_ranks_than_gpus_is_refused(tools: Path, tmp_path: Path) -> None:
-    request = launch.GateRequest(nproc=8, run_dir=tmp_path / "run")
+    request = GateRequest(nproc=8, run_dir=tmp_path / "run")
     with pytest.raises(PreflightError, match=r"8 ranks but 2 GPUs; use --nproc 2 or --device cpu"):
         launch.plan(request, with_gpus(tools, 2))
 
@@ -102,20 +103,20 @@ def test_more_ranks_than_gpus_is_refused(tools: Path, tmp_path: Path) -> None:
 def test_cuda_without_a_gpu_is_refused(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
     with pytest.raises(PreflightError, match="no GPU here"):
-        launch.plan(launch.GateRequest(device="cuda", run_dir=tmp_path / "run"), {"PATH": str(tools)})
+        launch.plan(GateRequest(device="cuda", run_dir=tmp_path / "run"), {"PATH": str(tools)})
 
 
 def test_a_tp_that_does_not_divide_the_heads_names_those_that_do(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
     with pytest.raises(ConfigError, match=r"tp=3 does not divide .*choose tp from \[1, 2, 4, 8\]"):
-        launch.plan(launch.GateRequest(nproc=3, run_dir=tmp_path / "run"), {"PATH": str(tools)})
+        launch.plan(GateRequest(nproc=3, run_dir=tmp_path / "run"), {"PATH": str(tools)})
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"preset": "nope"}, "unknown preset 'nope'"),
-        ({"overrides": ("block.nope=1",)}, "unknown config key 'nope'"),
+        ({"overrides": ["block.nope=1"]}, "unknown config key 'nope'"),
         ({"layers": 0}, r"block.num_layers=0: .*greater than 0"),
         ({"dtype": "int8"}, r"block.dtype='int8'"),
         ({"mode": "D"}, r"modes.0='D'"),
@@ -125,20 +126,20 @@ def test_a_tp_that_does_not_divide_the_heads_names_those_that_do(tools: Path, tm
 def test_bad_requests_are_usage_errors(tools: Path, tmp_path: Path, fields: dict[str, object], message: str) -> None:
     install(tools, "g++")
     with pytest.raises(ConfigError, match=message):
-        launch.plan(launch.GateRequest(run_dir=tmp_path / "run", **fields), {"PATH": str(tools)})  # type: ignore[arg-type]
+        launch.plan(GateRequest(run_dir=tmp_path / "run", **fields), {"PATH": str(tools)})  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 
 def test_no_compiler_is_refused_for_inductor_on_cpu_only(tools: Path, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="no C\\+\\+ compiler"):
-        launch.plan(launch.GateRequest(run_dir=tmp_path / "a"), {"PATH": str(tools)})
-    eager = launch.GateRequest(run_dir=tmp_path / "b", overrides=("compile.backend=eager",))
+        launch.plan(GateRequest(run_dir=tmp_path / "a"), {"PATH": str(tools)})
+    eager = GateRequest(run_dir=tmp_path / "b", overrides=["compile.backend=eager"])
     assert launch.plan(eager, {"PATH": str(tools)}).device == "cpu"
 
 
 def test_a_compiler_that_is_not_called_gxx_is_handed_to_inductor(tools: Path, tmp_path: Path) -> None:
     install(tools, "clang++")
-    plan = launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
+    plan = launch.plan(GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
     assert plan.environ["CXX"] == "clang++"
 
 
@@ -152,7 +153,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tools: Path, tmp_path
     install(tools, "g++")
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match=r"cannot write run directory .*--run-dir"):
-        launch.plan(launch.GateRequest(run_dir=tmp_path / "file" / "run"), {"PATH": str(tools)})
+        launch.plan(GateRequest(run_dir=tmp_path / "file" / "run"), {"PATH": str(tools)})
 
 
 def test_a_run_directory_with_a_verdict_is_refused_since_it_would_pass_for_the_new_one(
@@ -162,7 +163,7 @@ def test_a_run_directory_with_a_verdict_is_refused_since_it_would_pass_for_the_n
     old = Verdict(status=Status.PASS, exit_code=0, world_size=2, summary="old")
     RunDir.create(tmp_path / "run").write_verdict(old)
     with pytest.raises(ConfigError, match="already holds a run"):
-        launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
+        launch.plan(GateRequest(run_dir=tmp_path / "run"), {"PATH": str(tools)})
 
 
 def test_on_cpu_the_defaults_are_two_ranks_of_cpu_smoke(
@@ -170,45 +171,47 @@ def test_on_cpu_the_defaults_are_two_ranks_of_cpu_smoke(
 ) -> None:
     install(tools, "g++")
     monkeypatch.chdir(tmp_path)
-    plan = launch.plan(launch.GateRequest(), {"PATH": str(tools)})
+    plan = launch.plan(GateRequest(), {"PATH": str(tools)})
     assert (plan.nproc, plan.device, plan.config.preset, plan.config.modes) == (2, "cpu", "cpu_smoke", ("C",))
     assert plan.run_dir.match("runs/*-cpu_smoke-tp2")
     assert plan.command[:3] == (sys.executable, "-m", "torch.distributed.run")
     assert plan.command[3:6] == ("--standalone", "--nproc-per-node", "2")
-    assert plan.command[-1] == "--quiet-report"
+    assert plan.command[6:] == ("-m", "tpcompile.gate", str(plan.run_dir))
 
 
 def test_on_gpus_the_defaults_are_all_of_them_and_wan14b(tools: Path, tmp_path: Path) -> None:
-    plan = launch.plan(launch.GateRequest(run_dir=tmp_path / "run"), with_gpus(tools, 8))
+    plan = launch.plan(GateRequest(run_dir=tmp_path / "run"), with_gpus(tools, 8))
     assert (plan.nproc, plan.device, plan.config.preset) == (8, "cuda", "wan14b")
 
 
-def test_every_option_reaches_the_script(tools: Path, tmp_path: Path) -> None:
+def test_every_option_reaches_the_ranks_in_config_json(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
-    request = launch.GateRequest(
+    request = GateRequest(
         nproc=2,
         mode="all",
         layers=3,
         train=True,
         dtype="bfloat16",
-        overrides=("block.seq_len=32", "gate.steady_calls=3"),
+        overrides=["block.seq_len=32", "gate.steady_calls=3"],
         run_dir=tmp_path / "run",
         device="cpu",
         fault="rank_branch",
         fault_rank=1,
     )
-    text = " ".join(launch.plan(request, {"PATH": str(tools)}).command)
-    assert "--preset cpu_smoke --mode all" in text
-    assert "--device cpu --layers 3 --train --dtype bfloat16" in text
-    assert "--set block.seq_len=32 --set gate.steady_calls=3 --fault rank_branch --fault-rank 1" in text
+    plan = launch.plan(request, {"PATH": str(tools)})
+    found = RunDir(tmp_path / "run").read_config()
+    assert (found, found.sha256) == (plan.config, plan.config.sha256)
+    assert (found.modes, found.train, found.device) == (("A", "B", "C"), True, "cpu")
+    assert (found.fault, found.fault_rank, found.gate.steady_calls) == ("rank_branch", 1, 3)
+    assert (found.block.num_layers, found.block.dtype, found.block.seq_len) == (3, "bfloat16", 32)
 
 
 def test_omp_threads_share_the_cores_unless_the_user_set_them(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
-    plan = launch.plan(launch.GateRequest(nproc=8, run_dir=tmp_path / "a"), {"PATH": str(tools)})
+    plan = launch.plan(GateRequest(nproc=8, run_dir=tmp_path / "a"), {"PATH": str(tools)})
     assert plan.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 8))
     own = {"PATH": str(tools), "OMP_NUM_THREADS": "7"}
-    assert launch.plan(launch.GateRequest(run_dir=tmp_path / "b"), own).environ["OMP_NUM_THREADS"] == "7"
+    assert launch.plan(GateRequest(run_dir=tmp_path / "b"), own).environ["OMP_NUM_THREADS"] == "7"
     assert "PYTHONHASHSEED" not in plan.environ
 
 
@@ -360,7 +363,7 @@ def became(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
 
 
 def test_an_unknown_fault_is_refused_before_the_start(tmp_path: Path) -> None:
-    request = launch.GateRequest(device="cpu", run_dir=tmp_path / "run", fault="rank_constnat")
+    request = GateRequest(device="cpu", run_dir=tmp_path / "run", fault="rank_constnat")
     with pytest.raises(ConfigError, match=r"unknown fault 'rank_constnat'.*rank_constant"):
         launch.plan(request)
     assert not (tmp_path / "run").exists()
@@ -368,9 +371,7 @@ def test_an_unknown_fault_is_refused_before_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 2, 7])
 def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: int) -> None:
-    request = launch.GateRequest(
-        device="cpu", nproc=2, run_dir=tmp_path / "run", fault="rank_constant", fault_rank=rank
-    )
+    request = GateRequest(device="cpu", nproc=2, run_dir=tmp_path / "run", fault="rank_constant", fault_rank=rank)
     with pytest.raises(ConfigError, match="the job has ranks 0 to 1"):
         launch.plan(request)
 

@@ -53,11 +53,12 @@ except ZeroDivisionError:
     assert kept == ["from tpcompile.gate"]
 
 
-def test_only_the_command_line_and_the_scripts_in_repro_set_sinks_up() -> None:
+def test_only_the_command_line_and_the_programs_of_ranks_set_sinks_up() -> None:
     root = Path(__file__).resolve().parents[1]
     paths = [*(root / "tpcompile").rglob("*.py"), *(root / "repro").rglob("*.py")]
     callers = {str(path.relative_to(root)) for path in paths if "logs.setup(" in path.read_text()}
-    assert callers == {"tpcompile/cli/gate.py", "tpcompile/cli/faults.py", "repro/tp_compile_repro.py"}
+    ranks = {"repro/tp_compile_repro.py", "tpcompile/gate/__main__.py"}
+    assert callers == {"tpcompile/cli/gate.py", "tpcompile/cli/faults.py", *ranks}
 
 
 def test_setup_sends_warnings_of_the_package_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
 
 REPRO = Path(__file__).parents[1] / "repro"
 

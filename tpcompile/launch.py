@@ -16,13 +16,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tpcompile import config
+from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report.publish import publish
+from tpcompile.request import GateRequest
 
 FAULTS = (
     "bias_before_reduce",
@@ -51,24 +52,6 @@ FAULTS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateRequest:
-    """Options of the command line; `plan` replaces None and "" by defaults."""
-
-    nproc: int | None = None
-    mode: str = "C"
-    preset: str | None = None
-    layers: int | None = None
-    train: bool = False
-    dtype: str | None = None
-    overrides: tuple[str, ...] = ()
-    run_dir: Path | None = None
-    device: str = "auto"
-    timeout_s: float = 3600.0
-    fault: str = ""
-    fault_rank: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """A request that passed the preflight: every default resolved."""
 
@@ -76,7 +59,7 @@ class Plan:
     environ: Mapping[str, str]
     nproc: int
     device: str
-    config: config.RunConfig
+    config: RunConfig
     run_dir: Path
     timeout_s: float
 
@@ -89,19 +72,17 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     num_gpus = 0 if request.device == "cpu" else count_gpus(environ)
     nproc = request.nproc if request.nproc is not None else num_gpus or 2
     device = _device(request.device, nproc, num_gpus)
-    preset = request.preset or ("wan14b" if device == "cuda" else "cpu_smoke")
-    resolved = _config(request, preset)
+    resolved = request.config(device)
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
     environ = dict(environ)
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
-    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{preset}-tp{nproc}"
-    command = torchrun(nproc, repro_script(), _script_args(request, preset, device, run_dir))
-    _claim(run_dir)
+    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.preset}-tp{nproc}"
+    _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
-        command=tuple(command),
+        command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),
         environ=environ,
         nproc=nproc,
         device=device,
@@ -120,19 +101,10 @@ def run(plan: Plan, console: Console) -> int:
     return verdict.exit_code
 
 
-def torchrun(nproc: int, script: Path, args: Sequence[str]) -> list[str]:
-    """The command line of one single-node torchrun."""
+def torchrun(nproc: int, program: Sequence[str]) -> list[str]:
+    """The command line of one single-node torchrun of a script, or of `-m` and a module, with its arguments."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    return [*launcher, str(script), *args]
-
-
-def repro_script() -> Path:
-    """`tp_compile_repro.py`, in the installed package or in the repository's repro/. Raises PreflightError."""
-    package = Path(__file__).resolve().parent
-    for folder in (package / "repro", package.parent / "repro"):
-        if (folder / "tp_compile_repro.py").is_file():
-            return folder / "tp_compile_repro.py"
-    raise PreflightError(f"tp_compile_repro.py is neither in {package}/repro nor in {package.parent}/repro; reinstall")
+    return [*launcher, *program]
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
@@ -303,38 +275,11 @@ def _check_fault(request: GateRequest, nproc: int) -> None:
         raise ConfigError(f"--fault-rank {request.fault_rank}: the job has ranks 0 to {nproc - 1}")
 
 
-def _config(request: GateRequest, preset: str) -> config.RunConfig:
-    overrides = list(request.overrides)
-    if request.layers is not None:
-        overrides.append(f"block.num_layers={request.layers}")
-    if request.dtype:
-        overrides.append(f"block.dtype={request.dtype}")
-    modes = config.ALL_MODES if request.mode == "all" else (request.mode,)
-    return config.load(preset, overrides, modes=modes, train=request.train)
-
-
-def _script_args(request: GateRequest, preset: str, device: str, run_dir: Path) -> list[str]:
-    args = ["--preset", preset, "--mode", request.mode, "--run-dir", str(run_dir), "--device", device]
-    if request.layers is not None:
-        args += ["--layers", str(request.layers)]
-    if request.train:
-        args.append("--train")
-    if request.dtype:
-        args += ["--dtype", request.dtype]
-    for override in request.overrides:
-        args += ["--set", override]
-    if request.fault:
-        args += ["--fault", request.fault]
-    if request.fault_rank is not None:
-        args += ["--fault-rank", str(request.fault_rank)]
-    return [*args, "--quiet-report"]
-
-
-def _claim(run_dir: Path) -> None:
+def _claim(run_dir: Path) -> RunDir:
     """Make the run directory. Raises DirectoryTakenError when it holds a run, whose verdict would be taken for ours."""
     if RunDir(run_dir).holds_run():
         raise DirectoryTakenError(run_dir)
-    RunDir.create(run_dir)
+    return RunDir.create(run_dir)
 
 
 def _num_visible(visible: str) -> int:

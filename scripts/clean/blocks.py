@@ -14,8 +14,8 @@ from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.causal_lm import CausalLM
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights, draw_weights, rope_tables
-from tpcompile.testing.forms import form_config
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights, rope_tables
+from tpcompile.numerics.forms import form_config
 
 PROGRAMS = Programs()
 _SMALL = {"dim": 64, "num_heads": 8, "ffn_dim": 128, "num_layers": 1}
@@ -32,7 +32,7 @@ def _stack(run: Run, form: str, **changes: Any) -> tuple[BlockConfig, Transforme
     config = _config(run, form, **changes)
     full = draw_stack_weights(config, seed=run.draw.seed, dtype=torch.float32, device=run.device)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(run.group))
+        stack = TransformerStack(config, Collectives(run.group), num_layers=config.num_layers)
     stack = stack.to_empty(device=run.device)
     load_full_state_dict(stack, full)
     return config, stack
@@ -127,8 +127,8 @@ def layers_checkpointed(run: Run) -> None:
 def _language_model(run: Run) -> CausalLM:
     config = _config(run, "qwen 3", head_size=8)
     with torch.device("meta"):
-        twin = CausalLM(config, Collectives(None), vocab_size=_VOCABULARY)
-        model = CausalLM(config, Collectives(run.group), vocab_size=_VOCABULARY)
+        twin = CausalLM(config, Collectives(None), num_layers=config.num_layers, vocab_size=_VOCABULARY)
+        model = CausalLM(config, Collectives(run.group), num_layers=config.num_layers, vocab_size=_VOCABULARY)
     full = draw_weights(twin, seed=run.draw.seed, dtype=torch.float32, device=run.device)
     model = model.to_empty(device=run.device)
     load_full_state_dict(model, full)

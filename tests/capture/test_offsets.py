@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tests.evidence.samples import divergences
 from tpcompile.capture import CaptureSession
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import RankRecord
+from tpcompile.evidence.records.causes import Cause
 
 
 def record(rank: int, backend: str, *, doubled: bool = False) -> RankRecord:

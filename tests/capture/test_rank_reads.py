@@ -13,10 +13,10 @@ from tests.capture import tainted
 from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.capture.rank_reads import rank_reads
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.rank_taint import find_taints
+from tpcompile.evidence.judgement.verdict import fetch_from
 from tpcompile.evidence.records import Grade, RankRead, RankRecord, Taint, TaintKind
-from tpcompile.evidence.taint import find_taints
-from tpcompile.evidence.verdict import fetch_from
 
 Records = list[dict[str, RankRecord]]
 

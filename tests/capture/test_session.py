@@ -17,10 +17,10 @@ from tests.evidence.samples import divergences
 from tests.rank_jobs import run_on_ranks
 from tpcompile.capture import CaptureSession
 from tpcompile.collectives import all_reduce
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.compiles.trace import compile_records
+from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
-from tpcompile.evidence.trace import compile_records
 
 
 @pytest.fixture(scope="module")

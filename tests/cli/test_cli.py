@@ -15,6 +15,7 @@ from tpcompile.evidence.records import Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import replay as replay_module
 from tpcompile.report.screen import MAX_LINES
+from tpcompile.request import GateRequest
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -94,9 +95,9 @@ def test_an_unexpected_exception_is_a_bug_with_its_traceback(tpcompile: Run, mon
 
 
 def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[launch.GateRequest] = []
+    asked: list[GateRequest] = []
 
-    def plan(request: launch.GateRequest) -> launch.Plan:
+    def plan(request: GateRequest) -> launch.Plan:
         asked.append(request)
         raise ConfigError("enough")
 
@@ -104,14 +105,14 @@ def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: py
     options = "--nproc 8 --mode all --preset wan14b_8 --layers 2 --train --dtype float32 --set a=1 --set b=2"
     tpcompile("gate", *options.split(), "--run-dir", "x", "--device", "cuda", "--timeout-s", "60")
     assert asked == [
-        launch.GateRequest(
+        GateRequest(
             nproc=8,
             mode="all",
             preset="wan14b_8",
             layers=2,
             train=True,
             dtype="float32",
-            overrides=("a=1", "b=2"),
+            overrides=["a=1", "b=2"],
             run_dir=Path("x"),
             device="cuda",
             timeout_s=60.0,

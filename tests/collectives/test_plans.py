@@ -89,7 +89,7 @@ def test_another_shape_is_checked_where_it_counts(name: str, group: dist.Process
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_gradient_an_observer_and_a_mode_leave_it(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
+def test_an_observer_and_a_mode_leave_it(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
     class Watcher:
         seen = 0
 
@@ -99,13 +99,33 @@ def test_a_gradient_an_observer_and_a_mode_leave_it(name: str, group: dist.Proce
 
     x, watcher = torch.ones(8, 2), Watcher()
     CALLS[name](x, group)
-    assert CALLS[name](x.clone().requires_grad_(), group).requires_grad
     with observing(watcher):
         CALLS[name](x, group)
     with FlopCounterMode(display=False):
         CALLS[name](x, group)
-    assert watcher.seen == 1 and checked.count(name) == 4
+    assert watcher.seen == 1 and checked.count(name) == 3
     assert "_c10d_functional" in make_fx(lambda x: CALLS[name](x, group))(x).code
+
+
+@pytest.mark.parametrize("name", [*CALLS, "copy_to_tp"])
+def test_a_call_with_a_plan_has_its_gradient(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
+    call = {**CALLS, "copy_to_tp": lambda x, g: tp.copy_to_tp(x, group=g)}[name]
+    call(torch.ones(8, 2), group)
+    x = torch.ones(8, 2, requires_grad=True)
+    names = [type(call(x, group).grad_fn).__name__ for _ in range(2)]
+    with_checks = call(x, dist.new_group([0, 1, 2, 3])).grad_fn
+    assert with_checks is not None and names == [type(with_checks).__name__] * 2
+    is_checked_again = name.endswith("_start") or name == "all_to_all_single"
+    assert checked.count(name) == (4 if is_checked_again else 2)
+    with torch.no_grad():
+        assert not call(x, group).requires_grad or name == "copy_to_tp"
+
+
+def test_a_product_never_has_a_plan(group: dist.ProcessGroup) -> None:
+    x = torch.ones(8, 2)
+    tp.all_reduce(x, group=group, op="product")
+    with pytest.raises(ConfigError, match="has no gradient"):
+        tp.all_reduce(x.requires_grad_(), group=group, op="product")
 
 
 @pytest.mark.parametrize("name", CALLS)

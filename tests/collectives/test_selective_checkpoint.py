@@ -19,9 +19,9 @@ from tpcompile.collectives import api as tp
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import load
 from tpcompile.nn.block import TransformerStack
-from tpcompile.testing.check import check_program
-from tpcompile.testing.draw import draw_inputs
-from tpcompile.testing.twin import Twin
+from tpcompile.numerics.check import check_program
+from tpcompile.numerics.draw import draw_inputs
+from tpcompile.numerics.reference import Reference
 from tpcompile.torch_api import c10d
 
 SAVES = ("c10d", "_c10d_functional", "everything")
@@ -87,7 +87,7 @@ class _Block(nn.Module):
 
     def __init__(self, comm: Collectives, saves: str) -> None:
         super().__init__()
-        self.inner, self.contexts = TransformerStack(BLOCK, comm), _contexts(saves)
+        self.inner, self.contexts = TransformerStack(BLOCK, comm, num_layers=BLOCK.num_layers), _contexts(saves)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return checkpoint(self.inner, *inputs, use_reentrant=False, context_fn=self.contexts)
@@ -95,12 +95,12 @@ class _Block(nn.Module):
 
 def _wrong_of_block(saves: str) -> dict[str, str]:
     """Tensors of a checkpointed stack that differ from the single-device ones, in float64's terms."""
-    twin = Twin(
+    reference = Reference(
         lambda comm: _Block(comm, saves),
         lambda dtype: draw_inputs(BLOCK, seed=1, device="cpu", dtype=dtype, seq_len=BLOCK.seq_len)[:3],
         dtype=torch.float32, differentiate=["input"],
     )  # fmt: skip
-    report = check_program(twin, Collectives(dist.group.WORLD), "eager")
+    report = check_program(reference, Collectives(dist.group.WORLD), "eager")
     assert any(tensor.name.startswith("grad inner.") for tensor in report.tensors)
     return report.failures(limit=2.5)
 
@@ -164,7 +164,7 @@ def test_a_policy_that_saves_the_functional_ops_runs_each_collective_once(ranks:
         assert r["ran"] == {None: 1, "c10d": 2, "_c10d_functional": 1, "everything": 1}
 
 
-def test_a_checkpointed_block_is_its_single_device_twin(ranks: list[dict[str, Any]]) -> None:
+def test_a_checkpointed_block_agrees_with_one_device(ranks: list[dict[str, Any]]) -> None:
     assert [r["block"] for r in ranks] == [{key: {} for key in SAVES}] * 2
 
 

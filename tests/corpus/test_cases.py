@@ -13,7 +13,7 @@ from tpcompile.corpus.case import Case
 from tpcompile.corpus.cases import ALL, chosen, find
 from tpcompile.corpus.generated.operators import ALL as OPERATORS
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _GREEN_OR_UNKNOWN = {
     Cause.CACHE_SPLIT, Cause.COMPILE_SKEW, Cause.COMPILE_ORDER, Cause.RANK_PARAMETRIC, Cause.UNKNOWN,

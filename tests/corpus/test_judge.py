@@ -17,7 +17,6 @@ from tpcompile.corpus.judge import (
     judge,
     time_to_verdict,
 )
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -29,6 +28,7 @@ from tpcompile.evidence.records import (
     Verdict,
     value_item,
 )
+from tpcompile.evidence.records.causes import Cause
 
 CASE = find("attribute_constant")
 HEALTHY = find("clean")

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tpcompile.dist.collectives import all_reduce
 
-from tpcompile.evidence.trace import CACHE_EVENTS, event
+from tpcompile.evidence.compiles.trace import CACHE_EVENTS, event
 from tpcompile.testing import run_on_ranks
 
 HERE = Path(__file__).resolve().parent

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.compiles.trace import TraceEvent, compile_records
+from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, RankRecord
-from tpcompile.evidence.trace import TraceEvent, compile_records
 
 
 @dataclass(frozen=True)

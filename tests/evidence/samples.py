@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.compare import Allowed, compare
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.comparison.compare import Allowed, compare
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.verdict import fetch_from
 from tpcompile.evidence.records import (
     Collective,
     CompileRecord,
@@ -20,7 +21,6 @@ from tpcompile.evidence.records import (
     RankRecord,
     UserLine,
 )
-from tpcompile.evidence.verdict import fetch_from
 
 F32 = "f32[4, 8][8, 1]cpu"
 

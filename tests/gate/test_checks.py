@@ -9,8 +9,8 @@ import pytest
 
 from tests.evidence.samples import broken, call, compiled, counters, divergences, guard, kernel, line, lowered, record
 from tpcompile.config import Mode, RunConfig, load
-from tpcompile.evidence import checks
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import (
     Check,
     CheckId,

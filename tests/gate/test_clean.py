@@ -11,9 +11,9 @@ import pytest
 
 from tests import forked
 from tests.gate.runs import AOT, GateRun, compare_offline, run_gate, run_many, run_per_rank
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.records import RankDigest, Status
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.gate.runs import AOT, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
 from tpcompile import faults
 from tpcompile.capture import CaptureSession
-from tpcompile.evidence import checks
+from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import Check, CheckId, Layer, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay

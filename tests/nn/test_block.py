@@ -1,4 +1,4 @@
-"""Transformer stacks on 2 and 4 gloo ranks against the unsharded twin in float64, eager and compiled."""
+"""Transformer stacks on 2 and 4 gloo ranks against the unsharded module in float64, eager and compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import BlockInputs, TransformerBlock, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},
@@ -72,7 +72,7 @@ def config_of(form: str, qk_norm: str, dtype: str = "float64", num_layers: int =
 
 def build(config: BlockConfig, comm: Collectives, full: dict[str, Tensor]) -> TransformerStack:
     with torch.device("meta"):
-        stack = TransformerStack(config, comm)
+        stack = TransformerStack(config, comm, num_layers=config.num_layers)
     stack.to_empty(device="cpu")
     load_full_state_dict(stack, full)
     return stack
@@ -94,15 +94,15 @@ def _error(value: Tensor, reference: Tensor) -> float:
 
 
 def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
-    """Relative error of the output and of every gradient against the unsharded twin."""
+    """Relative error of the output and of every gradient against the unsharded module."""
     torch._dynamo.reset()
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float64, seq_len=config.seq_len)
-    twin, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
-    expected_of = _step(twin, inputs)
+    single, sharded = build(config, Collectives(None), full), build(config, Collectives(dist.group.WORLD), full)
+    expected_of = _step(single, inputs)
     got = _step(torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded, inputs)
     errors = {name: _error(value, expected_of[name]) for name, value in got.items()}
-    reference = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    reference = {name: parameter.grad for name, parameter in single.named_parameters()}
     for name, parameter in sharded.named_parameters():
         expected = local_slice_of(name, reference[name], module=sharded)
         assert parameter.grad is not None and reference[name].norm() > 0, name
@@ -111,7 +111,9 @@ def _errors(config: BlockConfig, backend: Any) -> dict[str, float]:
 
 
 def _rows(stack: TransformerStack, config: BlockConfig, *, train: bool) -> list[tuple[str, str, str, str, str]]:
-    declared = stack.declared_collectives(config.batch, config.seq_len, config.dtype, train=train)
+    declared = stack.declared_collectives(
+        config.batch, config.seq_len, config.dtype, train=train, context_len=config.context_len
+    )
     assert all(c.group in ("tp", "tp_replicas") and c.waited for c in declared)
     return [(c.phase, c.op, c.reduce_op, c.dtype, c.shape) for c in declared]
 
@@ -121,7 +123,7 @@ def _trained(config: BlockConfig) -> dict[str, Any]:
     capture = GraphCapture()
     errors = _errors(config, capture)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(dist.group.WORLD))
+        stack = TransformerStack(config, Collectives(dist.group.WORLD), num_layers=config.num_layers)
     declared = _rows(stack, config, train=True)
     return {"errors": errors, "texts": capture.texts, "declared": declared, "traced": capture.collectives}
 
@@ -193,17 +195,17 @@ def four_ranks() -> list[dict[Any, dict[str, float]]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_eager_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+def test_eager_on_two_ranks_equals_the_unsharded_module(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
     assert {k: e for r in ranks for k, e in r["eager"][case].items() if not e < 1e-10} == {}
 
 
 @pytest.mark.parametrize("case", COMPILED, ids="-".join)
-def test_compiled_on_two_ranks_equals_the_unsharded_twin(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
+def test_compiled_on_two_ranks_equals_the_unsharded_module(ranks: list[dict[str, Any]], case: tuple[str, str]) -> None:
     assert {k: e for r in ranks for k, e in r["compiled"][case]["errors"].items() if not e < 1e-10} == {}
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_eager_on_four_ranks_equals_the_unsharded_twin(four_ranks: list[Any], case: tuple[str, str]) -> None:
+def test_eager_on_four_ranks_equals_the_unsharded_module(four_ranks: list[Any], case: tuple[str, str]) -> None:
     assert {k: e for r in four_ranks for k, e in r[case].items() if not e < 1e-10} == {}
 
 
@@ -246,7 +248,7 @@ def test_modes_differ_only_in_how_a_collective_is_issued(ranks: list[dict[str, A
 
 def test_size_one_declares_no_collective() -> None:
     with torch.device("meta"):
-        stack = TransformerStack(config_of("wan", "full"), Collectives(None))
+        stack = TransformerStack(config_of("wan", "full"), Collectives(None), num_layers=2)
     assert stack.declared_collectives(2, 6, "float64", train=True) == ()
 
 

@@ -80,9 +80,9 @@ def _decode(decoder: Decoder, backend: Any, *, as_number: bool = False) -> tuple
 
 
 def _worker() -> dict[str, Any]:
-    twin = Decoder(Collectives(None))
+    single = Decoder(Collectives(None))
     with torch.no_grad():
-        expected = twin.full_pass(_tokens())
+        expected = single.full_pass(_tokens())
     comm = Collectives(dist.group.WORLD)
     found: dict[str, Any] = {"errors": {}, "graphs": {}}
     decoder = Decoder(comm)

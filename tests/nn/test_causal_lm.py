@@ -13,15 +13,15 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
+from examples.checkpoints import llama, num_layers, qwen3
 from tests.graphs import GraphCapture
 from tests.rank_jobs import run_on_ranks
+from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.causal_lm import CausalLM
-from tpcompile.nn.checkpoints import llama, qwen3
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
-from tpcompile.testing.draw import draw_weights
+from tpcompile.numerics.draw import draw_weights
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -103,8 +103,9 @@ def reference_of(form: str) -> dict[str, Any]:
 def build(form: str, reference: dict[str, Any], comm: Collectives, **options: Any) -> CausalLM:
     family, config = family_of(form), reference["config"]
     with torch.device("meta"):
-        block = family.block_config(config, batch=BATCH, seq_len=TOKENS, uneven="pad", **options)
-        model = CausalLM(block, comm, vocab_size=config["vocab_size"], tied=config["tie_word_embeddings"])
+        sizes = {"num_layers": num_layers(config), "vocab_size": config["vocab_size"]}
+        args = family.block_args(config, uneven="pad", **options)
+        model = CausalLM(args, comm, **sizes, tied=config["tie_word_embeddings"])
     model.to_empty(device="cpu")
     load_full_state_dict(model, family.key_map(config).to_full(reference["state"]))
     return model
@@ -309,23 +310,23 @@ def _no_rotation(length: int) -> tuple[Tensor, Tensor]:
     return torch.ones(length, 4), torch.zeros(length, 4)
 
 
-def _config(**change: Any) -> BlockConfig:
+def _args(**change: Any) -> BlockArgs:
     fields = {
-        "style": "llama", "dim": 16, "num_heads": 2, "num_kv_heads": 2, "ffn_dim": 8, "num_layers": 1,
-        "qk_norm": "none", "bias": False, "causal": True, "eps": 1e-6, "batch": 1, "seq_len": 4, "dtype": "float32",
+        "style": "llama", "dim": 16, "num_heads": 2, "num_kv_heads": 2, "ffn_dim": 8,
+        "qk_norm": "none", "bias": False, "causal": True, "eps": 1e-6, "dtype": "float32",
     }  # fmt: skip
-    return BlockConfig.model_validate(fields | change)
+    return BlockArgs.model_validate(fields | change)
 
 
 def _tiny(**change: Any) -> CausalLM:
-    model = CausalLM(_config(**change), Collectives(None), vocab_size=10)
+    model = CausalLM(_args(**change), Collectives(None), num_layers=1, vocab_size=10)
     load_full_state_dict(model, draw_weights(model, seed=0, dtype=torch.float32, device="cpu"))
     return model
 
 
 def test_a_config_that_a_language_model_cannot_feed_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="norm='layer', modulation=True"):
-        CausalLM(_config(norm="layer", modulation=True), Collectives(None), vocab_size=10)
+        CausalLM(_args(norm="layer", modulation=True), Collectives(None), num_layers=1, vocab_size=10)
 
 
 def test_generating_beyond_the_tables_or_the_caches_is_refused_with_the_numbers() -> None:
@@ -344,6 +345,6 @@ def test_decoding_in_the_sequence_parallel_form_is_refused() -> None:
 
 def test_a_tied_model_built_on_the_meta_device_stays_tied() -> None:
     with torch.device("meta"):
-        model = CausalLM(_config(), Collectives(None), vocab_size=10, tied=True)
+        model = CausalLM(_args(), Collectives(None), num_layers=1, vocab_size=10, tied=True)
     model.to_empty(device="cpu")
     assert model.head.weight is model.embedding.weight and "head.weight" not in dict(model.named_parameters())

@@ -260,7 +260,7 @@ def _worker() -> dict[str, Any]:
     same_numbers = torch.equal(drawn, torch.rand(64))
     return {
         "runs": {case: _through(comm, *case) for case in CASES},
-        "twin": {dtype: _through(ALONE, None, None, dtype)["results"] for dtype in (F32, BF16)},
+        "one device": {dtype: _through(ALONE, None, None, dtype)["results"] for dtype in (F32, BF16)},
         "graphs": _captured(comm),
         "graphs of a number": _captured(NumberRank(comm.group)),
         "torch, one seed": _torch_drops(0),
@@ -274,10 +274,10 @@ def ranks() -> list[dict[str, Any]]:
     return run_on_ranks(_worker, timeout_s=180)
 
 
-def test_two_ranks_drop_what_the_twin_drops_in_every_backend(ranks: list[dict[str, Any]]) -> None:
+def test_two_ranks_drop_what_one_device_drops_in_every_backend(ranks: list[dict[str, Any]]) -> None:
     for case in CASES:
         backend, dim, dtype = case
-        for index, expected in enumerate(ranks[0]["twin"][dtype]):
+        for index, expected in enumerate(ranks[0]["one device"][dtype]):
             parts = [found["runs"][case]["results"][index] for found in ranks]
             if dim is None:
                 assert torch.equal(parts[0], expected) and torch.equal(parts[1], expected), backend
@@ -302,10 +302,10 @@ def test_rank_as_a_python_number_is_caught_by_the_text_comparison(ranks: list[di
 
 
 def test_one_torch_seed_on_sharded_activations_drops_the_same_places_on_every_rank(ranks: list[dict[str, Any]]) -> None:
-    """Landmine 15, first half: halves that one device would never drop alike."""
+    """Known TP bug 15, first half: halves that one device would never drop alike."""
     first, second = (found["torch, one seed"] for found in ranks)
-    twin = _torch_drops_of_both()
-    assert torch.equal(first, second) and not torch.equal(torch.cat((first, second)), twin)
+    single = _torch_drops_of_both()
+    assert torch.equal(first, second) and not torch.equal(torch.cat((first, second)), single)
     ours = [found["runs"][None, 2, F32]["results"][0] for found in ranks]
     assert not torch.equal(ours[0] == 0, ours[1] == 0)
 
@@ -316,7 +316,7 @@ def _torch_drops_of_both() -> Tensor:
 
 
 def test_torch_seeds_of_their_own_on_replicated_activations_make_the_ranks_diverge(ranks: list[dict[str, Any]]) -> None:
-    """Landmine 15, second half."""
+    """Known TP bug 15, second half."""
     first, second = (found["torch, own seed"] for found in ranks)
     assert not torch.equal(first, second)
     ours = [found["runs"][None, None, F32]["results"][0] for found in ranks]

@@ -17,7 +17,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import head_scales
+from tpcompile.numerics.draw import head_scales
 
 F64 = {"dtype": torch.float64}
 WIDTH, HEADS = 5120, 40
@@ -129,20 +129,20 @@ def _fill(module: nn.Module) -> dict[str, Tensor]:
 def _errors(name: str, comm: Any, backend: str | None = None) -> dict[str, float]:
     """Relative error of output, input gradient and worst parameter gradient against one device."""
     torch._dynamo.reset()
-    twin = MODULES["column row" if name == "bias before reduce" else name](Collectives(None))
+    single = MODULES["column row" if name == "bias before reduce" else name](Collectives(None))
     sharded = MODULES[name](comm)
-    full = _fill(twin)
-    for module in (twin, sharded):
+    full = _fill(single)
+    for module in (single, sharded):
         load_full_state_dict(module, full)
-    x = torch.randn(3, 16 if hasattr(twin, "norm") else 6, generator=torch.Generator().manual_seed(6), **F64)
+    x = torch.randn(3, 16 if hasattr(single, "norm") else 6, generator=torch.Generator().manual_seed(6), **F64)
     x = x * torch.linspace(0.2, 3, x.shape[1], **F64)
     run = torch.compile(sharded, backend=backend, fullgraph=True) if backend else sharded
     outputs, inputs = [], [x.clone().requires_grad_() for _ in range(2)]
-    for module, leaf in zip((twin, run), inputs, strict=True):
+    for module, leaf in zip((single, run), inputs, strict=True):
         y = module(leaf)
         (y.sin() * torch.linspace(1, 2, y.numel(), **F64).view(y.shape)).sum().backward()
         outputs.append(y.detach())
-    grads = {n: p.grad for n, p in twin.named_parameters()}
+    grads = {n: p.grad for n, p in single.named_parameters()}
     pairs = [(p.grad, local_slice_of(n, grads[n], module=sharded)) for n, p in sharded.named_parameters()]
     return {
         "output": _relative(outputs[1], outputs[0]),

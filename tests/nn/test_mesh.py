@@ -19,7 +19,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
 FORMS = ["kv head replicated", "sequence parallel"]
 
@@ -35,10 +35,10 @@ def _loss(model: nn.Module, inputs: BlockInputs) -> Tensor:
 
 def _expected(config: BlockConfig, full: dict[str, Tensor], dp: int) -> dict[str, Tensor]:
     """Gradients of the mean over the data-parallel ranks, on one device."""
-    twin = build(config, Collectives(None), full)
+    single = build(config, Collectives(None), full)
     for rank in range(dp):
-        (_loss(twin, _batch(config, rank)) / dp).backward()
-    return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+        (_loss(single, _batch(config, rank)) / dp).backward()
+    return {name: p.grad for name, p in single.named_parameters() if p.grad is not None}
 
 
 def _fsdp_errors(mesh: DeviceMesh, config: BlockConfig, *, compiled: bool) -> dict[str, float]:
@@ -105,7 +105,7 @@ def _state(mesh: DeviceMesh) -> bool:
     config = config_of("kv head replicated", "full")
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(mesh.get_group("tp")))
+        stack = TransformerStack(config, Collectives(mesh.get_group("tp")), num_layers=config.num_layers)
     stack.to_empty(device="cpu")
     load_full_state_dict(stack, full)
     local = {name: p.detach().clone() for name, p in stack.named_parameters()}

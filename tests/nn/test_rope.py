@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from examples.checkpoints import llama, wan, wan_original
 from tpcompile.errors import ConfigError
-from tpcompile.nn.checkpoints import llama, wan, wan_original
 from tpcompile.nn.rope import rope_tables, video_rope_tables
 
 VIDEO, GRID = (2, 3, 2, 6, 4), (2, 3, 2)  # batch, channels, frames, height, width; patches of 1 x 2 x 2

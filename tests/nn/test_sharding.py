@@ -17,7 +17,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
-from tpcompile.testing.draw import draw_stack_weights
+from tpcompile.numerics.draw import draw_stack_weights
 
 
 @st.composite
@@ -40,7 +40,7 @@ def layouts(draw: st.DrawFn) -> tuple[ShardSpec, int]:
                 align=draw(st.sampled_from([1, 8])),
             )
         )
-    return ShardSpec("weight", dim=draw(st.integers(0, 1)), parts=tuple(parts)), tp
+    return ShardSpec(dim=draw(st.integers(0, 1)), parts=tuple(parts)), tp
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,7 +57,7 @@ def test_slices_join_to_the_full_tensor_bit_for_bit(layout: tuple[ShardSpec, int
 
 
 def test_padding_is_zeros_at_the_end_of_the_last_shares() -> None:
-    spec = ShardSpec("weight", dim=0, parts=(Part(6, unit=2, padded=True),))
+    spec = ShardSpec(dim=0, parts=(Part(6, unit=2, padded=True),))
     shards = [spec.take(torch.ones(6), rank=rank, size=4) for rank in range(4)]
     assert [shard.tolist() for shard in shards] == [[1, 1], [1, 1], [1, 1], [0, 0]]
 
@@ -75,7 +75,7 @@ def test_padded_shares_are_aligned_and_even_ones_stay_as_they_are() -> None:
 
 
 def test_replicas_hold_the_kv_head_of_their_query_heads() -> None:
-    spec = ShardSpec("weight", dim=0, parts=(Part(4, unit=2, replicas=2),))
+    spec = ShardSpec(dim=0, parts=(Part(4, unit=2, replicas=2),))
     shards = [spec.take(torch.tensor([0, 0, 1, 1]), rank=rank, size=4) for rank in range(4)]
     assert [shard.tolist() for shard in shards] == [[0, 0], [0, 0], [1, 1], [1, 1]]
 
@@ -108,7 +108,7 @@ def _worker() -> dict[str, Any]:
         again = full_state_dict(stack)
         found[form] = sorted(again) == sorted(full) and all(torch.equal(again[name], full[name]) for name in full)
         load_full_state_dict(stack, again)
-    replicated = _Named(ShardSpec("weight", dim=0, parts=(Part(2, replicas=2),)), 1)
+    replicated = _Named(ShardSpec(dim=0, parts=(Part(2, replicas=2),)), 1)
     found["owners"] = full_state_dict(replicated)["weight"].tolist()
     found["grad"] = gather_full("weight", torch.ones(1), module=replicated).tolist()
     return found
@@ -129,6 +129,6 @@ def test_the_first_replica_speaks_for_all_of_them(ranks: list[dict[str, Any]]) -
 
 
 def test_chunking_a_packed_tensor_is_not_its_slice() -> None:
-    spec = ShardSpec("weight", dim=0, parts=(4, 2, 2))
+    spec = ShardSpec(dim=0, parts=(4, 2, 2))
     full: Tensor = torch.arange(8)
     assert spec.take(full, rank=0, size=2).tolist() == [0, 1, 4, 6] != full.chunk(2)[0].tolist()

@@ -253,8 +253,8 @@ class Ranks:
         store = dist.PrefixStore("died", self.store)
         handshake = Handshake(mesh=self.mesh, store=store, timeout_s=5.0 if self.is_odd else 2.0)
         if self.is_odd:
-            handshake._meeting.say("taking fingerprints of the weights")
-            exchange._num_exchanges[handshake._meeting._name] += 1
+            handshake._exchanges.say("taking fingerprints of the weights")
+            exchange._num_exchanges[handshake._exchanges._name] += 1
             return ""
         RankStore(store, rank=0, world_size=2).get("tpcompile/preflight/seen/1", timeout_s=WAIT_S)
         return handshake.check().to_json()
@@ -263,9 +263,9 @@ class Ranks:
         """Rank 0 publishes its digest and stops."""
         store = dist.PrefixStore("silent", self.store)
         handshake = Handshake(mesh=self.mesh, store=store, timeout_s=0.5)
-        name = handshake._meeting._name
+        name = handshake._exchanges._name
         if not self.is_odd:
-            handshake._meeting._root.put(f"{name}/{exchange._num_exchanges[name]}/digest/0", {})
+            handshake._exchanges._root.put(f"{name}/{exchange._num_exchanges[name]}/digest/0", {})
             exchange._num_exchanges[name] += 1
             return ""
         RankStore(store, rank=1, world_size=2).get(

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.preflight import job
 from tests.rank_jobs import run_on_ranks
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.report.terminal import render
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight.conclusion import MAX_NAMED
 from tpcompile.preflight.facts import ENV, ParityDigest, RankFacts

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report import samples
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import RankGroup, UserLine, value_item
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report import github, junit, terminal, wording
 

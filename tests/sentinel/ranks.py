@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
+from tests.rank_jobs import STORE
 from tpcompile.evidence.records import Check, Status
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import Sentinel
@@ -19,15 +21,11 @@ WAIT_S = 60.0
 
 
 class Ranks:
-    """This rank and its scenarios; rank 0 serves the store, as torchrun's agent does."""
+    """This rank and its scenarios."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
-        first = dist.distributed_c10d._get_default_store()
-        if self.rank == 0:
-            self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            first.set("port", str(self._server.port))
-        self.port = int(first.get("port"))
+        self.port = int(os.environ[STORE])
 
     def connect(self, prefix: str) -> RankStore:
         client = dist.TCPStore("127.0.0.1", self.port, is_master=False, timeout=timedelta(seconds=WAIT_S))

@@ -176,11 +176,14 @@ class Scenarios(Agreeing):
     def store_gone(self) -> dict[str, Any]:
         """The store goes away; last, because nothing can use it afterwards."""
         step = self.compiled()
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+        ports = [server and server.port]
+        dist.broadcast_object_list(ports)
+        self.port = ports[0]
         with self.sentinel() as sentinel:
             step(torch.ones(3))
             dist.barrier()
-            if self.rank == 0:
-                del self._server
+            del server
             for size in (4, 5):
                 step(torch.ones(size))
         return self.summary(sentinel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sentinel.test_hang import issued, line, state
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.events import Answers
 from tpcompile.sentinel.finding import Finding

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.counts import parted_calls
 from tpcompile.sentinel.marks import COLLECTIVES, Counted, Marks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import ROOT, torchrun
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.othergroup import other_group

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.departed import departed
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding

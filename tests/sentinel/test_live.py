@@ -8,7 +8,7 @@ import pytest
 
 from tests.rank_jobs import run_on_ranks
 from tests.sentinel import scenarios
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 Results = list[dict[str, dict[str, Any]]]
 LIMIT_S = 400

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.sentinel.test_hang import issued, line, state
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import raised
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.events import Absence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Issued
 from tpcompile.sentinel.situation import Lost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sentinel.test_hang import AT, GROUP, by_rank, issued, line, state, stuck
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.messages import WAITING, Issued, PointToPoint, RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.situation import Lost

@@ -10,8 +10,8 @@ import torch
 from tests.capture.test_regions import Stack
 from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.split import parts_alone

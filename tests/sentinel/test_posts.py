@@ -6,8 +6,8 @@ import pytest
 
 from tests.evidence.samples import call, compiled, graph, guard, line
 from tests.sentinel.test_hang import state
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import CompileRecord, UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.checks import one_rank_check
 from tpcompile.sentinel.messages import Position, post_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.evidence.samples import call, kernel, lowered, record
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.verdict import agree_rules, conclude, fetch_from
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, RankGroup, Status, Verdict
-from tpcompile.evidence.verdict import agree_rules, conclude, fetch_from
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.settle import Kernels, is_grave
 
 

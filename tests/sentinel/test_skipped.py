@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import Sentinel, protocol
 
 STEPS, STEP_S, SKIPPED, ODD = 400, 0.02, 11, 1

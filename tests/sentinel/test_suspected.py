@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sentinel.test_hang import by_rank, issued, line, state
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.finding import Finding

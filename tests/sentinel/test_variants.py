@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.variants import Ran, wrong_variant
 
 

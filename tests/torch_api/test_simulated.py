@@ -1,4 +1,4 @@
-"""The private names of torch that testing uses still mean what they meant."""
+"""The private names of torch that `tpcompile.numerics` uses still mean what they meant."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def double_copy(m: Any, x: Tensor) -> Tensor:
 
 
 def norm_with_replicated_gradient(m: Any, x: Tensor) -> Tensor:
-    """Landmine 3."""
+    """Known TP bug 3."""
     h = F.linear(m.comm.copy_to_tp(x), m.up)
     total = m.comm.all_reduce(h.square().sum(-1, keepdim=True), dst="I")
     h = h * torch.rsqrt(total / WIDTH + 1e-6)  # here
@@ -84,7 +84,7 @@ def norm_with_replicated_gradient(m: Any, x: Tensor) -> Tensor:
 
 
 def shard_local_norm(m: Any, x: Tensor) -> Tensor:
-    """Landmine 4."""
+    """Known TP bug 4."""
     h = F.linear(m.comm.copy_to_tp(x), m.up)
     h = h * torch.rsqrt(mean_square(h) + 1e-6)  # here
     return m.comm.all_reduce(F.linear(h, m.down))
@@ -139,14 +139,14 @@ def row_with_summed_gradient(m: Any, x: Tensor) -> Tensor:
 
 
 def in_place_reduce(m: Any, x: Tensor) -> Tensor:
-    """Landmine 1."""
+    """Known TP bug 1."""
     y = F.linear(F.gelu(F.linear(m.comm.copy_to_tp(x), m.up)), m.down)
     dist.all_reduce(y, group=m.comm.group)  # here
     return y
 
 
 def head_norm_without_copy(m: Any, x: Tensor) -> Tensor:
-    """Landmine 12: every rank applies the weight to other heads."""
+    """Known TP bug 12: every rank applies the weight to other heads."""
     q = F.linear(m.comm.copy_to_tp(x), m.up).unflatten(-1, (2, 4))
     q = q * torch.rsqrt(mean_square(q) + 1e-6)
     q = q * m.norm  # here
@@ -154,7 +154,7 @@ def head_norm_without_copy(m: Any, x: Tensor) -> Tensor:
 
 
 def sequence_norm_without_copy(m: Any, x_sBD: Tensor) -> Tensor:
-    """Landmine 12: every rank applies the weight to other tokens."""
+    """Known TP bug 12: every rank applies the weight to other tokens."""
     h = F.rms_norm(x_sBD, (WIDTH,)) * m.norm  # here
     h = F.silu(F.linear(m.comm.all_gather(h, dim=0, dst="R"), m.up))
     return x_sBD + m.comm.reduce_scatter(F.linear(h, m.down), dim=0)

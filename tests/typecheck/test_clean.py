@@ -17,7 +17,7 @@ from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.loss import vocab_parallel_cross_entropy
-from tpcompile.testing.draw import draw_inputs
+from tpcompile.numerics.draw import draw_inputs
 from tpcompile.typecheck import Report, check_contract
 
 F64 = torch.float64
@@ -37,7 +37,7 @@ def _inputs(form: str, qk_norm: str, device: str) -> BlockInputs:
 def _stack(form: str, qk_norm: str, device: str = "cpu", **options: Any) -> Callable[[Collectives], nn.Module]:
     def build(comm: Collectives) -> nn.Module:
         with torch.device(device):
-            return TransformerStack(config_of(form, qk_norm, num_layers=1).model_copy(update=options), comm)
+            return TransformerStack(config_of(form, qk_norm).model_copy(update=options), comm, num_layers=1)
 
     return build
 
@@ -118,7 +118,7 @@ class Decoder(nn.Module):
     def __init__(self, comm: Collectives) -> None:
         super().__init__()
         config = config_of("llama", "full", dtype="float64")
-        self.stack = TransformerStack(config, comm)
+        self.stack = TransformerStack(config, comm, num_layers=config.num_layers)
         heads = config.num_kv_heads // comm.size
         self.caches = nn.ModuleList(KVCache(2, 8, heads, config.head_dim, dtype=F64) for _ in self.stack.layers)
 

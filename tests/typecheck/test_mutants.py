@@ -13,7 +13,7 @@ from tests.nn.test_block import config_of
 from tpcompile.collectives import Dst
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.testing.draw import draw_inputs
+from tpcompile.numerics.draw import draw_inputs
 from tpcompile.typecheck import Report, check_contract
 
 OTHER: dict[str, Dst] = {"I": "R", "R": "I"}
@@ -72,7 +72,7 @@ def _checked(form: tuple[str, str], name: str, what: str, place: int) -> tuple[R
 
     def build(comm: Collectives) -> nn.Module:
         made.append(Mutant(comm.group, name, what, place))
-        return TransformerStack(config, made[-1])
+        return TransformerStack(config, made[-1], num_layers=config.num_layers)
 
     return check_contract(build, inputs, tp=4, ranks=(0,)), made[0].num_calls
 

@@ -90,13 +90,15 @@ STACK_FAULTS = {
 @pytest.mark.parametrize("name", STACK_FAULTS)
 def test_a_fault_of_the_gate_is_found_in_the_stack(name: str) -> None:
     strategy, rule, source = STACK_FAULTS[name]
-    finding = _stack_finding(lambda comm: TransformerStack(config_of("wan", "full"), strategy(comm.group)))
+    finding = _stack_finding(
+        lambda comm: TransformerStack(config_of("wan", "full"), strategy(comm.group), num_layers=2)
+    )
     assert finding.rule == rule and source in finding.site.source, str(finding)
 
 
 def test_a_bias_added_first_is_found_in_the_stack() -> None:
     def build(comm: Collectives) -> torch.nn.Module:
-        return _bias_first(TransformerStack(config_of("wan", "full"), comm), FaultContext(0, TP, 0))
+        return _bias_first(TransformerStack(config_of("wan", "full"), comm, num_layers=2), FaultContext(0, TP, 0))
 
     finding = _stack_finding(build)
     assert (finding.rule, finding.op) == ("bias-before-reduce", "aten.addmm")
@@ -109,7 +111,9 @@ def test_an_in_place_reduce_is_found_where_copy_to_tp_is_stated() -> None:
         def copy_to_tp(self, x: Tensor) -> Tensor:
             return Collectives(self.group).copy_to_tp(x)
 
-    finding = _stack_finding(lambda comm: TransformerStack(config_of("wan", "none"), OnlyReduces(comm.group)))
+    finding = _stack_finding(
+        lambda comm: TransformerStack(config_of("wan", "none"), OnlyReduces(comm.group), num_layers=2)
+    )
     assert (finding.rule, finding.op) == ("no-stated-gradient", "c10d.allreduce")
 
 

@@ -17,7 +17,7 @@ import torch
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
 from tpcompile.capture.undeclared import undeclared_ops
-from tpcompile.evidence import trace
+from tpcompile.evidence.compiles import trace
 from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord, RegionCount
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks

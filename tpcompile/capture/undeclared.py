@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.compiles.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, value_item
 from tpcompile.torch_api import compiler as compat
 

@@ -69,14 +69,14 @@ def all_reduce(x: Tensor, *, group: GroupLike, dst: Dst = "I", op: str = "sum") 
     if not c10d.is_compiling():
         options = plan_of(x, group, "all_reduce", dst, op)
         if options is not None:
-            return c10d.all_reduce_now(x, options, group)
+            return _all_reduce(x, group, dst, op) if _needs_grad(x) else c10d.all_reduce_now(x, options, group)
     checks.check_type("all_reduce", "dst", dst)
     found = checks.checked("all_reduce", x, group, checks.reducible(op))
     if op == "product" and _needs_grad(x):
         raise ConfigError("all_reduce: op='product' has no gradient here; detach the input, or sum logarithms")
     if found is None:
         return x
-    if op != "avg" and not c10d.is_tracing():
+    if op not in ("avg", "product") and not c10d.is_tracing():
         keep_plan(x, group, c10d.all_reduce_options(op), "all_reduce", dst, op)
     if _is_observed():
         return _observe(Call("all_reduce", found, dst=dst, op=op), _all_reduce, x, found, dst, op)
@@ -89,9 +89,13 @@ def copy_to_tp(x: Tensor, *, group: GroupLike) -> Tensor:
     Use it once per replicated tensor that sharded work reads: the input of a column-parallel linear, or a replicated
     parameter applied to sharded activations. Returns `x` itself when no gradient is needed.
     """
+    if not c10d.is_compiling() and plan_of(x, group, "copy_to_tp", ""):
+        return _copy_to_tp(x, group)
     found = checks.checked("copy_to_tp", x, group)
     if found is None:
         return x
+    if not c10d.is_tracing():
+        keep_plan(x, group, True, "copy_to_tp", "")
     if _is_observed():
         return _observe(Call("copy_to_tp", found), _copy_to_tp, x, found)
     return _copy_to_tp(x, found)
@@ -112,6 +116,8 @@ def all_gather_single(
     if is_plannable:
         shape = plan_of_shape(x, group, "all_gather_single", dst)
         if shape is not None:
+            if _needs_grad(x):
+                return _all_gather(x, dim, group, dst, None)
             raw, work = c10d.send_all_gather(x.contiguous(), shape, group)
             return c10d.received(raw, work)
     checks.check_type("all_gather_single", "dst", dst)
@@ -141,6 +147,8 @@ def reduce_scatter_single(x: Tensor, *, dim: int, group: GroupLike, sizes: Seque
     if is_plannable:
         shape = plan_of_shape(x, group, "reduce_scatter_single")
         if shape is not None:
+            if _needs_grad(x):
+                return _reduce_scatter(x, dim, group, None)
             raw, work = c10d.send_reduce_scatter(x.contiguous(), shape, group)
             return c10d.received(raw, work)
     found = checks.checked("reduce_scatter_single", x, group, checks.reducible("sum"))
@@ -179,7 +187,7 @@ def all_to_all_single(
     """
     is_equal = input_splits is None and output_splits is None
     is_plannable = dim == 0 and is_equal and not c10d.is_compiling()
-    if is_plannable and plan_of_shape(x, group, "all_to_all_single"):
+    if is_plannable and plan_of_shape(x, group, "all_to_all_single") and not _needs_grad(x):
         raw, work = c10d.send_all_to_all(x.contiguous(), group)
         return c10d.received(raw, work)
     found = checks.checked("all_to_all_single", x, group)
@@ -204,7 +212,7 @@ def broadcast(x: Tensor, *, src: int, group: GroupLike, dst: Dst = "I") -> Tenso
     if not c10d.is_compiling():
         options = plan_of(x, group, "broadcast", dst, src)
         if options is not None:
-            return c10d.broadcast_now(x, options, group)
+            return _broadcast(x, src, group, dst) if _needs_grad(x) else c10d.broadcast_now(x, options, group)
     checks.check_type("broadcast", "dst", dst)
     found = checks.checked("broadcast", x, group)
     checks.checked_src("broadcast", src, checks.world_size(found))

@@ -69,7 +69,7 @@ def all_reduce_start(x: Tensor, *, group: GroupLike, dst: collectives.Dst = "I",
     """Start `all_reduce`. Gradients for sum and avg only."""
     if not c10d.is_compiling():
         options = plan_of(x, group, "all_reduce_start", dst, op)
-        if options is not None:
+        if options is not None and not collectives._needs_grad(x):
             raw, work = c10d.send_all_reduce(x, options, group)
             return _InFlight(raw, work)
     checks.check_type("all_reduce_start", "dst", dst)
@@ -92,7 +92,7 @@ def all_gather_start(x: Tensor, *, dim: int, group: GroupLike, dst: collectives.
     is_plannable = dim == 0 and not c10d.is_compiling()
     if is_plannable:
         shape = plan_of_shape(x, group, "all_gather_start", dst)
-        if shape is not None:
+        if shape is not None and not collectives._needs_grad(x):
             raw, work = c10d.send_all_gather(x.contiguous(), shape, group, later=True)
             return _InFlight(raw, work)
     checks.check_type("all_gather_start", "dst", dst)
@@ -112,7 +112,7 @@ def reduce_scatter_start(x: Tensor, *, dim: int, group: GroupLike) -> Pending:
     is_plannable = dim == 0 and not c10d.is_compiling()
     if is_plannable:
         shape = plan_of_shape(x, group, "reduce_scatter_start")
-        if shape is not None:
+        if shape is not None and not collectives._needs_grad(x):
             raw, work = c10d.send_reduce_scatter(x.contiguous(), shape, group, later=True)
             return _InFlight(raw, work)
     found = checks.checked("reduce_scatter_start", x, group, checks.reducible("sum"))
@@ -137,7 +137,7 @@ def all_to_all_start(
     """Start `all_to_all_single`."""
     is_equal = input_splits is None and output_splits is None
     is_plannable = dim == 0 and is_equal and not c10d.is_compiling()
-    if is_plannable and plan_of_shape(x, group, "all_to_all_start"):
+    if is_plannable and plan_of_shape(x, group, "all_to_all_start") and not collectives._needs_grad(x):
         raw, work = c10d.send_all_to_all(x.contiguous(), group, later=True)
         return _InFlight(raw, work)
     found = checks.checked("all_to_all_start", x, group)

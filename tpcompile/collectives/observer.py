@@ -1,4 +1,4 @@
-"""Eager wrapper call -> the active observer: the SPMD type check, or the collective counter of `tpcompile.testing`.
+"""Eager wrapper call -> the active observer: the SPMD type check, or the collective counter of `tpcompile.numerics`.
 
 Without an observer, as in production, the eager path pays one comparison. Compiled graphs never contain the observer.
 """

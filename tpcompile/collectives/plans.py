@@ -1,4 +1,4 @@
-"""An eager call without gradient, equal to one that passed the checks -> its plan, so that nothing is checked again.
+"""An eager call equal to one that passed the checks -> its plan, so that nothing is checked again.
 
 Host time of a small collective is the number of Python steps. A plan is what the first call of a kind computed: the
 options of the process group's method, or the shape of the result. It lives as long as the group object.
@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from tpcompile.collectives.observer import active
 from tpcompile.ranks.per_group import KEPT, remember
@@ -20,12 +20,10 @@ from tpcompile.torch_api.c10d import num_modes
 def plan_of(x: Any, group: Any, kind: str, this: Any, that: Any = "") -> Any:
     """The plan of an equal call: same group object, dtype, kind of device, layout, `this` and `that`.
 
-    None when no equal call was made before, when a gradient, an observer or a dispatch mode is active, and when `x` is
-    not a plain tensor: the caller then takes the checked path. Not for compiled code.
+    None when no equal call was made before, when an observer or a dispatch mode is active, and when `x` is not a plain
+    tensor: the caller then takes the checked path. Not for compiled code.
     """
     if type(x) is not Tensor or num_modes() or active.observer is not None:
-        return None
-    if x.requires_grad and is_grad_enabled():
         return None
     key = (id(group), x.dtype, x.is_cpu, x.is_cuda, x.layout, kind, this, that)
     try:

@@ -62,7 +62,7 @@ class TpComm(Protocol):
 
 
 class Collectives:
-    """Mode C: the functional wrappers bound to one group; `group=None` is the unsharded twin, size 1.
+    """Mode C: the functional wrappers bound to one group; `group=None` is the unsharded module, size 1.
 
     `size` and `rank` are of this process in the group, read once here: forward code may use `size`, and must not use
     `rank`, which would differ between the graphs of the ranks.

@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records.causes import Cause
 
 PROGRAMS = "tpcompile.corpus.programs"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 
 Intervals = tuple[tuple[float, float], ...]

@@ -2,7 +2,7 @@
 
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
-numerics.py   errors against a float64 single-device reference
+reference.py  errors against a float64 single-device reference
 agree.py      ranks agree on the collectives of new code before it runs
 ranks.py      the same questions for a program of the user's own
 watch.py      the thread that ends a run in which some rank is stuck or gone

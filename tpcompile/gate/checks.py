@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tpcompile.config import Mode, RunConfig
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.checks import (
+from tpcompile.evidence.digests.split_regions import region_check
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.judgement.checks import (
     Ranks,
     agreement,
     any_compiled,
@@ -21,8 +23,6 @@ from tpcompile.evidence.checks import (
     values_text,
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
-from tpcompile.evidence.several import first
-from tpcompile.evidence.splits import region_check
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.facts import GateFacts, Schedule, TensorError, Trap
 

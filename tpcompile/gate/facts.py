@@ -89,7 +89,7 @@ class GateFacts(Frozen):
         return [error for error in of_mode if error.what.startswith(what)]
 
     def with_errors(self, mode: Mode, errors: dict[str, dict[str, float]]) -> Self:
-        """With errors as `tpcompile.testing` gives them, by name."""
+        """With errors as `tpcompile.numerics` gives them, by name."""
         found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
         return self.changed(errors=(*self.errors, *found))
 

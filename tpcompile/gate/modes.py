@@ -20,12 +20,11 @@ from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
 from tpcompile.faults import NO_FAULT, Fault, FaultContext
-from tpcompile.gate import numerics
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
-from tpcompile.gate.numerics import Reference, Result
+from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.testing.counting import collective_text
+from tpcompile.numerics.counting import collective_text
 
 _RESIZED_CALLS = 3
 
@@ -38,7 +37,7 @@ class Run:
     device: torch.device
     group: dist.ProcessGroup
     session: CaptureSession
-    reference: Reference
+    reference: StackReference
     fault: Fault
     context: FaultContext
     begin: Callable[[str, str], None]
@@ -70,14 +69,14 @@ class Run:
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        result = numerics.call_once(self.reference, program, stack, inputs)
+        result = call_once(self.reference, program, stack, inputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result
 
     def build(self, comm: TpComm) -> TransformerStack:
         """This rank's stack."""
-        return numerics.build(self.config.block, comm, self.reference.full, self.device)
+        return build(self.config.block, comm, self.reference.full, self.device)
 
     def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
         """The steady calls: nothing may compile; their median time is a fact."""
@@ -187,7 +186,9 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:
     block = run.config.block
-    declared = stack.declared_collectives(block.batch, block.seq_len, block.dtype, run.config.train)
+    declared = stack.declared_collectives(
+        block.batch, block.seq_len, block.dtype, run.config.train, context_len=block.context_len
+    )
     seen = [c for record in run.session.compiles() if record.phase == f"C/{FIRST}" for c in record.collectives]
     schedule = Schedule(
         declared=tuple(map(collective_text, declared)),

@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
 from tpcompile.errors import DivergenceError
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.judgement.verdict import capture_rules
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.text.ranks import ranks_text
-from tpcompile.evidence.verdict import capture_rules
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError
-from tpcompile.evidence import checks
-from tpcompile.evidence.digest import digest_rank
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement import checks
+from tpcompile.evidence.judgement.verdict import SENTINEL, Absent, Rules, agree_rules, conclude, fetch_from
 from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.verdict import SENTINEL, Absent, Rules, agree_rules, conclude, fetch_from
 from tpcompile.gate.checks import MODES, RESIZED, timings
 
 

@@ -26,7 +26,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
 from tpcompile.gate.modes import MODES, Run
-from tpcompile.gate.numerics import Reference, free
+from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.watch import Watch
@@ -64,7 +64,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
-    target = config.fault_rank if config.fault_rank >= 0 else env.world_size - 1
+    target = env.world_size - 1 if config.fault_rank is None else config.fault_rank
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
     limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
@@ -134,7 +134,9 @@ class _Gate:
                 # CPUs of a machine with GPUs: there torch makes another one for a mesh over all ranks.
                 mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
                 self.session = stack.enter_context(self.new_session(mesh, fault, context))
-                reference = Reference(self.config.block, seed=self.config.seed, device=device, train=self.config.train)
+                reference = StackReference(
+                    self.config.block, seed=self.config.seed, device=device, train=self.config.train
+                )
                 self.run_ = Run(
                     self.config, device, mesh.get_group("tp"), self.session, reference, fault, context,
                     begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,

@@ -1,7 +1,7 @@
 """Normalised activations and rotary tables -> attention output, heads sharded over the TP group.
 
-kv heads: with more ranks than kv heads, neighbouring ranks hold the same kv head (`BlockConfig.kv_replicas`). A number
-of heads that tp does not divide is padded with heads of zeros where the config says so: their q, k, v and gradients
+kv heads: with more ranks than kv heads, neighbouring ranks hold the same kv head (`BlockArgs.kv_replicas`). A number
+of heads that tp does not divide is padded with heads of zeros where the arguments say so: their q, k, v and gradients
 are zero, and all ranks keep equal graphs.
 """
 
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.config import BlockConfig
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
@@ -34,14 +34,14 @@ class HeadLayout:
     kv: Part
 
     @staticmethod
-    def of(config: BlockConfig, tp: int) -> HeadLayout:
+    def of(args: BlockArgs, tp: int) -> HeadLayout:
         """Query heads stay with the kv head they read, or its replicas share them. Raises ConfigError as check_tp."""
-        config.check_tp(tp)
-        size, pads = config.head_dim, config.uneven == "pad"
-        replicas = config.kv_replicas(tp)
-        group = config.num_heads // config.num_kv_heads if replicas == 1 else 1
-        q = Part(config.num_heads * size, unit=group * size, padded=pads and replicas == 1)
-        kv = Part(config.num_kv_heads * size, unit=size, replicas=replicas, padded=pads and replicas == 1)
+        args.check_tp(tp)
+        size, pads = args.head_dim, args.uneven == "pad"
+        replicas = args.kv_replicas(tp)
+        group = args.num_heads // args.num_kv_heads if replicas == 1 else 1
+        q = Part(args.num_heads * size, unit=group * size, padded=pads and replicas == 1)
+        kv = Part(args.num_kv_heads * size, unit=size, replicas=replicas, padded=pads and replicas == 1)
         return HeadLayout(q, kv)
 
 
@@ -52,26 +52,23 @@ class Attention(nn.Module):
     cannot be spread over tp.
     """
 
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm) -> None:
         super().__init__()
-        heads = HeadLayout.of(config, comm.size)
-        dtype = getattr(torch, config.dtype)
-        self.head_dim = config.head_dim
-        self.causal = config.causal
-        self.interleaved = config.rope == "interleaved"
+        heads = HeadLayout.of(args, comm.size)
+        dtype = getattr(torch, args.dtype)
+        self.head_dim = args.head_dim
+        self.causal = args.causal
+        self.interleaved = args.rope == "interleaved"
         self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = config.sequence_parallel
-        options = {"bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel}
-        # Without a norm on q and k, equal skews would multiply in the logits; opposite ones cancel.
-        k_skew = -config.num_kv_heads if config.qk_norm == "none" else config.num_kv_heads
-        skew = (config.num_heads, k_skew, 0)
-        self.wqkv = PackedColumnLinear(config.dim, (heads.q, heads.kv, heads.kv), head_skew=skew, **options)
+        self.sequence_parallel = args.sequence_parallel
+        options = {"bias": args.bias, "comm": comm, "dtype": dtype, "sequence_parallel": args.sequence_parallel}
+        self.wqkv = PackedColumnLinear(args.dim, (heads.q, heads.kv, heads.kv), **options)
         self.qk_norm: DistributedQKNorm | PerHeadQKNorm | None = None
-        if config.qk_norm == "full":
-            self.qk_norm = DistributedQKNorm(heads.q, heads.kv, eps=config.eps, comm=comm, dtype=dtype)
-        elif config.qk_norm == "per_head":
-            self.qk_norm = PerHeadQKNorm(config.head_dim, eps=config.eps, comm=comm, dtype=dtype)
-        self.wo = RowParallelLinear(heads.q, config.dim, **options)
+        if args.qk_norm == "full":
+            self.qk_norm = DistributedQKNorm(heads.q, heads.kv, eps=args.eps, comm=comm, dtype=dtype)
+        elif args.qk_norm == "per_head":
+            self.qk_norm = PerHeadQKNorm(args.head_dim, eps=args.eps, comm=comm, dtype=dtype)
+        self.wo = RowParallelLinear(heads.q, args.dim, **options)
 
     def forward(
         self,
@@ -116,27 +113,24 @@ class Attention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of [B, S, D] to a context [B, T, D], whose keys and values can be computed once and kept.
 
-    No RoPE, no mask unless given; norms of q and k as the config says, each with its own statistic. The context is
+    No RoPE, no mask unless given; norms of q and k as the arguments say, each with its own statistic. The context is
     replicated in the sequence-parallel form too. Raises ConfigError as Attention.
     """
 
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm) -> None:
         super().__init__()
-        heads = HeadLayout.of(config, comm.size)
-        dtype = getattr(torch, config.dtype)
-        self.head_dim = config.head_dim
+        heads = HeadLayout.of(args, comm.size)
+        dtype = getattr(torch, args.dtype)
+        self.head_dim = args.head_dim
         self.grouped = heads.q.share(comm.size) != heads.kv.share(comm.size)
-        self.sequence_parallel = config.sequence_parallel
-        options = {"bias": config.bias, "comm": comm, "dtype": dtype}
-        k_skew = -config.num_kv_heads if config.qk_norm == "none" else config.num_kv_heads
-        sp = config.sequence_parallel
-        self.wq = ColumnParallelLinear(
-            config.dim, heads.q, head_skew=(config.num_heads,), sequence_parallel=sp, **options
-        )
-        self.wkv = PackedColumnLinear(config.dim, (heads.kv, heads.kv), head_skew=(k_skew, 0), **options)
-        self.q_norm = _norm(config, heads.q, comm, dtype)
-        self.k_norm = _norm(config, heads.kv, comm, dtype)
-        self.wo = RowParallelLinear(heads.q, config.dim, sequence_parallel=sp, **options)
+        self.sequence_parallel = args.sequence_parallel
+        options = {"bias": args.bias, "comm": comm, "dtype": dtype}
+        sp = args.sequence_parallel
+        self.wq = ColumnParallelLinear(args.dim, heads.q, sequence_parallel=sp, **options)
+        self.wkv = PackedColumnLinear(args.dim, (heads.kv, heads.kv), **options)
+        self.q_norm = _norm(args, heads.q, comm, dtype)
+        self.k_norm = _norm(args, heads.kv, comm, dtype)
+        self.wo = RowParallelLinear(heads.q, args.dim, sequence_parallel=sp, **options)
 
     def project(self, context_BTD: Tensor) -> KeysValues:
         """Keys and values of a context, [B, T, g, E] each: pass them to `forward` instead of the context."""
@@ -191,14 +185,12 @@ def rotate(x_BShE: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, interleaved: bool 
     return joined.to(x_BShE.dtype)
 
 
-def _norm(
-    config: BlockConfig, width: Part, comm: TpComm, dtype: torch.dtype
-) -> DistributedRMSNorm | PerHeadRMSNorm | None:
-    if config.qk_norm == "none":
+def _norm(args: BlockArgs, width: Part, comm: TpComm, dtype: torch.dtype) -> DistributedRMSNorm | PerHeadRMSNorm | None:
+    if args.qk_norm == "none":
         return None
-    if config.qk_norm == "per_head":
-        return PerHeadRMSNorm(config.head_dim, eps=config.eps, comm=comm, dtype=dtype)
-    return DistributedRMSNorm(width, eps=config.eps, comm=comm, dtype=dtype)
+    if args.qk_norm == "per_head":
+        return PerHeadRMSNorm(args.head_dim, eps=args.eps, comm=comm, dtype=dtype)
+    return DistributedRMSNorm(width, eps=args.eps, comm=comm, dtype=dtype)
 
 
 def _tokens_first(x: Tensor, is_swapped: bool) -> Tensor:

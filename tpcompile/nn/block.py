@@ -1,4 +1,4 @@
-"""Block configuration and a way to issue collectives -> the transformer block every mode and preset compiles."""
+"""Arguments of a block and a way to issue collectives -> the transformer block every mode and preset compiles."""
 
 # B batch, S sequence, T context tokens, D model width, R = head size / 2 rotary pairs
 # sequence parallel: s = S / tp, tokens before batch
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.config import BlockConfig
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache
@@ -25,7 +25,7 @@ _SITES_PER_BLOCK = 3
 
 
 class BlockInputs(NamedTuple):
-    """Arguments of a stack or a block, in order; those after `sin_SR` are needed when the config asks for them."""
+    """Arguments of a stack or a block, in order; those after `sin_SR` are needed where `BlockArgs` says so."""
 
     x_BSD: Tensor
     cos_SR: Tensor
@@ -41,35 +41,35 @@ class BlockInputs(NamedTuple):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm block, x + attention(norm(x)) then + mlp(norm(.)); `comm` of size 1 is the unsharded twin.
+    """Pre-norm block, x + attention(norm(x)) then + mlp(norm(.)); unsharded with a `comm` of size 1.
 
     Style `wan` has a GELU-tanh MLP, `llama` a SwiGLU; heads, norms, biases, mask, modulation, cross-attention, dropout
-    and the sequence-parallel form follow the config. Weights are allocated, not initialised. Raises ConfigError when
+    and the sequence-parallel form follow `args`. Weights are allocated, not initialised. Raises ConfigError when
     heads, kv heads or ffn_dim cannot be spread over the size of `comm`. `layer` keeps dropout masks of blocks apart.
     """
 
-    def __init__(self, config: BlockConfig, comm: TpComm, *, layer: int = 0) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm, *, layer: int = 0) -> None:
         super().__init__()
-        config.check_tp(comm.size)
+        args.check_tp(comm.size)
         site = layer * _SITES_PER_BLOCK
         self.tp_size = comm.size
-        self.sequence_parallel = config.sequence_parallel
-        self.attention_norm = _norm(config, comm, affine=config.norm_affine)
-        self.attention = Attention(config, comm)
+        self.sequence_parallel = args.sequence_parallel
+        self.attention_norm = _norm(args, comm, affine=args.norm_affine)
+        self.attention = Attention(args, comm)
         self.cross_norm: RMSNorm | LayerNorm | None = None
         self.cross_attention: CrossAttention | None = None
-        if config.cross_attention:
-            self.cross_norm, self.cross_attention = _norm(config, comm, affine=True), CrossAttention(config, comm)
-        self.mlp_norm = _norm(config, comm, affine=config.norm_affine)
-        mlp = GeluMLP if config.style == "wan" else SwiGLU
-        self.mlp: GeluMLP | SwiGLU = mlp(config, comm, site=site)
+        if args.cross_attention:
+            self.cross_norm, self.cross_attention = _norm(args, comm, affine=True), CrossAttention(args, comm)
+        self.mlp_norm = _norm(args, comm, affine=args.norm_affine)
+        mlp = GeluMLP if args.style == "wan" else SwiGLU
+        self.mlp: GeluMLP | SwiGLU = mlp(args, comm, site=site)
         self.modulation: Modulation | None = None
-        if config.modulation:
-            dtype = getattr(torch, config.dtype)
-            self.modulation = Modulation(config.dim, dtype=dtype, sequence_parallel=config.sequence_parallel, comm=comm)
-        tokens_dim = 0 if config.sequence_parallel else None
-        self.attention_dropout = Dropout(config.dropout, site=site + 1, comm=comm, sharded_dim=tokens_dim)
-        self.mlp_dropout = Dropout(config.dropout, site=site + 2, comm=comm, sharded_dim=tokens_dim)
+        if args.modulation:
+            dtype = getattr(torch, args.dtype)
+            self.modulation = Modulation(args.dim, dtype=dtype, sequence_parallel=args.sequence_parallel, comm=comm)
+        tokens_dim = 0 if args.sequence_parallel else None
+        self.attention_dropout = Dropout(args.dropout, site=site + 1, comm=comm, sharded_dim=tokens_dim)
+        self.mlp_dropout = Dropout(args.dropout, site=site + 2, comm=comm, sharded_dim=tokens_dim)
 
     def forward(
         self,
@@ -119,13 +119,12 @@ class TransformerStack(nn.Module):
     entered and gathers them before it leaves, and raises ConfigError when tp does not divide S.
     """
 
-    def __init__(self, config: BlockConfig, comm: TpComm) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm, *, num_layers: int) -> None:
         super().__init__()
         self.comm = comm
-        self.dim = config.dim
-        self.context_len = config.context_len
-        self.sequence_parallel = config.sequence_parallel
-        self.layers = nn.ModuleList(TransformerBlock(config, comm, layer=i) for i in range(config.num_layers))
+        self.dim = args.dim
+        self.sequence_parallel = args.sequence_parallel
+        self.layers = nn.ModuleList(TransformerBlock(args, comm, layer=i) for i in range(num_layers))
 
     def forward(
         self,
@@ -156,18 +155,18 @@ class TransformerStack(nn.Module):
         return [layer.cross_attention.project(context_BTD) for layer in self.layers]
 
     def declared_collectives(
-        self, batch: int, seq_len: int, dtype: torch.dtype | str, train: bool
+        self, batch: int, seq_len: int, dtype: torch.dtype | str, train: bool, *, context_len: int | None = None
     ) -> tuple[Collective, ...]:
         """Collectives mode C issues for an input [batch, seq_len, D], forward then (if `train`) backward, in order.
 
-        `dtype` is a torch dtype or its name in a BlockConfig. All inputs that are activations need a gradient when
-        training, and a context is not projected yet. Empty when the group has size 1.
+        `dtype` is a torch dtype or its name; a context has `context_len` tokens, by default `seq_len`, and is not
+        projected yet. All inputs that are activations need a gradient when training. Empty when the group has size 1.
         """
         if self.comm.size == 1:
             return ()
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         shape = (seq_len, batch, self.dim) if self.sequence_parallel else (batch, seq_len, self.dim)
-        context_shape = (batch, self.context_len or seq_len, self.dim)
+        context_shape = (batch, context_len or seq_len, self.dim)
         total = Declared()
         if self.sequence_parallel:
             total = scattered(shape, dtype, tp=self.comm.size, summed=False)
@@ -179,12 +178,12 @@ class TransformerStack(nn.Module):
         return total.select(train=train)
 
 
-def _norm(config: BlockConfig, comm: TpComm, *, affine: bool) -> RMSNorm | LayerNorm:
-    dtype = getattr(torch, config.dtype)
-    tokens_over = comm if config.sequence_parallel else None
-    if config.norm == "layer":
-        return LayerNorm(config.dim, eps=config.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
-    return RMSNorm(config.dim, eps=config.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
+def _norm(args: BlockArgs, comm: TpComm, *, affine: bool) -> RMSNorm | LayerNorm:
+    dtype = getattr(torch, args.dtype)
+    tokens_over = comm if args.sequence_parallel else None
+    if args.norm == "layer":
+        return LayerNorm(args.dim, eps=args.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
+    return RMSNorm(args.dim, eps=args.eps, affine=affine, dtype=dtype, tokens_over=tokens_over)
 
 
 def _normed(norm: nn.Module, x_BSD: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:

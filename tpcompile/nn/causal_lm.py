@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import HeadLayout
@@ -23,31 +23,31 @@ from tpcompile.nn.norm import RMSNorm
 
 
 class CausalLM(nn.Module):
-    """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; `comm` of size 1 is the unsharded twin.
+    """Embedding, stack of blocks, final RMSNorm, projection to the vocabulary; unsharded with a `comm` of size 1.
 
     Embedding and projection are sharded over the vocabulary; uneven="pad" pads it where tp does not divide it. With
-    `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `tpcompile.nn.checkpoints`.
+    `tied` they share one Parameter, `embedding.weight`. RoPE tables are inputs: see `examples.checkpoints`.
     In the sequence-parallel form activations are sharded over tokens from the embedding to the projection, and S must
-    be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a config of a different form.
+    be divisible by tp. Weights are allocated, not initialised. Raises ConfigError for a block of a different form.
     """
 
-    def __init__(self, config: BlockConfig, comm: TpComm, *, vocab_size: int, tied: bool = False) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm, *, num_layers: int, vocab_size: int, tied: bool = False) -> None:
         super().__init__()
-        _check_form(config)
-        dtype = getattr(torch, config.dtype)
+        _check_form(args)
+        dtype = getattr(torch, args.dtype)
         options = {
-            "comm": comm, "dtype": dtype, "pad": config.uneven == "pad", "sequence_parallel": config.sequence_parallel,
+            "comm": comm, "dtype": dtype, "pad": args.uneven == "pad", "sequence_parallel": args.sequence_parallel,
         }  # fmt: skip
-        tokens_over = comm if config.sequence_parallel else None
+        tokens_over = comm if args.sequence_parallel else None
         self.comm = comm
         self.vocab_size = vocab_size
-        self.sequence_parallel = config.sequence_parallel
-        self.cache_heads = HeadLayout.of(config, comm.size).kv.share(comm.size) // config.head_dim
-        self.head_dim = config.head_dim
-        self.embedding = ParallelEmbedding(vocab_size, config.dim, **options)
-        self.stack = TransformerStack(config, comm)
-        self.norm = RMSNorm(config.dim, eps=config.eps, dtype=dtype, tokens_over=tokens_over)
-        self.head = ParallelLMHead(config.dim, vocab_size, **options)
+        self.sequence_parallel = args.sequence_parallel
+        self.cache_heads = HeadLayout.of(args, comm.size).kv.share(comm.size) // args.head_dim
+        self.head_dim = args.head_dim
+        self.embedding = ParallelEmbedding(vocab_size, args.dim, **options)
+        self.stack = TransformerStack(args, comm, num_layers=num_layers)
+        self.norm = RMSNorm(args.dim, eps=args.eps, dtype=dtype, tokens_over=tokens_over)
+        self.head = ParallelLMHead(args.dim, vocab_size, **options)
         if tied:
             self.head.tie(self.embedding)
 
@@ -162,8 +162,8 @@ class CausalLM(nn.Module):
         return total.select(train=train)
 
 
-def _check_form(config: BlockConfig) -> None:
+def _check_form(args: BlockArgs) -> None:
     wanted = {"norm": "rms", "causal": True, "modulation": False, "cross_attention": False}
-    bad = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
+    bad = [f"{name}={getattr(args, name)!r}" for name, value in wanted.items() if getattr(args, name) != value]
     if bad:
         raise ConfigError(f"a CausalLM cannot be built with {', '.join(bad)}; it needs {wanted}")

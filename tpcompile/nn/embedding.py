@@ -45,7 +45,7 @@ class ParallelEmbedding(nn.Module):
         self.comm = comm
         self.num_embeddings = num_embeddings
         self.sequence_parallel = sequence_parallel
-        self.layout = ShardSpec("weight", dim=0, parts=(Part(num_embeddings, padded=pad),))
+        self.layout = ShardSpec(dim=0, parts=(Part(num_embeddings, padded=pad),))
         self.num_local = self.layout.packed[0].share(comm.size, "num_embeddings")
         self.weight = nn.Parameter(torch.empty(self.num_local, dim, dtype=dtype))
 

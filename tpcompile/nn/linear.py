@@ -30,13 +30,12 @@ class _ColumnLinear(nn.Module):
         bias: bool,
         comm: TpComm,
         dtype: torch.dtype = torch.float32,
-        head_skew: Sequence[int] = (),
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.comm = comm
         self.sequence_parallel = sequence_parallel
-        self.layout = ShardSpec("weight", dim=0, parts=tuple(parts), head_skew=tuple(head_skew))
+        self.layout = ShardSpec(dim=0, parts=tuple(parts))
         self.local_parts = tuple(part.share(comm.size, "out_features") for part in self.layout.packed)
         self.replicas = max(part.replicas for part in self.layout.packed)
         self.num_own = _rows_before_replicated(self.layout.packed, self.local_parts)
@@ -47,10 +46,7 @@ class _ColumnLinear(nn.Module):
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Rows of the weight and the bias are sharded, each packed part on its own."""
         specs = {"weight": self.layout}
-        if self.bias is not None:
-            skew = self.layout.head_skew
-            specs["bias"] = ShardSpec("bias", dim=0, parts=self.layout.packed, head_skew=skew)
-        return specs
+        return specs if self.bias is None else specs | {"bias": self.layout}
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for an input whose full shape is `x_shape`."""
@@ -93,13 +89,11 @@ class ColumnParallelLinear(_ColumnLinear):
         bias: bool,
         comm: TpComm,
         dtype: torch.dtype = torch.float32,
-        head_skew: Sequence[int] = (),
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__(
-            in_features, (out_features,), bias=bias, comm=comm, dtype=dtype, head_skew=head_skew,
-            sequence_parallel=sequence_parallel,
-        )  # fmt: skip
+            in_features, (out_features,), bias=bias, comm=comm, dtype=dtype, sequence_parallel=sequence_parallel
+        )
 
     def forward(self, x_I: Tensor) -> Tensor:
         """[..., I] -> [..., O / tp]; sequence parallel: [s, B, I] -> [S, B, O / tp]."""
@@ -110,7 +104,7 @@ class PackedColumnLinear(_ColumnLinear):
     """Several column-parallel linears of one input in one matmul: [..., I] -> one [..., part / tp] per part.
 
     The rows of rank r are its share of part 0, then its share of part 1, and so on. Parts with `replicas` come last.
-    `head_skew` is a hint for test weights (see `ShardSpec`). Raises ConfigError when tp does not divide every part.
+    Raises ConfigError when tp does not divide every part.
     """
 
     def forward(self, x_I: Tensor) -> tuple[Tensor, ...]:
@@ -139,7 +133,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.comm = comm
         self.sequence_parallel = sequence_parallel
-        self.layout = ShardSpec("weight", dim=1, parts=(in_features,))
+        self.layout = ShardSpec(dim=1, parts=(in_features,))
         local_features = self.layout.packed[0].share(comm.size, "in_features")
         self.weight = nn.Parameter(torch.empty(out_features, local_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None
@@ -147,7 +141,7 @@ class RowParallelLinear(nn.Module):
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Columns of the weight are sharded, the bias is replicated."""
         specs = {"weight": self.layout}
-        return specs if self.bias is None else specs | {"bias": ShardSpec("bias")}
+        return specs if self.bias is None else specs | {"bias": ShardSpec()}
 
     def forward(self, x_i: Tensor) -> Tensor:
         """[..., I / tp] -> [..., O]; sequence parallel: [S, B, I / tp] -> [s, B, O]."""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.config import BlockConfig
 from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.sharding import Declared, Part
@@ -19,16 +19,16 @@ from tpcompile.nn.sharding import Declared, Part
 class _MLP(nn.Module):
     """What both forms share: the way out, and dropout of the hidden activations."""
 
-    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int) -> None:
+    def __init__(self, args: BlockArgs, comm: TpComm, *, site: int) -> None:
         super().__init__()
         # With a width that is no multiple of 8 Inductor pads matmuls itself where it times that to be faster, on each
         # rank for itself.
-        self.hidden = Part(config.ffn_dim, padded=config.uneven == "pad", align=8)
-        dtype = getattr(torch, config.dtype)
+        self.hidden = Part(args.ffn_dim, padded=args.uneven == "pad", align=8)
+        dtype = getattr(torch, args.dtype)
         self.options = {
-            "bias": config.bias, "comm": comm, "dtype": dtype, "sequence_parallel": config.sequence_parallel,
+            "bias": args.bias, "comm": comm, "dtype": dtype, "sequence_parallel": args.sequence_parallel,
         }  # fmt: skip
-        self.dropout = Dropout(config.dropout, site=site, comm=comm, sharded_dim=-1, full_size=config.ffn_dim)
+        self.dropout = Dropout(args.dropout, site=site, comm=comm, sharded_dim=-1, full_size=args.ffn_dim)
 
     def _leave(self, h_BSf: Tensor, seed: Tensor | None) -> Tensor:
         return self.down(self.dropout(h_BSf, seed))
@@ -37,10 +37,10 @@ class _MLP(nn.Module):
 class GeluMLP(_MLP):
     """Linear, GELU (tanh form, as Wan), linear: [B, S, D] -> [B, S, D] replicated; sequence parallel: [s, B, D]."""
 
-    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int = 0) -> None:
-        super().__init__(config, comm, site=site)
-        self.up = ColumnParallelLinear(config.dim, self.hidden, **self.options)
-        self.down = RowParallelLinear(self.hidden, config.dim, **self.options)
+    def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
+        super().__init__(args, comm, site=site)
+        self.up = ColumnParallelLinear(args.dim, self.hidden, **self.options)
+        self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
     def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
@@ -54,10 +54,10 @@ class GeluMLP(_MLP):
 class SwiGLU(_MLP):
     """silu(gate) * up, then down, gate and up packed in one matmul; shapes as GeluMLP."""
 
-    def __init__(self, config: BlockConfig, comm: TpComm, *, site: int = 0) -> None:
-        super().__init__(config, comm, site=site)
-        self.gate_up = PackedColumnLinear(config.dim, (self.hidden, self.hidden), **self.options)
-        self.down = RowParallelLinear(self.hidden, config.dim, **self.options)
+    def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
+        super().__init__(args, comm, site=site)
+        self.gate_up = PackedColumnLinear(args.dim, (self.hidden, self.hidden), **self.options)
+        self.down = RowParallelLinear(self.hidden, args.dim, **self.options)
 
     def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""

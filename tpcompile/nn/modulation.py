@@ -27,7 +27,7 @@ class Modulation(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated."""
-        return {"table": ShardSpec("weight")}
+        return {"table": ShardSpec()}
 
     def forward(self, embedding_B6D: Tensor) -> tuple[Tensor, ...]:
         """[B, 6, D] -> six of [B, 1, D]; sequence parallel: six of [1, B, D]."""

@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated, if there is one."""
-        return {} if self.weight is None else {"weight": ShardSpec("norm")}
+        return {} if self.weight is None else {"weight": ShardSpec()}
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -78,7 +78,7 @@ class LayerNorm(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated, if there are any."""
-        return {} if self.weight is None else {"weight": ShardSpec("norm"), "bias": ShardSpec("bias")}
+        return {} if self.weight is None else {"weight": ShardSpec(), "bias": ShardSpec()}
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -108,7 +108,7 @@ class DistributedRMSNorm(nn.Module):
     def __init__(self, width: Part | int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.comm = comm
-        self.layout = ShardSpec("norm", dim=0, parts=(width,))
+        self.layout = ShardSpec(dim=0, parts=(width,))
         part = self.layout.packed[0]
         self.num_summed = part.size * part.replicas
         self.replica_comm = comm.replicas(part.replicas)
@@ -186,7 +186,7 @@ class PerHeadRMSNorm(nn.Module):
 
     def shard_specs(self) -> dict[str, ShardSpec]:
         """Replicated."""
-        return {"weight": ShardSpec("norm")}
+        return {"weight": ShardSpec()}
 
     def forward(self, x_d: Tensor) -> Tensor:
         """[..., h * E] -> [..., h * E]."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.evidence.records import Collective
 
-Kind = Literal["weight", "bias", "norm"]
 _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16"}
 
 
@@ -54,14 +53,10 @@ class Part:
 class ShardSpec:
     """Layout of one parameter, as its module declares it in `shard_specs()`; nothing is inferred from names."""
 
-    kind: Kind
-    """Role of the parameter, which decides the scale of test weights."""
     dim: int | None = None
     """Sharded dim; None for a replicated parameter."""
     parts: Sequence[Part | int] = ()
     """What is packed along `dim`, each part sharded on its own; an int is a `Part` of that many single rows."""
-    head_skew: tuple[int, ...] = ()
-    """Per part, the number of heads whose scales are spread in test weights; negative reverses them, 0 is none."""
     packed: tuple[Part, ...] = field(init=False)
     """`parts`, all of them as `Part`."""
 

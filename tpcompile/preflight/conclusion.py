@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tpcompile.errors import ExitCode
-from tpcompile.evidence import lead
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.judgement import leading as lead
 from tpcompile.evidence.records import Check, CheckId, Divergence, Status, Verdict, ranks_of
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.preflight.facts import SHARDS
 
 MAX_NAMED = 16

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.domain import Allowed, reason_for, sides
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.groups.domain import Allowed, reason_for, sides
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
 UNSET = "unset"

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch.distributed as dist
 
 from tpcompile.errors import ConfigError, DivergenceError
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
@@ -63,7 +63,7 @@ class Details(Generic[_T]):
         return None
 
 
-class Meeting:
+class Exchanges:
     """Repeated exchanges among a fixed set of ranks; every rank makes it and calls it in the same order."""
 
     def __init__(self, name: str, *, ranks: Sequence[int], store: dist.Store | None, timeout_s: float) -> None:

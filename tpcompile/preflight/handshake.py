@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Layer, Verdict
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers
-from tpcompile.preflight.exchange import Meeting
+from tpcompile.preflight.exchange import Exchanges
 from tpcompile.preflight.facts import (
     CHANGES,
     KNOWN_GROUPS,
@@ -93,14 +93,14 @@ class Handshake:
         self._group = group_of(mesh, axis)
         self._device = _device_of(mesh)
         ranks = range(dist.get_world_size()) if mesh is None else mesh.mesh.flatten().tolist()
-        self._meeting = Meeting("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
+        self._exchanges = Exchanges("handshake", ranks=ranks, store=store, timeout_s=timeout_s)
         self._before: dict[str, Weight] = {}
 
     def check(self) -> Verdict:
         """Compare all facts and keep the weights. Raises DivergenceError when the judging rank stops responding."""
-        self._meeting.say("taking fingerprints of the weights")
+        self._exchanges.say("taking fingerprints of the weights")
         weights = self._weights()
-        self._meeting.say("collecting facts")
+        self._exchanges.say("collecting facts")
         facts, unresolved = rank_facts(
             mesh=self._mesh, group=self._group, device=self._device, resolved=self._resolved, weights=weights
         )
@@ -116,7 +116,7 @@ class Handshake:
             raise ConfigError("recheck compares frozen weights: make it Handshake(module, frozen=True)")
         if not self._before:
             raise ConfigError("recheck has nothing to compare with: call check() first")
-        self._meeting.say("taking fingerprints of the weights again")
+        self._exchanges.say("taking fingerprints of the weights again")
         weights = self._weights()
         changes = _changes(self._before, weights)
         facts = RankFacts(groups={CHANGES: changes, WEIGHTS: weight_facts(weights)[WEIGHTS]})
@@ -153,7 +153,7 @@ class Handshake:
                 return answer_elements(self._tensor(question["elements"]), question)
             return facts.part(question["group"]).model_dump(mode="json")
 
-        return self._meeting.verdict(Side(digest.model_dump(mode="json"), answer, judge))
+        return self._exchanges.verdict(Side(digest.model_dump(mode="json"), answer, judge))
 
     def _tensor(self, name: str) -> torch.Tensor:
         assert self._module is not None, "only weights of a module are asked for"

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Verdict
-from tpcompile.evidence.several import find
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.arguments import aspects_of, named_leaves
 from tpcompile.preflight.conclusion import MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference
-from tpcompile.preflight.exchange import Details, Meeting
+from tpcompile.preflight.exchange import Details, Exchanges
 from tpcompile.preflight.handshake import group_of
 from tpcompile.preflight.locate import answer_elements, located
 from tpcompile.ranks.exchange import Fetch, Question, Side
@@ -78,7 +78,7 @@ class InputParity:
         sharded: Iterable[str] = (),
     ) -> None:
         self._group, self._sharded, self._timeout_s = group_of(mesh, axis), tuple(sharded), timeout_s
-        self._meeting = Meeting("inputs", ranks=self._group.ranks, store=store, timeout_s=timeout_s)
+        self._exchanges = Exchanges("inputs", ranks=self._group.ranks, store=store, timeout_s=timeout_s)
 
     def check(self, *args: Any, step: int | None = None, **kwargs: Any) -> Verdict:
         """Compare the arguments of one call; every rank of the group calls it and gets the verdict.
@@ -86,7 +86,7 @@ class InputParity:
         Raises DivergenceError when the judging rank stops responding; a rank that does not arrive is a failed check.
         """
         of_step = "" if step is None else f" of step {step}"
-        self._meeting.say(f"hashing the inputs{of_step}")
+        self._exchanges.say(f"hashing the inputs{of_step}")
         leaves = named_leaves(args, kwargs)
         aspects = {name: aspects_of(name, leaf, self._group, self._sharded) for name, leaf in leaves.items()}
         passed = {name: {_PASSED: "passed", **found} for name, found in aspects.items()}
@@ -95,7 +95,7 @@ class InputParity:
         def judge(found: dict[int, Any], absent: dict[int, str], fetch: Fetch) -> Verdict:
             return _judge(found, absent, fetch, own=facts, timeout_s=self._timeout_s, axis=self._group.axis)
 
-        return self._meeting.verdict(Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge))
+        return self._exchanges.verdict(Side(_sha(facts), lambda question: _answer(question, facts, leaves), judge))
 
 
 def _answer(question: Question, facts: InputFacts, leaves: Mapping[str, Any]) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpcompile.evidence.byrank import ByRank, entry
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.groups.by_rank import ByRank, entry
+from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
-from tpcompile.evidence.several import differ, grouped
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text

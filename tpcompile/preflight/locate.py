@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tpcompile.evidence.iterables import differ
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.several import differ
 from tpcompile.preflight.differences import Groups, sides_text
 from tpcompile.preflight.fingerprint import local_of, piece_hashes, raw_bytes
 from tpcompile.ranks.exchange import Fetch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.preflight.weights import Weight
 
 

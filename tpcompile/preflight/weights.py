@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.several import find
 from tpcompile.nn.sharding import Sharded, ShardSpec
 from tpcompile.preflight.fingerprint import bits, describe, local_of
 

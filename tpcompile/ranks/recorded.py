@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tpcompile.evidence.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.digests.digest import digest_rank, environment_items, layer_items
+from tpcompile.evidence.judgement.verdict import Absent, Rules, conclude
 from tpcompile.evidence.records import Check, Item, Layer, RankDigest, RankRecord, Verdict
-from tpcompile.evidence.verdict import Absent, Rules, conclude
 from tpcompile.ranks.exchange import Fetch, Question, Side
 
 

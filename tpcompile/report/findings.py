@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict, items_of
-from tpcompile.evidence.taint import value_text
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report.wording import plain
 

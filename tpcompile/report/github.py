@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.several import find
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
     accepted_lines,

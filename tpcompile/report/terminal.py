@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.lead import cause_text, who_text
+from tpcompile.evidence.judgement.leading import cause_text, who_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, num_ranks, ranks_text
 
 MAX_ITEM_CHARS = 2000

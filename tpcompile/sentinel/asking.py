@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.events import Absence, Answers
 from tpcompile.sentinel.finding import Finding

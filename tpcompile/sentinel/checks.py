@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.alone import reason_cause
-from tpcompile.evidence.blamed import of_cause
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.comparison.blamed import of_cause
+from tpcompile.evidence.comparison.compiled_by_some import reason_cause
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import called_at, entered_at
 from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.finding import Finding

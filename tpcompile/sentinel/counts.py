@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
 
-from tpcompile.evidence.byrank import ByRank, by_name
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.several import first
+from tpcompile.evidence.groups.by_rank import ByRank, by_name
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted

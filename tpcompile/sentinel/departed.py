@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first, last
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.parting import parting

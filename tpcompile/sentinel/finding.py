@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import first
+from tpcompile.evidence.records.causes import Cause
 
 T = TypeVar("T")
 

@@ -15,16 +15,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tpcompile.evidence.collectives import is_library, is_library_file
+from tpcompile.evidence.compiles.collectives import is_library, is_library_file
+from tpcompile.evidence.iterables import first, grouped, last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first, grouped, last
 from tpcompile.sentinel.messages import Issued, PointToPoint
 from tpcompile.torch_api import watching
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
-_OWN = tuple(f"{_PACKAGE}/{part}/" for part in ("sentinel", "capture", "dist", "parity", "gate", "testing"))
+_OWN_PARTS = ("sentinel", "capture", "collectives", "ranks", "preflight", "gate", "numerics")
+_OWN = tuple(f"{_PACKAGE}/{part}/" for part in _OWN_PARTS)
 """Packages whose frames are not the user's; those of `nn` and the corpus count as the user's."""
 Begun = tuple[int, str, int]
 """(Unix time in ns, region, call)."""

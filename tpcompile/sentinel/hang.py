@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.several import first
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.departed import waits_for_departed
 from tpcompile.sentinel.describe import describe

@@ -15,8 +15,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tpcompile.capture import CaptureSession
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import CompileRecord
-from tpcompile.evidence.several import last
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
 from tpcompile.sentinel import flight

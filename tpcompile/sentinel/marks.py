@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import Frozen, SkippedFrame, UserLine
-from tpcompile.evidence.several import last
 
 _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from tpcompile.evidence.digest import digest_compile
-from tpcompile.evidence.parametric import LOCAL_TENSOR
+from tpcompile.evidence.digests.digest import digest_compile
+from tpcompile.evidence.iterables import first, last
+from tpcompile.evidence.layers.rank_parametric import LOCAL_TENSOR
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
-from tpcompile.evidence.several import first, last
 from tpcompile.evidence.text.lines import of_program
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.messages import Position, RankState
 from tpcompile.sentinel.regionlines import called_at, line_in, runs

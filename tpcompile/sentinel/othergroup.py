@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import combinations
 from typing import NamedTuple
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import first
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Place, RankState, at, place_of

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import differ, first
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.habit import surprise
@@ -31,8 +31,8 @@ def parting(states: Mapping[int, RankState]) -> Finding | None:
 
 def parting_in(history: History) -> Finding | None:
     """The first difference in one group."""
-    meetings = map(partial(_Meeting, history), history.numbers)
-    unlike = [meeting for meeting in meetings if meeting.is_unlike]
+    all_numbers = map(partial(_Numbered, history), history.numbers)
+    unlike = [numbered for numbered in all_numbers if numbered.is_unlike]
     if not unlike:
         return None
     oldest = history.numbers[0]
@@ -41,13 +41,13 @@ def parting_in(history: History) -> Finding | None:
     return first_finding(_by_habit, unlike) or _by_number(_first_unlike(unlike))
 
 
-def _by_habit(meeting: _Meeting) -> Finding | None:
-    odd = meeting.left_their_habit() or meeting.alone(at_most=1)
-    return _finding(meeting, odd) if odd else None
+def _by_habit(numbered: _Numbered) -> Finding | None:
+    odd = numbered.left_their_habit() or numbered.alone(at_most=1)
+    return _finding(numbered, odd) if odd else None
 
 
-def _by_number(meeting: _Meeting) -> Finding:
-    return _finding(meeting, meeting.alone() or meeting.here.unlike_most(_key))
+def _by_number(numbered: _Numbered) -> Finding:
+    return _finding(numbered, numbered.alone() or numbered.here.unlike_most(_key))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Part:
         return frozenset[tuple[str, int]]().union(*(issued.place for issued in self.of_rank.values()))
 
 
-class _Meeting:
+class _Numbered:
     """The collectives of the ranks under one number of a group."""
 
     def __init__(self, history: History, number: int) -> None:
@@ -109,10 +109,10 @@ class _Meeting:
         return [frame for frame in self.here[rank].stack if not used.issuperset(place_of([frame]))]
 
 
-def _first_unlike(unlike: Sequence[_Meeting]) -> _Meeting:
+def _first_unlike(unlike: Sequence[_Numbered]) -> _Numbered:
     """The difference to report: branches may use two lines at every step, so one that occurs once is preferred."""
-    times = Counter(meeting.keys for meeting in unlike)
-    once = [meeting for meeting in unlike if times[meeting.keys] == 1]
+    times = Counter(numbered.keys for numbered in unlike)
+    once = [numbered for numbered in unlike if times[numbered.keys] == 1]
     return (once or unlike)[0]
 
 
@@ -126,10 +126,10 @@ def _is_one_call(here: Sequence[Issued]) -> bool:
     return any(issued.line and issued.region.endswith(f":{issued.line.line}") for issued in here)
 
 
-def _finding(meeting: _Meeting, odd: tuple[int, ...]) -> Finding:
-    others = meeting.here.without(odd)
-    theirs, usual = meeting.here[odd[0]], others.first
-    own = first(meeting.own_frames(odd[0]))
+def _finding(numbered: _Numbered, odd: tuple[int, ...]) -> Finding:
+    others = numbered.here.without(odd)
+    theirs, usual = numbered.here[odd[0]], others.first
+    own = first(numbered.own_frames(odd[0]))
     who = named_ranks(odd)
     if own is not None:
         says = f"{who} issued {theirs}, which no other rank issues; {named_ranks(others.ranks)} issued {usual}"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from time import time_ns
 from types import CodeType
 
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.evidence.several import last
 from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Check, CompileRecord, UserLine
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import first
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check

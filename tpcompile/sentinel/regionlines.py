@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import first, last
 from tpcompile.sentinel.messages import RankState
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.capture import CaptureSession
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
 from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import events as ev

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from tpcompile.capture import CaptureSession
 from tpcompile.errors import ExitCode, TpCompileError
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.evidence.verdict import SENTINEL, agree_rules
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import last
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Issued, Place, RankState, place_of
 

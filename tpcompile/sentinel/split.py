@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tpcompile.evidence.byrank import ByRank, by_name
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank, by_name
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import SkippedFrame
-from tpcompile.evidence.several import first
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.marks import Counted

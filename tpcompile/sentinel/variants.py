@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tpcompile.evidence.byrank import ByRank, by_name
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.progress import Progress, Region

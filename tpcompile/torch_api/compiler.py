@@ -33,7 +33,7 @@ from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
 from torch.nn.attention import SDPBackend
 
-from tpcompile.evidence.collectives import is_library_file
+from tpcompile.evidence.compiles.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.text import normalise
 

@@ -1,4 +1,4 @@
-"""Every private or moving name of torch that `tpcompile.testing` needs; seen on torch 2.11.0 and 2.13.0.
+"""Every private or moving name of torch that `tpcompile.numerics` needs; seen on torch 2.11.0 and 2.13.0.
 
     name                                        why
     torch.utils._python_dispatch                sees collectives of eager code, forward and backward, from any API

@@ -33,9 +33,9 @@ from torch._dynamo import eval_frame as _eval_frame
 from torch._dynamo import exc as _exc
 from torch.nn.modules import module as _module
 
+from tpcompile.evidence.digests.split_regions import skipped_frame
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.evidence.several import first
-from tpcompile.evidence.splits import skipped_frame
 from tpcompile.torch_api import compiler as compat
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER

@@ -1,6 +1,6 @@
 """The contract type check: what is replicated, varying or partial, followed through a module in eager on fake ranks.
 
-    report = check_contract(lambda comm: TransformerStack(config, comm), (x, cos, sin), tp=4)
+    report = check_contract(lambda comm: TransformerStack(args, comm, num_layers=1), (x, cos, sin), tp=4)
     report.raise_on_violation()
 
 It names the first op that uses a partial value as if it were whole, drops a reduced result, or breaks a gradient, with

@@ -10,7 +10,6 @@ import pytest
 from tpcompile.corpus.generated.judge import Evidence, Outcome, judge
 from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.plan import Case, fault_case, healthy_case
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records import (
     Check,
     Divergence,
@@ -21,6 +20,7 @@ from tpcompile.evidence.records import (
     UserLine,
     Verdict,
 )
+from tpcompile.evidence.records.causes import Cause
 
 _STRIDE = fault_case(7, program="hand_mlp", operator="input_stride")
 _BRANCH = fault_case(7, program="hand_mlp", operator="branch")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence import checks
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.logs.diagnose import WHOLE, Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
 from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
+from tpcompile.evidence.records.causes import Cause
 
 JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
 LOG = "dedicated_log_torch_trace_rank_{}_recorded.log"

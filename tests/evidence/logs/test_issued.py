@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.logs.test_diagnose import JOBS, LOG
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.records.causes import Cause
 
 OP = "torch.ops._c10d_functional."
 REDUCE, GATHER, WAIT = f"{OP}all_reduce_.default", f"{OP}all_gather_into_tensor.default", f"{OP}wait_tensor.default"

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.evidence.samples import compiled, line
-from tpcompile.evidence.digest import digest_compile
+from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import called_at, innermost_own, is_library, with_whole_path
 

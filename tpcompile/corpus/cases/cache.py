@@ -1,7 +1,7 @@
 """Cases of compile caches and settings that are another on one rank."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _SPLIT = "karpathy/nanochat#722: one node has cached kernels, the other compiles"
 _STAGGER = "unslothai/unsloth-zoo#967: cold-cache stagger, a read-only cache folder"

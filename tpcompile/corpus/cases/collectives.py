@@ -1,7 +1,7 @@
 """Cases in which one rank issues other collectives."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 CASES = (
     Case(

@@ -1,7 +1,7 @@
 """Cases in which one rank compiles differently."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _INDUCTOR_S = 300.0
 """Inductor takes long to compile where the cores are shared."""

@@ -1,7 +1,7 @@
 """Cases in which ranks are set up, loaded or fed differently; of three ranks the odd one is known."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _KERNELS = "flashinfer#3186, sglang#23317: TP ranks take other kernels for the same operator"
 _DRIFT = "pytorch#187445, pytorch#187446: numbers drift between ranks and nothing says so"

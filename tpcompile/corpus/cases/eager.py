@@ -1,7 +1,7 @@
 """Cases in which collectives of eager code go wrong, and healthy ones that look like it."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
 _ORDER = "pytorch#75373: ranks that execute other modules hang or compute wrong results"

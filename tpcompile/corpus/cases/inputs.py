@@ -1,7 +1,7 @@
 """Cases in which one rank is fed differently."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _BLOCK = "# blamed: input of the block"
 

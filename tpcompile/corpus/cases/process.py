@@ -1,7 +1,7 @@
 """Cases in which a process dies, stops, raises, leaves or never comes."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _LAYER = "# blamed: the layer"
 _GARBAGE = "unslothai/unsloth-zoo#967: one rank fails, watchdog abort on the others in all of 4 scenarios"

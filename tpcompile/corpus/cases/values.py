@@ -1,7 +1,7 @@
 """Cases in which one rank has another Python value."""
 
 from tpcompile.corpus.case import Case
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.records.causes import Cause
 
 _ATTRIBUTE = "# blamed: attribute of the block"
 _SCALE = "optimum-habana#1174: wrong numbers from a compiled all-reduce"

@@ -10,9 +10,9 @@ from tpcompile.corpus.generated.names import Route
 from tpcompile.corpus.generated.operators.operator import Trace
 from tpcompile.corpus.generated.plan import Case, Truth
 from tpcompile.corpus.judge import first_finding
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.logs.diagnose import WHOLE
 from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_installed
 from tpcompile.evidence.text.ranks import ranks_text
 

@@ -34,7 +34,7 @@ _PRELOADED = (
     "torch.distributed.tensor.parallel",
     "torch.export._trace",
     "tpcompile.corpus.generated.frame",
-    "tpcompile.testing.forms",
+    "tpcompile.numerics.forms",
 )
 _TRANSFORMERS = (
     "transformers.models.llama.modeling_llama",

@@ -1,7 +1,7 @@
 """One file per layer of a digest, from cause to effect; a new layer is a file and a line here."""
 
 from tpcompile.evidence.layers import collectives, environment, graph, guards, inputs, kernels, lowered
-from tpcompile.evidence.layerspec import LayerSpec
+from tpcompile.evidence.layers.spec import LayerSpec
 from tpcompile.evidence.records import Layer
 
 SPECS: dict[Layer, LayerSpec] = {

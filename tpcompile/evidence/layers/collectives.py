@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence.bygroup import Items, Row
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.groups.by_group import Items, Row
+from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
-from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import find, first
+from tpcompile.evidence.records.causes import Cause
 
 _CAUSES = {
     "op": Cause.EXTRA_COLLECTIVE,

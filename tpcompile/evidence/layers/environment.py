@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tpcompile.evidence import state
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.layers import process_settings as state
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import Item, Layer, RankRecord, value_item
+from tpcompile.evidence.records.causes import Cause
 
 
 def _items(record: RankRecord) -> list[Item]:

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tpcompile.evidence.bygroup import Items, Row
-from tpcompile.evidence.byrank import ranks_in
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.collectives import blamed_line
+from tpcompile.evidence.compiles.collectives import blamed_line
+from tpcompile.evidence.groups.by_group import Items, Row
+from tpcompile.evidence.groups.by_rank import ranks_in
+from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.shard_bounds import bounds_in_program
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.rows import rows_of
-from tpcompile.evidence.several import differ, find, first, first_answer
-from tpcompile.evidence.shardbounds import bounds_in_program
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
 from tpcompile.evidence.text.ranks import named_ranks

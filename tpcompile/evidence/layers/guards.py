@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from tpcompile.evidence import state
-from tpcompile.evidence.bygroup import Row
-from tpcompile.evidence.byrank import Groups
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.headline import spoken
+from tpcompile.evidence.groups.by_group import Row
+from tpcompile.evidence.groups.by_rank import Groups
+from tpcompile.evidence.iterables import differ, find, first_answer
+from tpcompile.evidence.layers import process_settings as state
 from tpcompile.evidence.layers.graph import first_nodes
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
-from tpcompile.evidence.parametric import uneven_shards
+from tpcompile.evidence.layers.rank_parametric import uneven_shards
+from tpcompile.evidence.layers.row_text import spoken
+from tpcompile.evidence.layers.shard_bounds import bounds_in_guards
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Guard, Item, ItemKind, Layer, UserLine
-from tpcompile.evidence.several import differ, find, first_answer
-from tpcompile.evidence.shardbounds import bounds_in_guards
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.guards import parts_of
 from tpcompile.evidence.text.lines import users
 

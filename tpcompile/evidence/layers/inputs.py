@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tpcompile.evidence.bygroup import Row
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec, in_one_part
+from tpcompile.evidence.groups.by_group import Row
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
+from tpcompile.evidence.records.causes import Cause
 
 _CAUSES = {
     "dtype": Cause.DTYPE,

@@ -6,10 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence.bygroup import Items
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.groups.by_group import Items
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer
+from tpcompile.evidence.records.causes import Cause
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.layers.collectives import issued
 from tpcompile.evidence.layers.graph import graph_items
-from tpcompile.evidence.layerspec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.parametric import lowered_constants
+from tpcompile.evidence.layers.rank_parametric import lowered_constants
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import CompileRecord, Item, Layer
+from tpcompile.evidence.records.causes import Cause
 
 _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
 """Part of the layer -> kinds of its graphs."""

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError, ExitCode
-from tpcompile.evidence import checks
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
-from tpcompile.evidence.compare import Allowed
+from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.digests.split_regions import split_note
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.judgement import checks
+from tpcompile.evidence.judgement.verdict import Rules, conclude
 from tpcompile.evidence.logs.domains import Domains, Mesh, Source, by_groups
 from tpcompile.evidence.logs.ends import LogEnd, endings, failed_everywhere, failed_first, log_ends
 from tpcompile.evidence.logs.files import find_logs, unreadable
@@ -36,10 +38,8 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.records.base import known
-from tpcompile.evidence.several import find, first
-from tpcompile.evidence.splits import split_note
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.evidence.verdict import Rules, conclude
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
 SIDE_BY_SIDE_BYTES = 30_000_000

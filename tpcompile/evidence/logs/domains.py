@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.iterables import grouped
 from tpcompile.evidence.text.ranks import ranks_text
 
 DEFAULT_GROUP = "0"

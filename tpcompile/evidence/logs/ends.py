@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import grouped, last
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
-from tpcompile.evidence.several import grouped, last
 from tpcompile.evidence.text.ranks import named_ranks
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.errors import ConfigError, PreflightError
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.text.ranks import named_ranks
 
 PATTERN = "dedicated_log_torch_trace_*.log"

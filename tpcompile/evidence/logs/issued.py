@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from tpcompile.evidence.byrank import ByRank
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.job import DomainLogs, Member, Step
 from tpcompile.evidence.logs.ranklog import LoggedCompile
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
 _OP = "torch.ops._c10d_functional."

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tpcompile.evidence.byrank import ByRank
+from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.logs.domains import Domain, Domains, roles_of
 from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, RankLog
 

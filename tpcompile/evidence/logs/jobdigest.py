@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpcompile.evidence.digest import digest_rank, environment_items, frame_name, layer_items
+from tpcompile.evidence.digests.digest import digest_rank, environment_items, frame_name, layer_items
 from tpcompile.evidence.logs.job import DomainLogs, Job, Member
 from tpcompile.evidence.logs.ranklog import Frame, LoggedCompile, records_of
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Item, Layer, LayerDigest, RankDigest, RankRecord

@@ -18,6 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tpcompile.evidence.compiles.trace import (
+    CACHE_EVENTS,
+    CompileNumbers,
+    TraceEvent,
+    compile_record,
+    frame_line,
+    start_stack,
+)
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.logs.tracefile import (
     BACKWARD_METRICS,
     EXECUTION,
@@ -31,10 +40,8 @@ from tpcompile.evidence.logs.tracefile import (
     json_value,
 )
 from tpcompile.evidence.records import CompileRecord, UserLine
-from tpcompile.evidence.several import first, grouped
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.normalise import GroupRoles
-from tpcompile.evidence.trace import CACHE_EVENTS, CompileNumbers, TraceEvent, compile_record, frame_line, start_stack
 
 _GRAPHS = frozenset({"dynamo_output_graph", "aot_forward_graph", "aot_inference_graph", "aot_backward_graph"})
 _GROUP = re.compile(

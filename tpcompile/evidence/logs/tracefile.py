@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tpcompile.evidence.trace import RESERVED, WANTED_EVENTS, TraceEvent, event
+from tpcompile.evidence.compiles.trace import RESERVED, WANTED_EVENTS, TraceEvent, event
 
 SCHEDULE, EXECUTION, TORCH_VERSION = "inductor_collective_schedule", "graph_execution", "torch_version"
 BACKWARD_METRICS = "bwd_compilation_metrics"

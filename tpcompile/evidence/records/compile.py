@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Item, Layer, UserLine, lines_of
-from tpcompile.evidence.several import first, grouped
 
 
 class Node(Frozen):

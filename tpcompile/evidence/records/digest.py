@@ -119,9 +119,9 @@ class RankDigest(Frozen):
     @property
     def sure_reads(self) -> list[RankRead]:
         """Reads of the rank on a path that every trace takes."""
-        return [suspect for suspect in self.suspects_of("read") if suspect.is_sure]
+        return [suspect for suspect in self.rank_sources("read") if suspect.is_sure]
 
-    def suspects_of(self, what: str) -> list[RankRead]:
+    def rank_sources(self, what: str) -> list[RankRead]:
         """Rank reads, or guards with a rank's name."""
         return [suspect for suspect in self.suspects if suspect.what == what]
 

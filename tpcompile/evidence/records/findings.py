@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
-from tpcompile.evidence.causes import Cause
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import Frozen, Item, Layer, UserLine, known, lines_of
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.compile import TaintKind
-from tpcompile.evidence.several import first
 
 
 class DivergenceClass(StrEnum):

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tpcompile.evidence.causes import Cause
 from tpcompile.evidence.records.base import SCHEMA_VERSION, Frozen, Layer, Status, UserLine
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, RecompileCause, Taint
 
 

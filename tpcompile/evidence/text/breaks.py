@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import GraphBreak, UserLine
-from tpcompile.evidence.several import find, first
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.evidence.text.lines import innermost_own, is_library

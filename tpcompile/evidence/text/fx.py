@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Graph, Node, UserLine
-from tpcompile.evidence.several import first
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.comments import line_of
 from tpcompile.evidence.text.normalise import GroupRoles

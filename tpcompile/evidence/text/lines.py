@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.several import last
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _BETWEEN = "capture|collectives|evidence|preflight|ranks|report|sentinel|torch_api|dist|parity"

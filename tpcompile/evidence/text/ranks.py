@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tpcompile.evidence.several import grouped
+from tpcompile.evidence.iterables import grouped
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -9,8 +9,8 @@ from tpcompile.config import BlockConfig
 from tpcompile.corpus.generated import frame
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
-from tpcompile.testing.draw import draw_inputs, draw_stack_weights
-from tpcompile.testing.forms import form_config
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.forms import form_config
 
 # place: file
 
@@ -36,7 +36,7 @@ def main() -> None:
     config = BlockConfig.model_validate(form_config("sp llama", "cpu").model_dump() | SMALL)
     full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=job.device)
     with torch.device("meta"):
-        stack = TransformerStack(config, Collectives(job.group))
+        stack = TransformerStack(config, Collectives(job.group), num_layers=config.num_layers)
     stack = stack.to_empty(device=job.device)
     load_full_state_dict(stack, full)
     model = Regressor(stack, job.group)

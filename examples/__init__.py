@@ -1,0 +1,1 @@
+"""Complete programs and modules to copy; not part of the installed package."""

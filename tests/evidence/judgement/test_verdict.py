@@ -1,0 +1,157 @@
+"""Digests and divergences -> verdict and exit code, live and again from the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.evidence.samples import call, compiled, guard, record
+from tests.gate.test_checks import CONFIG, counters, errors, facts, healthy
+from tpcompile.config import RunConfig, load
+from tpcompile.errors import ConfigError, ExitCode
+from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.verdict import Absent, conclude, fetch_from
+from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, Verdict
+from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.gate.replay import gate_rules, replay
+
+ONLY_C = load("cpu_smoke", train=True)
+
+
+def verdict(*records: RankRecord, config: RunConfig = ONLY_C, world_size: int = 2, **fields) -> Verdict:
+    """What is concluded from these ranks."""
+    digests = [digest_rank(r) for r in records]
+    return conclude(gate_rules(config), digests, fetch_from(records), world_size=world_size, **fields)
+
+
+def odd(rank: int = 1) -> RankRecord:
+    """A rank whose program multiplies by another number."""
+    return healthy(rank, compiles=[compiled(call("mul", "%0", "9", at=12))])
+
+
+def plain(rank: int = 0) -> RankRecord:
+    """A healthy rank without lowered layers."""
+    return healthy(rank, compiles=[compiled(call("mul", "%0", "2", at=12))])
+
+
+def problem(id: CheckId) -> Check:
+    """A check that already failed on the way."""
+    return Check(id=id, mode="C", status=Status.FAIL, expected="-", observed="it went wrong", ranks=(1,))
+
+
+def test_a_healthy_run_is_green_and_says_what_was_proved() -> None:
+    found = verdict(healthy(0), healthy(1))
+    assert (found.status, found.exit_code) == (Status.PASS, ExitCode.PASS)
+    assert "2" in found.summary and "agree" in found.summary
+    assert (found.domains, found.divergences) == ({"tp": ((0, 1),)}, ())
+
+
+def test_modes_are_judged_in_the_order_they_ran() -> None:
+    found = verdict(healthy(0), healthy(1), config=CONFIG)
+    assert list(dict.fromkeys(c.mode for c in found.checks)) == ["A", "B", "C"]
+    assert found.exit_code == ExitCode.PASS
+
+
+def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
+    found = verdict(plain(0), odd(1))
+    assert (found.status, found.exit_code) == (Status.FAIL, ExitCode.FAIL)
+    assert "mul(%0, 2) / mul(%0, 9) (ranks 0-1 differ) at /app/model.py:12" in found.summary
+    assert "at /app/model.py:12 in forward" in found.summary
+    assert found.domains == {"tp": ((0,), (1,))}
+
+
+def test_a_check_that_fails_alone_is_the_summary() -> None:
+    wrong = healthy(1, facts=facts(errors=errors(forward=99.0)))
+    found = verdict(healthy(0), wrong)
+    assert found.exit_code == ExitCode.FAIL and found.summary.startswith(
+        "forward right: worst 99.00x: forward on rank 1"
+    )
+
+
+def test_a_divergence_explains_the_wrong_number_behind_it() -> None:
+    wrong = odd(1).model_copy(update={"facts": facts(errors=errors(forward=99.0))})
+    assert "mul(%0, 2) / mul(%0, 9)" in verdict(plain(0), wrong).summary
+
+
+def test_what_ended_the_run_explains_the_divergence() -> None:
+    found = verdict(plain(0), odd(1), problems=[problem(CheckId.NO_ERROR)])
+    assert found.summary == "exceptions: it went wrong, expected - (rank 1)"
+
+
+def test_an_absent_rank_is_a_finding_with_its_number_and_its_last_word() -> None:
+    found = verdict(healthy(0), absent=[Absent(1, "in phase C/first")])
+    assert found.exit_code == ExitCode.FAIL
+    check = next(c for c in found.checks if c.id == CheckId.REPORTED)
+    assert check.ranks == (1,) and "in phase C/first" in check.observed and "rank 1" in found.summary
+
+
+def idle(rank: int) -> RankRecord:
+    """A rank on which nothing was compiled."""
+    return healthy(rank, compiles=[], counters=(counters("C/first", frames=0, graphs=0),))
+
+
+def test_nothing_compiled_has_its_own_exit_code_and_cause() -> None:
+    found = verdict(idle(0), idle(1))
+    assert found.exit_code == ExitCode.NOTHING_COMPILED
+    assert found.summary.startswith("nothing was compiled: 0 graphs")
+
+
+def test_a_timeout_has_its_own_exit_code() -> None:
+    assert verdict(idle(0), idle(1), problems=[problem(CheckId.TIMED_OUT)]).exit_code == ExitCode.TIMEOUT
+
+
+def test_a_declared_difference_is_green_and_in_the_verdict() -> None:
+    allow = "gate.allow=[{layer: guards, contains: scale, reason: scale is per rank on purpose}]"
+    config = load("cpu_smoke", [allow], train=True)
+    other = healthy(1, compiles=[compiled(call("mul", "%0", "2", at=12), guards=(guard(says="== 2"),))])
+    found = verdict(plain(0), other, config=config)
+    assert found.exit_code == ExitCode.PASS
+    assert ["scale is per rank on purpose" in d.advice for d in found.divergences] == [True]
+    assert verdict(plain(0), other).exit_code == ExitCode.FAIL
+
+
+def test_a_verdict_survives_json() -> None:
+    found = verdict(plain(0), odd(1))
+    assert Verdict.model_validate_json(found.to_json()) == found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run directory with the configuration of a mode C run."""
+    run_dir = RunDir.create(tmp_path / "run")
+    run_dir.write_config(ONLY_C.model_dump_json())
+    return run_dir
+
+
+@pytest.mark.parametrize("records", [[healthy(0), healthy(1)], [plain(0), odd(1)]], ids=["green", "red"])
+def test_a_replay_gives_the_verdict_of_the_live_run(run: RunDir, records: list[RankRecord]) -> None:
+    for found in records:
+        run.write_record(found)
+    assert replay(run) == verdict(*records)
+
+
+def test_a_replay_keeps_what_only_the_live_run_could_see(run: RunDir) -> None:
+    live = verdict(plain(0), plain(1), problems=[problem(CheckId.AGREED)])
+    run.write_record(plain(0))
+    run.write_record(plain(1))
+    run.write_verdict(live)
+    assert replay(run) == live
+
+
+def test_a_replay_names_the_rank_that_left_no_record_and_its_last_phase(run: RunDir) -> None:
+    run.write_record(healthy(0))
+    run.write_status(RankStatus(rank=1, world_size=2, pid=1, host="h", phase="C/first", state="running"))
+    check = next(c for c in replay(run).checks if c.id == CheckId.REPORTED)
+    assert check.ranks == (1,) and "C/first" in check.observed
+
+
+def test_a_replay_without_records_says_so(run: RunDir) -> None:
+    with pytest.raises(ConfigError, match="holds no rank records"):
+        replay(run)
+
+
+def test_records_keep_every_field_through_the_run_directory(run: RunDir) -> None:
+    found = record(0, *healthy(0).compiles, environment=(("torch", "2.13"),), groups=(("0", "tp"),), facts={"a": 1.5})
+    run.write_record(found)
+    assert run.read_records() == [found]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import argparse
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tpcompile.cli.gate import gate
+from tpcompile.request import GateRequest, RunRequest, add_flags, flags_of
+
+
+def parsed(*arguments: str) -> RunRequest:
+    """What argparse makes of a command line, as in repro/tp_compile_repro.py."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser, RunRequest)
+    return RunRequest(**vars(parser.parse_args(arguments)))
+
+
+def test_argparse_reads_every_kind_of_flag() -> None:
+    text = "--mode all --train --layers 3 --set a=1 --set b=[2] --run-dir x --device cpu --fault raises --fault-rank 1"
+    assert parsed(*text.split()) == RunRequest(
+        mode="all", train=True, layers=3, overrides=["a=1", "b=[2]"], run_dir=Path("x"), device="cpu", fault="raises",
+        fault_rank=1,
+    )  # fmt: skip
+
+
+def test_argparse_and_the_record_have_the_same_defaults() -> None:
+    assert parsed() == RunRequest()
+
+
+@pytest.mark.parametrize("arguments", [("--mode", "D"), ("--layers", "two"), ("--device", "tpu"), ("--nproc", "2")])
+def test_argparse_refuses_what_a_flag_does_not_take(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parsed(*arguments)
+
+
+def test_the_command_takes_every_field_of_its_request() -> None:
+    fields = {field.name: field.default for field, _, _ in flags_of(GateRequest)}
+    parameters = inspect.signature(gate).parameters
+    assert {name: parameter.default for name, parameter in parameters.items()} == fields
+
+
+@pytest.mark.parametrize(("device", "preset"), [("cpu", "cpu_smoke"), ("cuda", "wan14b")])
+def test_the_default_preset_follows_the_device(device: str, preset: str) -> None:
+    found = RunRequest().config(device)
+    assert (found.preset, found.device, found.fault_rank) == (preset, device, None)

@@ -1,0 +1,360 @@
+"""One compile that all ranks made -> its listed differences, and the one finding that explains the others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tpcompile.evidence.comparison.blamed import rank_group
+from tpcompile.evidence.groups.align import Slot
+from tpcompile.evidence.groups.by_group import ByGroup, Items, Row
+from tpcompile.evidence.groups.by_rank import Groups
+from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.iterables import find, grouped
+from tpcompile.evidence.layers import SPECS
+from tpcompile.evidence.layers.kernels import is_reordered
+from tpcompile.evidence.layers.row_text import headline
+from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
+from tpcompile.evidence.records import (
+    CompileDigest,
+    Divergence,
+    DivergenceClass,
+    Layer,
+    LayerDigest,
+    RankDigest,
+    RankGroup,
+    RankRead,
+    value_item,
+)
+from tpcompile.evidence.records.causes import Cause
+
+Key = tuple[Layer, str]
+"""A layer and the part of it."""
+_REACHED = {
+    Layer.COLLECTIVES: "the Dynamo graph",
+    Layer.LOWERED: "lowered graphs",
+    Layer.KERNELS: "generated code",
+}
+"""The last layer of a compile -> how far it went."""
+
+
+def environment(domain: Domain) -> list[Divergence]:
+    """What differs between the ranks themselves."""
+    return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
+
+
+def _as_compile(digest: RankDigest) -> CompileDigest:
+    """The environment of a rank in the form of a compile; its items are fetched under the index -1."""
+    layer = LayerDigest(layer=Layer.ENVIRONMENT, sha256=digest.environment, num_items=0)
+    return CompileDigest(index=-1, compile_id="", phase="", frame="", layers=(layer,))
+
+
+def of_slot(domain: Domain, slot: Slot) -> list[Divergence]:
+    """What differs in one compile."""
+    return _Compile(domain, slot).findings()
+
+
+class _Compile:
+    """One compile as all ranks saw it."""
+
+    def __init__(self, domain: Domain, slot: Slot) -> None:
+        self.domain = domain
+        self.slot = slot
+        differing = [_Layer(self, key, slot.groups(*key)) for key in slot.differing]
+        self.differing = sorted(differing, key=lambda layer: layer.place)
+        """Layers and parts that differ, from cause to effect."""
+        self.layers = list(dict.fromkeys(layer.layer for layer in self.differing))
+
+    def findings(self) -> list[Divergence]:
+        """What is listed in the user's program, then the finding of the layer that explains the rest, or else what
+        differs in the lowered layers."""
+        by_kind = grouped(self.differing, lambda layer: layer.spec.is_strict)
+        strict = by_kind.get(True, [])
+        loose = by_kind.get(False, [])
+        found: list[Divergence] = []
+        red: list[_Layer] = []
+        for layer in strict:
+            found += layer.listed
+            if layer.is_red:
+                red.append(layer)
+        if red:
+            found += self.explained_by(red)
+        else:
+            lowered = self.lowered(strict, loose)
+            found += lowered or self.backends()
+        return found
+
+    def explained_by(self, red: Sequence[_Layer]) -> list[Divergence]:
+        """The finding of the layer that names most directly what happened; the others are its consequences."""
+        found = min(red, key=lambda layer: layer.explanation.directness)
+        # A backend that does not lower leaves the collectives of the Dynamo graph, worded differently.
+        backends = self.backends() if found.layer == Layer.COLLECTIVES else []
+        return backends or [found.red()]
+
+    def seen(self, groups: Groups) -> ByGroup[Seen]:
+        """The compile as one rank of each group saw it."""
+        return self.domain.leaders(self.slot.compiles, groups)
+
+    def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
+        """What differs below equal programs.
+
+        A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
+        guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
+        is padded in the backward. None of these explains collectives in a different order. Of a
+        log that ended before the guards of a compile none of that can be told.
+        """
+        unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
+        if unguarded and self.domain.is_cut:
+            return []
+        found: list[Divergence] = []
+        is_explained = any(layer.explains_below for layer in strict)
+        for layer in loose:
+            if layer.is_consequence(is_explained=is_explained):
+                continue
+            found += layer.findings()
+            if not layer.is_red:
+                continue
+            is_explained = True
+            if not found[-1].is_choice:
+                break
+        return found
+
+    def backends(self) -> list[Divergence]:
+        """The finding where some ranks lowered a frame further than others and none loaded it from a cache."""
+        reached = self.slot.compiles.map(_reached)
+        loaded = self.slot.compiles.where(lambda compile_: compile_.is_loaded)
+        is_unknown = self.domain.is_cut or "" in reached.values()
+        if is_unknown or loaded or not reached.differ():
+            return []
+        groups = reached.groups()
+        row = Row(value_item("torch.compile lowered to", text) for _, text in reached.sides())
+        return [
+            Divergence(
+                layer=Layer.LOWERED,
+                cls=DivergenceClass.CONTENT,
+                domain=self.domain.name,
+                where=self.slot.where,
+                groups=self.sides(groups, row, Cause.BACKEND),
+                title=headline(row, groups),
+                cause=Cause.BACKEND,
+                step=self.slot.step,
+                advice=Cause.BACKEND.advice,
+            )
+        ]
+
+    def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
+        """Groups with what they have, and the line of the frame."""
+        columns = zip(groups, row, self.seen(groups), strict=True)
+        return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
+
+
+def _reached(compile_: CompileDigest) -> str:
+    """How far a compile was lowered; empty for a frame without a graph."""
+    layers = {digest.layer for digest in compile_.layers}
+    has_graph = layers.issuperset({Layer.GUARDS, Layer.COLLECTIVES})
+    if not has_graph:
+        return ""
+    order = list(_REACHED)
+    furthest = max(layers & _REACHED.keys(), key=order.index)
+    return _REACHED[furthest]
+
+
+@dataclass
+class _Layer:
+    """One layer in which groups of ranks differ; an explanation asks it about the compile."""
+
+    whole: _Compile
+    key: Key
+    groups: Groups
+
+    @property
+    def layer(self) -> Layer:
+        """Which layer it is."""
+        return self.key[0]
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """From cause to effect: the order of the layers, forward before backward."""
+        layer, part = self.key
+        return list(SPECS).index(layer), part != "forward"
+
+    @property
+    def spec(self) -> LayerSpec:
+        """How the layer is compared and explained."""
+        return SPECS[self.layer]
+
+    @property
+    def is_red(self) -> bool:
+        """True when a difference is left that is not declared."""
+        return bool(self.difference.rows)
+
+    @property
+    def explains_below(self) -> bool:
+        """True where differences of lowered graphs and code follow from what is listed here."""
+        return self.layer != Layer.GUARDS or bool(self._followed.rows)
+
+    @property
+    def is_made_from_lowered(self) -> bool:
+        """True for generated code whose lowered graph differs too."""
+        layer, part = self.key
+        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.slot.differing
+
+    def is_consequence(self, *, is_explained: bool) -> bool:
+        """True where the code follows from its lowered graph, or from what a layer above explains."""
+        follows = is_explained or self.is_made_from_lowered
+        return follows and not self.is_reordered
+
+    @property
+    def is_reordered(self) -> bool:
+        """True when the code issues its collectives in a different order under equal graphs."""
+        # Where a difference of collectives is declared, the code follows from it.
+        is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
+        return is_own and is_reordered(self._own_items)
+
+    @functools.cached_property
+    def _seen(self) -> ByGroup[Seen]:
+        return self.whole.seen(self.groups)
+
+    @functools.cached_property
+    def _own_items(self) -> Items:
+        return Items(seen.items(*self.key) for seen in self._seen)
+
+    @functools.cached_property
+    def _followed(self) -> Followed:
+        """Rows that follow the rank's coordinate, apart from the others."""
+        rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
+        return self.spec.follow(Difference(self.layer, self.groups, self._own_items, rows, self))
+
+    @functools.cached_property
+    def _by_reason(self) -> dict[str, list[Row]]:
+        """Reason from the allow-list -> the other rows; under "" those that are not declared."""
+        return grouped(self._followed.left, lambda row: self.whole.domain.reason(self.layer, row))
+
+    @functools.cached_property
+    def listed(self) -> list[Divergence]:
+        """One divergence for the rows that follow the rank's coordinate, and one for the first declared row."""
+        found: list[Divergence] = []
+        followed = self._followed
+        if followed.rows:
+            found.append(self._listed(followed.rows[0], DivergenceClass.RANK_PARAMETRIC, followed.says))
+        reason = find(self._by_reason, bool)
+        if reason:
+            row = self._by_reason[reason][0]
+            found.append(self._listed(row, DivergenceClass.DECLARED, headline(row, self.groups), reason))
+        return found
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        """The rows that are neither rank-parametric nor declared."""
+        return Difference(self.layer, self.groups, self._own_items, tuple(self._by_reason.get("", [])), self)
+
+    @functools.cached_property
+    def explanation(self) -> Explanation:
+        """Why it differs."""
+        return self.spec.explain(self.difference)
+
+    # What an explanation may ask of the compile.
+
+    def items(self, layer: Layer) -> Items:
+        """Items of a different layer, for the groups of this one; none where that layer was not observed."""
+        is_known = all(seen.compile.sha(layer) for seen in self._seen)
+        return Items(seen.items(layer) if is_known else () for seen in self._seen)
+
+    def differs(self, layer: Layer) -> bool:
+        """True when the hashes of that layer differ."""
+        return layer in self.whole.layers
+
+    def is_symbolic(self) -> ByGroup[bool]:
+        """For each group: a size is a symbol."""
+        return self._seen.map(lambda seen: seen.compile.is_dynamic)
+
+    def coordinates(self) -> Groups:
+        """For each group: places of its ranks in the domain."""
+        return tuple(map(self.whole.domain.coordinates, self.groups))
+
+    def rank_reads(self) -> Sequence[RankRead]:
+        """Sure reads of the rank in the traced code of this frame."""
+        reads = [read for digest in self.whole.domain.ranks for read in digest.sure_reads]
+        return [read for read in reads if read.where.endswith(self.whole.slot.frame)]
+
+    # Findings.
+
+    def findings(self) -> list[Divergence]:
+        """What is listed, then what is left."""
+        return [*self.listed, self.red()] if self.is_red else self.listed
+
+    def red(self) -> Divergence:
+        """The finding; the ranks that the evidence names come last."""
+        found = self.explanation
+        order, groups = self._shown(found)
+        row = found.row.picked(order)
+        held, failed = _both_sides(found.guard, order)
+        # For generated code the calls in it decide whether the ranks will wait for each other.
+        follows = self.layer != Layer.KERNELS and self.differs(Layer.COLLECTIVES)
+        hangs = found.hangs or follows
+        return Divergence(
+            layer=self.layer,
+            cls=DivergenceClass.COLLECTIVES if hangs else DivergenceClass.CONTENT,
+            domain=self.whole.domain.name,
+            where=self._where(),
+            groups=self.whole.sides(groups, row, found.cause),
+            title=found.headline or headline(row, groups),
+            cause=found.cause,
+            guard=failed,
+            held=held,
+            step=self.whole.slot.step,
+            is_rank_known=0 < len(found.guilty) < len(groups),
+            advice=found.cause.advice,
+            consequences=tuple(layer for layer in self.whole.layers if layer != self.layer),
+        )
+
+    def _shown(self, found: Explanation) -> tuple[list[int], Groups]:
+        """Order of the groups, and their ranks: the guilty ones last, ranks with the same program in one group.
+
+        Every rank may have a guard of its own on its rank, while only one of them has a different program.
+        """
+        is_value = found.directness == Directness.VALUE
+        programs = self._programs() if is_value else ()
+        if len(programs) > 1:
+            index_of = {ranks[0]: index for index, ranks in enumerate(self.groups)}
+            order = [index_of[ranks[0]] for ranks in programs]
+            return order, programs
+        order = sorted(range(len(self.groups)), key=lambda index: index in found.guilty)
+        return order, ByGroup(self.groups).picked(order)
+
+    def _programs(self) -> Groups:
+        """Groups of ranks with equal programs; empty if the ranks of any group have different programs."""
+        ranks = itertools.chain.from_iterable(self.groups)
+        programs = self.whole.slot.compiles.among(ranks).map(lambda compile_: compile_.sha(Layer.GRAPH))
+        is_split = any(programs.among(group).differ() for group in self.groups)
+        return () if is_split else programs.groups()
+
+    def _listed(self, row: Row, cls: DivergenceClass, title: str, reason: str = "") -> Divergence:
+        cause = Cause.RANK_PARAMETRIC if cls == DivergenceClass.RANK_PARAMETRIC else Cause.UNKNOWN
+        return Divergence(
+            layer=self.layer,
+            cls=cls,
+            domain=self.whole.domain.name,
+            where=self._where(),
+            groups=self.whole.sides(self.groups, row, cause),
+            title=title,
+            cause=cause,
+            step=self.whole.slot.step,
+            advice=f"declared: {reason}" if reason else cause.advice,
+        )
+
+    def _where(self) -> str:
+        where, part = self.whole.slot.where, self.key[1]
+        return f"{where} ({part})" if part else where
+
+
+def _both_sides(guard: Row, order: Sequence[int]) -> tuple[str, str]:
+    """The guard of the first group and of the last; empty unless all groups have it."""
+    is_known = bool(guard) and guard.is_full
+    if not is_known:
+        return "", ""
+    shown = guard.picked(order).present
+    return shown[0].says, shown[-1].says

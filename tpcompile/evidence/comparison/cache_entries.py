@@ -1,0 +1,50 @@
+"""Cache entries whose guards failed, and the compile that followed -> why the closest entry failed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tpcompile.evidence.groups.domain import Seen
+from tpcompile.evidence.iterables import grouped, indexed
+from tpcompile.evidence.records import Item, Layer
+from tpcompile.evidence.text.reasons import nearest_reason, parse_reason
+
+_UNKNOWN = math.inf
+
+
+def reason_of(seen: Seen) -> str:
+    """The reason of the entry whose inputs are most like those of the compile; "" for a first compile.
+
+    Torch gives one reason per cache entry, the first guard that failed. With one entry for a prompt and one for a
+    token, a call with a token and a newly frozen parameter fails in both: in the entry for the token on the parameter,
+    in that for the prompt on the size. The former is the reason.
+    """
+    reasons = seen.compile.recompile_reasons
+    if len(reasons) < 2:
+        return nearest_reason(reasons)
+    by_distance = grouped(reasons, lambda reason: _distance(seen, reason))
+    if _UNKNOWN in by_distance:
+        return nearest_reason(reasons)
+    return nearest_reason(by_distance[min(by_distance)])
+
+
+def _distance(seen: Seen, reason: str) -> float:
+    """Number of input fields that differ between a compile and a reason's entry; unknown if either was not observed."""
+    entries = seen.digest.called(parse_reason(reason).entry)
+    if not entries:
+        return _UNKNOWN
+    before = _inputs(replace(seen, compile=entries[-1]))
+    now = _inputs(seen)
+    if before and now:
+        common = before.keys() & now
+        return sum(_num_differing(before[about], now[about]) for about in common)
+    return _UNKNOWN
+
+
+def _inputs(seen: Seen) -> dict[str, Item]:
+    return indexed(seen.observed(Layer.INPUTS), lambda item: item.about)
+
+
+def _num_differing(theirs: Item, ours: Item) -> int:
+    return sum(theirs.fields[name] != ours.fields[name] for name in theirs.fields)

@@ -1,0 +1,140 @@
+"""`RankDigest`s of all ranks -> `Divergence`s, first difference first.
+
+Hashes decide whether anything differs; only then `fetch` is asked for the items of the layers that do, once per
+group of equal ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from tpcompile.evidence.comparison import order
+from tpcompile.evidence.comparison.by_layer import environment, of_slot
+from tpcompile.evidence.comparison.compiled_by_some import compiled_alone
+from tpcompile.evidence.comparison.unexplained import DEFECTS, unexplained
+from tpcompile.evidence.groups.align import Slot, align
+from tpcompile.evidence.groups.by_group import Row
+from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, sides
+from tpcompile.evidence.iterables import find
+from tpcompile.evidence.records import (
+    CompileDigest,
+    Divergence,
+    DivergenceClass,
+    Layer,
+    RankDigest,
+    ranks_of,
+    value_item,
+)
+from tpcompile.evidence.records.causes import Cause
+
+__all__ = ["Allowed", "Fetch", "compare", "equal_groups"]
+
+
+def compare(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Divergence, ...]:
+    """Compare the ranks of every symmetry domain, layer by layer from cause to effect.
+
+    A domain whose ranks cannot finish comes first: differences in other domains follow from it.
+    """
+    found = [_compare(Domain(name, ranks, fetch, allowed)) for name, ranks in by_domain(digests).items()]
+    return tuple(itertools.chain.from_iterable(sorted(found, key=_can_finish)))
+
+
+def _can_finish(found: Iterable[Divergence]) -> bool:
+    """True unless the ranks issue different collectives."""
+    return all(divergence.cls != DivergenceClass.COLLECTIVES for divergence in found)
+
+
+def _compare(domain: Domain) -> list[Divergence]:
+    found = environment(domain)
+    slots = align(domain.ranks)
+    whole = set(domain.digests.where(lambda digest: not digest.is_cut))
+    explained: set[int] = set()
+    for slot in slots:
+        absent = tuple(sorted(whole.difference(slot.compiles)))
+        if absent and explained.issuperset(slot.compiles):
+            continue  # compiled after a graph break, or a part of what other ranks compile whole: already reported
+        here = _of_slot(domain, slot, absent)
+        explained.update(*map(_explains_others, here))
+        found += here
+    return [*found, *_order(domain, slots), *_caches(domain, slots)]
+
+
+def _of_slot(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> list[Divergence]:
+    """What differs in one compile; the finding is kept, without a cause, when naming the cause fails."""
+    try:
+        if absent:
+            return [compiled_alone(domain, slot, absent)]
+        return of_slot(domain, slot)
+    except DEFECTS as error:
+        is_different = absent or slot.differing
+        if not is_different:
+            raise
+        return [unexplained(domain, slot, absent, error)]
+
+
+def _explains_others(divergence: Divergence) -> tuple[int, ...]:
+    """Ranks whose further compiles are a consequence of this finding."""
+    broken = [group for group in divergence.groups if group.item]
+    explained = {Cause.REGIONAL_COMPILE: divergence.ranks, Cause.GRAPH_BREAK: ranks_of(broken)}
+    return explained.get(divergence.cause, ())
+
+
+def _order(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
+    """Equal content under different labels or in a different order: information, unless collectives are reordered."""
+    complete = [slot for slot in slots if len(slot.compiles) == len(domain.ranks)]
+    ranks = list(domain.digests)
+    found = order.swapped(complete, ranks, domain.name)
+    if found:
+        return [_unless_declared(domain, found)]
+    name, labels = order.labels(complete, ranks)
+    if labels.differ():
+        return [_information(domain, Layer.GRAPH, Cause.COMPILE_ORDER, name, labels)]
+    return []
+
+
+def _unless_declared(domain: Domain, found: Divergence) -> Divergence:
+    """The finding, listed as declared where the allow-list says that it is intended."""
+    shown = Row(group.item for group in found.groups)
+    reason = domain.reason(Layer.COLLECTIVES, shown)
+    if not reason:
+        return found
+    return found.model_copy(update={"cls": DivergenceClass.DECLARED, "advice": f"declared: {reason}"})
+
+
+def _caches(domain: Domain, slots: Sequence[Slot]) -> list[Divergence]:
+    """Equal content that some ranks loaded from a cache and others compiled: information."""
+    for slot in slots:
+        outcomes = slot.compiles.map(_cache_outcome).where(bool)
+        if outcomes.differ():
+            return [_information(domain, Layer.KERNELS, Cause.CACHE_SPLIT, "compile cache", outcomes)]
+    return []
+
+
+def _cache_outcome(compile_: CompileDigest) -> str:
+    """`miss` where any part was compiled, `hit` where all was loaded, empty where no cache was used."""
+    ends = {event.rpartition("_")[2] for event in compile_.cache}
+    return find(("miss", "hit"), lambda outcome: outcome in ends) or ""
+
+
+def _information(domain: Domain, layer: Layer, cause: Cause, about: str, texts: ByRank[str]) -> Divergence:
+    return Divergence(
+        layer=layer,
+        cls=DivergenceClass.LABEL,
+        domain=domain.name,
+        where="",
+        groups=sides(texts.groups(), [value_item(about, text) for _, text in texts.sides()]),
+        title=cause.value,
+        cause=cause,
+        advice=cause.advice,
+    )
+
+
+def equal_groups(digests: Sequence[RankDigest]) -> dict[str, Groups]:
+    """Domain -> groups of ranks whose whole digest is equal, for the table of a report."""
+    return {name: ByRank(dict(map(_whole, ranks))).groups() for name, ranks in by_domain(digests).items()}
+
+
+def _whole(digest: RankDigest) -> tuple[int, str]:
+    return digest.rank, digest.environment + "".join(layer.sha256 for layer in digest.layers)

@@ -1,0 +1,342 @@
+"""A compile that only some ranks made -> the finding: which guard failed on them, or why they compiled it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tpcompile.evidence.comparison.blamed import rank_group
+from tpcompile.evidence.comparison.cache_entries import reason_of
+from tpcompile.evidence.groups.align import Slot, content
+from tpcompile.evidence.groups.by_group import Items
+from tpcompile.evidence.groups.domain import Domain, Seen
+from tpcompile.evidence.iterables import decided, find, last, unlike
+from tpcompile.evidence.layers import process_settings as state
+from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
+from tpcompile.evidence.layers.row_text import headline, spoken
+from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.records import (
+    CompileDigest,
+    Divergence,
+    DivergenceClass,
+    Item,
+    ItemKind,
+    Layer,
+    RankGroup,
+    UserLine,
+)
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
+
+_LOCAL = re.compile(r"L\['(\w+)'\]")
+_SUBCLASS = re.compile(r"\b(?:AsyncCollectiveTensor|DTensor)\b")
+_TENSOR_CAUSES = {
+    ReasonKind.SIZE: Cause.SHAPE,
+    ReasonKind.SIZE_BOUND: Cause.SHAPE,
+    ReasonKind.NUM_DIMS: Cause.SHAPE,
+    ReasonKind.STRIDE: Cause.STRIDE,
+    ReasonKind.DTYPE: Cause.DTYPE,
+    ReasonKind.REQUIRES_GRAD: Cause.REQUIRES_GRAD,
+    ReasonKind.DEVICE: Cause.DISPATCH_KEY,
+    ReasonKind.DISPATCH_KEYS: Cause.DISPATCH_KEY,
+    ReasonKind.TENSOR_TYPE: Cause.TENSOR_SUBCLASS,
+    ReasonKind.DYNAMIC_MARK: Cause.AUTOMATIC_DYNAMIC,
+}
+_NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK}
+"""Properties of a tensor whose expected value the reason holds."""
+_NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
+"""Stands for the compile of a rank that made none."""
+_BESIDE = "It issues no collective, so no rank waits in it."
+_VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
+
+
+def compiled_alone(domain: Domain, slot: Slot, absent: tuple[int, ...]) -> Divergence:
+    """The finding for a compile that the `absent` ranks did not make."""
+    rank = min(slot.compiles)
+    ours = Seen(domain, rank, slot.compiles[rank])
+    reason = reason_of(ours)
+    present = tuple(sorted(slot.compiles))
+    found = _Recompiled(ours, present, absent, parse_reason(reason)) if reason else _Alone(ours, present, absent)
+    cause = found.cause()
+    return Divergence(
+        layer=Layer.GRAPH,
+        cls=found.severity(cause),
+        domain=domain.name,
+        where=slot.where,
+        groups=found.groups(cause),
+        title=found.title(cause),
+        cause=cause,
+        guard=found.guard,
+        held=found.held,
+        step=slot.step,
+        is_rank_known=cause not in (Cause.REGIONAL_COMPILE, Cause.EXTRA_COMPILE),
+        advice=f"{cause.advice} {_BESIDE}" if found.is_beside(cause) else cause.advice,
+    )
+
+
+class _Alone:
+    """A compile that only the present ranks made, and what the absent ranks compiled of the same frame."""
+
+    guard = ""
+    """The guard that failed."""
+    held = ""
+    """The same guard on the ranks where it held."""
+    asked_at: UserLine | None = None
+    """The user's line that made Dynamo guard the value."""
+
+    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], *, entry: str = "") -> None:
+        """`entry` is the compile id of the cache entry whose guard failed."""
+        self.ours, self.domain = ours, ours.domain
+        self.present, self.absent = present, absent
+        earlier = self._earlier(entry)
+        self.has_earlier = earlier is not None
+        self.theirs = Seen(self.domain, absent[0], earlier or _NOTHING)
+        """The compile of the same frame on the first absent rank, on which the guard held."""
+
+    def _earlier(self, entry: str) -> CompileDigest | None:
+        """On the first absent rank, the counterpart of the cache entry whose guard failed, or else the newest compile
+        of the frame."""
+        theirs = self.domain.digests[self.absent[0]].of_frame(self.ours.compile.frame)
+        failed = self._entry(entry)
+        if failed is None:
+            return last(theirs)
+        same = [compile_ for compile_ in theirs if content(compile_) == content(failed)]
+        return last(same or theirs)
+
+    def _entry(self, compile_id: str) -> CompileDigest | None:
+        """The newest earlier compile of the frame with that id, which made the cache entry."""
+        of_frame = self.ours.digest.of_frame(self.ours.compile.frame)
+        before = of_frame[: of_frame.index(self.ours.compile)]
+        return find(reversed(before), lambda compile_: compile_.compile_id == compile_id)
+
+    @property
+    def program(self) -> Sequence[Item]:
+        """The graph that only the present ranks have; fetched where no failed guard gives the reason."""
+        return self.ours.items(Layer.GRAPH)
+
+    def hangs(self) -> bool:
+        """True when the new code has collectives that differ from those of the ranks without it."""
+        ours, theirs = self.ours.compile, self.theirs.compile
+        return ours.num_items(Layer.COLLECTIVES) > 0 and theirs.sha(Layer.COLLECTIVES) != ours.sha(Layer.COLLECTIVES)
+
+    def severity(self, cause: Cause) -> DivergenceClass:
+        """The severity: code that only runs beside the program is information."""
+        if self.hangs():
+            return DivergenceClass.COLLECTIVES
+        return DivergenceClass.LABEL if self.is_beside(cause) else DivergenceClass.CONTENT
+
+    def is_beside(self, cause: Cause) -> bool:
+        """True for an extra function such as an evaluation on one rank: no collective, no counterpart elsewhere."""
+        return cause == Cause.EXTRA_COMPILE and self.is_apart()
+
+    def is_apart(self) -> bool:
+        """True when it issues no collective of its own and the absent ranks compile nothing in its place."""
+        return not (self.hangs() or self.not_shared())
+
+    def not_shared(self) -> list[Seen]:
+        """Compiles on the absent ranks, of functions that the first present rank did not compile."""
+        theirs = itertools.chain.from_iterable(map(self.domain.seen_by, self.absent))
+        return unlike(theirs, self.domain.seen_by(self.ours.rank), lambda seen: seen.compile.frame)
+
+    def cause(self) -> Cause:
+        """Why these ranks compiled alone."""
+        return decided(_CAUSES, self, otherwise=Cause.EXTRA_COMPILE)
+
+    def has_reached_limit(self) -> bool:
+        """True when the frame has reached the recompile limit."""
+        return self.ours.compile.limit_reached
+
+    def is_broken(self) -> bool:
+        """True when the graph ends in a graph break."""
+        return self._has(ItemKind.BREAK)
+
+    def is_failed(self) -> bool:
+        """True when the compile failed."""
+        return self._has(ItemKind.FAILURE)
+
+    def _has(self, kind: ItemKind) -> bool:
+        return any(item.kind == kind for item in self.program)
+
+    def is_regional(self) -> bool:
+        """True when one side compiles a whole frame and the other side its parts."""
+        return any(_inlines(self.ours, seen) or _inlines(seen, self.ours) for seen in self.not_shared())
+
+    def is_missing_there(self) -> bool:
+        """True when the absent ranks never compiled the frame, and are the odd ones."""
+        idle = self.domain.digests.among(self.absent).where(lambda digest: not digest.compiles)
+        return not self.has_earlier and (len(idle) == len(self.absent) or self._are_fewer())
+
+    def _are_fewer(self) -> bool:
+        return len(self.absent) < len(self.present)
+
+    def title(self, cause: Cause) -> str:
+        """The difference: which ranks compiled the frame."""
+        have = named_ranks(self.present)
+        if cause == Cause.RECOMPILE_LIMIT:
+            return f"{have} reached the recompile limit and fell back to eager"
+        return f"{self.ours.compile.frame} compiled on {have} only, not on {named_ranks(self.absent)}"
+
+    def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
+        """Both sides, the odd ranks last."""
+        ours, theirs = self.told()
+        nearest = self.theirs if self.has_earlier else self.ours
+        compiled = rank_group(self.present, ours, self.ours.compile, cause, line=self.asked_at)
+        did_not = rank_group(self.absent, theirs, nearest.compile, cause)
+        if self._are_absent_odd(cause):
+            return compiled, did_not
+        return did_not, compiled
+
+    def _are_absent_odd(self, cause: Cause) -> bool:
+        """True when the ranks that did not compile are the odd ones."""
+        if cause == Cause.REGIONAL_COMPILE:
+            return self._are_fewer()  # only a majority decides between the whole and its parts
+        return cause == Cause.COMPILE_DISABLED
+
+    def told(self) -> tuple[Item | None, Item | None]:
+        """The items to show: of the present ranks the graph break, or else the first item with a line."""
+        return min(self.program, key=lambda item: (item.kind != ItemKind.BREAK, item.line is None), default=None), None
+
+
+class _Recompiled(_Alone):
+    """A compile because a guard failed."""
+
+    def __init__(self, ours: Seen, present: tuple[int, ...], absent: tuple[int, ...], failure: Reason) -> None:
+        super().__init__(ours, present, absent, entry=failure.entry)
+        self.failure = failure
+        self.guard, self.asked_at = failure.guard, failure.line
+        self.held = _held(failure) if self.has_earlier else ""
+
+    def is_beside(self, cause: Cause) -> bool:
+        """True for a function that only these ranks compile, however often."""
+        return not self.has_earlier and self.is_apart()
+
+    def cause(self) -> Cause:
+        """The cause that the failed guard is about."""
+        return Cause.RECOMPILE_LIMIT if self.has_reached_limit() else reason_cause(self.failure)
+
+    def title(self, cause: Cause) -> str:
+        """The difference: the value that the guard expects and the actual one."""
+        what = "fell back to eager" if cause == Cause.RECOMPILE_LIMIT else "recompiled"
+        return f"{self._changed()}, only {named_ranks(self.present)} {what}"
+
+    def _changed(self) -> str:
+        """The value that the guard expects and the actual one, `size[0] of x: 4 / 5`."""
+        failure = self.failure
+        about = f"{failure.what} of {spoken(failure.source)}"
+        if failure.kind == ReasonKind.GLOBAL_STATE:
+            return self._setting()
+        if failure.actual:
+            becomes_dynamic = failure.kind == ReasonKind.SIZE and self.ours.compile.is_dynamic
+            note = ", dynamic from here on" if becomes_dynamic else ""
+            return f"{about}: {failure.expected} / {failure.actual}{note}"
+        if failure.kind == ReasonKind.REQUIRES_GRAD:
+            return f"{about} is no longer {failure.expected}"
+        return self._value()
+
+    def _setting(self) -> str:
+        """The setting of the process that differs from the previous compile, by the guards of both."""
+        both = Items((self.theirs.observed(Layer.GUARDS), self.ours.observed(Layer.GUARDS)))
+        rows = rows_of(both.only(lambda item: item.kind == ItemKind.SETTING), is_ordered=False)
+        changed = find(rows, lambda row: row.is_full)
+        if changed is None:
+            return f"{', '.join(state.settings_changed(self.failure.expected))} changed"
+        return headline(changed, (self.absent, self.present))
+
+    def _value(self) -> str:
+        """The value that the guard compares with and the actual one, or else the guard."""
+        guarded = self._guarded(self.ours)
+        value = guarded.notes.get("value") if guarded else None
+        is_comparison = self.failure.kind in _VALUE_KINDS
+        if value and is_comparison:
+            return f"{spoken(self.failure.source)} == {self.failure.expected} / {value}"
+        return spoken(self.failure.guard)
+
+    def told(self) -> tuple[Item | None, Item | None]:
+        """The items of the guarded value on both sides."""
+        return self._guarded(self.ours), self._guarded(self.theirs)
+
+    def _guarded(self, seen: Seen) -> Item | None:
+        """The item of the guarded value on one rank: the input, or the guard on it."""
+        if seen.compile.limit_reached:
+            return None  # nothing was compiled for the value that exceeded the limit
+        is_tensor = self.failure.kind in _TENSOR_CAUSES
+        layer = Layer.INPUTS if is_tensor else Layer.GUARDS
+        source = _short(self.failure.source)
+        return find(seen.observed(layer), lambda item: _short(item.about) == source)
+
+
+_CAUSES: tuple[tuple[Callable[[_Alone], bool], Cause], ...] = (
+    (_Alone.has_reached_limit, Cause.RECOMPILE_LIMIT),
+    (_Alone.is_broken, Cause.GRAPH_BREAK),
+    (_Alone.is_failed, Cause.COMPILE_FAILED),
+    (_Alone.is_regional, Cause.REGIONAL_COMPILE),
+    (_Alone.is_missing_there, Cause.COMPILE_DISABLED),
+)
+"""Causes of a compile on some ranks without a failed guard; the first that holds is the cause."""
+
+
+def _inlines(whole: Seen, part: Seen) -> bool:
+    """True when `whole` calls `part`, or has ops of part's function; the two are compiles of different frames."""
+    outer, inner = whole.compile.line, part.compile.line
+    if outer is None or inner is None:
+        return False
+    is_called = _any_inside(part.compile.callers, outer, besides=inner)
+    return is_called or _any_inside(lines_of(whole.items(Layer.GRAPH)), inner, besides=outer)
+
+
+def _any_inside(lines: Iterable[UserLine], frame: UserLine, *, besides: UserLine) -> bool:
+    return any(_is_inside(line, frame, besides=besides) for line in lines)
+
+
+def _is_inside(line: UserLine, frame: UserLine, *, besides: UserLine) -> bool:
+    """True when a line is in the function that begins at `frame`, and not in the one that begins at `besides`."""
+    is_nearer = _may_hold(besides, line) and frame.line < besides.line
+    return _may_hold(frame, line) and not is_nearer
+
+
+def _may_hold(frame: UserLine, line: UserLine) -> bool:
+    """True when a line may be in the function that begins at `frame`: same file and name, and not above it."""
+    has_same_name = (line.file, line.function) == (frame.file, frame.function)
+    return has_same_name and frame.line <= line.line
+
+
+def reason_cause(reason: Reason) -> Cause:
+    """Cause of a recompile by the guard that failed; a guard on anything but a tensor property is on a Python value."""
+    if reason.source.endswith(".requires_grad"):
+        return requires_grad_cause(reason.source)
+    find = _FINDERS.get(reason.kind)
+    return find(reason) if find else _TENSOR_CAUSES.get(reason.kind, Cause.PYTHON_VALUE)
+
+
+def _of_state(reason: Reason) -> Cause:
+    return state.cause_of("".join(state.settings_changed(reason.expected)[:1]))
+
+
+def _of_type(reason: Reason) -> Cause:
+    return Cause.TENSOR_SUBCLASS if _SUBCLASS.search(reason.guard) else Cause.PYTHON_VALUE
+
+
+_FINDERS: Mapping[ReasonKind, Callable[[Reason], Cause]] = {
+    ReasonKind.GLOBAL_STATE: _of_state,
+    ReasonKind.DUPLICATE: lambda reason: shared_cause([reason.source]),
+    ReasonKind.REQUIRES_GRAD: lambda reason: requires_grad_cause(reason.source),
+    ReasonKind.TYPE: _of_type,
+}
+"""Kinds of guards whose cause depends on the text of the guard."""
+
+
+def _held(reason: Reason) -> str:
+    """The guard as it holds on the absent ranks."""
+    if reason.kind == ReasonKind.GLOBAL_STATE:
+        return f"{reason.expected} is unchanged since the first compile"
+    if reason.kind in _NAMED:
+        return f"{reason.what} of '{reason.source}' is {reason.expected}"
+    return reason.guard
+
+
+def _short(source: str) -> str:
+    """A source in the form of recompile reasons: `L['x']` becomes `x`."""
+    return _LOCAL.sub(r"\1", source)

@@ -1,0 +1,1 @@
+"""Structured-trace events -> `CompileRecord`s."""

@@ -1,0 +1,93 @@
+"""FX graphs of one compile -> its collectives, in issue order, forward before backward."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.records import Collective, Graph, Node, UserLine
+from tpcompile.evidence.text.lines import is_library, is_library_file, users
+
+__all__ = ["blamed_line", "collectives_of", "is_library", "is_library_file"]
+
+_TARGET = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(\w+?)_?(?:\.default)?$")
+_INPLACE = re.compile(r"^torch\.distributed\.(?:distributed_c10d\.)?(all_\w+|reduce\w*|broadcast)$")
+_REFERENCE = re.compile(r"^%(\d+)$")
+_ANY_REFERENCE = re.compile(r"%\d+")
+_VALUE = re.compile(r"^(?:DTensor\()?([a-z]+\d*\w*)(\[[^\]]*\])")
+_GROUP = "group:"
+_NOT_COLLECTIVES = frozenset({"wait_tensor", "wait_tensors"})
+_REDUCE_OPS = frozenset({"sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum"})
+
+
+def collectives_of(graphs: Iterable[Graph]) -> tuple[Collective, ...]:
+    """Collectives of the lowered graphs when there are any, else of the Dynamo graph."""
+    graphs = list(graphs)
+    lowered = [graph for graph in graphs if graph.kind != "dynamo"]
+    in_order = sorted(lowered or graphs, key=lambda graph: graph.phase == "backward")
+    return tuple(itertools.chain.from_iterable(map(_in_graph, in_order)))
+
+
+def _in_graph(graph: Graph) -> Iterator[Collective]:
+    for nodes in graph.scopes:
+        yield from _Scope(nodes, graph.phase).collectives()
+
+
+class _Scope:
+    """The nodes of one subgraph, and which of them are waited for and read."""
+
+    def __init__(self, nodes: Sequence[Node], phase: str) -> None:
+        self.nodes, self.phase = nodes, phase
+        self.waits: dict[str, str] = {}
+        """Reference to the result of a collective -> reference to its wait."""
+        self.read: set[str] = set()
+        for index, node in enumerate(nodes):
+            self.read.update(*map(_ANY_REFERENCE.findall, node.arguments))
+            if ".wait_tensor" in node.target:
+                self.waits |= dict.fromkeys(node.args, f"%{index}")
+
+    def collectives(self) -> Iterator[Collective]:
+        for index, node in enumerate(self.nodes):
+            match = _TARGET.match(node.target) or _INPLACE.match(node.target)
+            if node.op == "call" and match is not None and match[1] not in _NOT_COLLECTIVES:
+                yield self.collective(index, match[1])
+
+    def collective(self, index: int, op: str) -> Collective:
+        node = self.nodes[index]
+        texts = [text.strip("'\"") for text in node.arguments]
+        group = find(texts, lambda text: text.startswith(_GROUP)) or ""
+        dtype, shape = next(iter(_VALUE.findall(self.operand(node).value)), ("", ""))
+        wait = self.waits.get(f"%{index}")
+        is_in_place = _INPLACE.match(node.target) is not None
+        is_waited = is_in_place or wait is not None
+        is_dropped = wait is not None and wait not in self.read
+        reduce_op = find(texts, lambda text: text in _REDUCE_OPS)
+        return Collective(
+            phase=self.phase,
+            op=op,
+            reduce_op=reduce_op or "",
+            dtype=dtype,
+            shape=shape,
+            group=group.removeprefix(_GROUP),
+            waited=is_waited,
+            used=is_in_place or not is_dropped,
+            line=blamed_line(self.nodes, index),
+        )
+
+    def operand(self, node: Node) -> Node:
+        """The node that is reduced or gathered, or the collective itself where its first argument is not a node."""
+        found = _REFERENCE.match(node.args[0]) if node.args else None
+        return self.nodes[int(found[1])] if found else node
+
+
+def blamed_line(nodes: Sequence[Node], index: int) -> UserLine | None:
+    """The user's line for a node.
+
+    For a node on a line of library code whose caller is not known, the line of the nearest node before it (else after
+    it) that is on a user's line.
+    """
+    outwards = itertools.chain(range(index, -1, -1), range(index + 1, len(nodes)))
+    lines = (users(nodes[place].line) for place in outwards)
+    return first(filter(None, lines)) or nodes[index].line

@@ -1,0 +1,95 @@
+"""Raw text of one compile -> what is normalised in it, counted and hashed: not part of digests, shown in the report."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from tpcompile.evidence.groups.align import Slot, align
+from tpcompile.evidence.groups.domain import by_domain
+from tpcompile.evidence.iterables import differ, grouped
+from tpcompile.evidence.records import Check, CheckId, Layer, Normalised, RankDigest, Status
+
+OBJECT_IDS, DEVICE_INDICES, GROUP_NAMES = "object ids", "device indices", "group names"
+
+_KINDS = {  # every pattern begins with fixed text where it can: they run over all text of every compile
+    OBJECT_IDS: re.compile(r"\d{12,}|0x[0-9a-fA-F]{5,}"),
+    DEVICE_INDICES: re.compile(r"cuda:\d+|xpu:\d+|index=\d+|device=\d+"),
+    GROUP_NAMES: re.compile(r"g(?:roup)?_name\S* == '[^']*'|_c10d_functional(?:_autograd)?\.\w[^\n]*'[^'\n]*'"),
+}
+_LAYERS = {
+    "dynamo_cpp_guards_str": Layer.GUARDS,
+    "dynamo_output_graph": Layer.GRAPH,
+    "aot_forward_graph": Layer.LOWERED,
+    "aot_inference_graph": Layer.LOWERED,
+    "aot_backward_graph": Layer.LOWERED,
+    "inductor_output_code": Layer.KERNELS,
+}
+
+
+def normalised(payloads: Iterable[tuple[str, str]]) -> tuple[Normalised, ...]:
+    """`(event name, raw text)` of one compile -> per layer and kind, the number of occurrences and their hash."""
+    texts: defaultdict[Layer, list[str]] = defaultdict(list)
+    for name, payload in payloads:
+        if name in _LAYERS:
+            layer = _LAYERS[name]
+            texts[layer].append(payload)
+    removed: list[Normalised] = []
+    for layer, parts in texts.items():
+        text = "\n".join(parts)
+        removed += _removed(layer, text)
+    return tuple(removed)
+
+
+def _removed(layer: Layer, text: str) -> Iterator[Normalised]:
+    """What is normalised in the text of a layer, one record per kind that occurs."""
+    for kind, pattern in _KINDS.items():
+        found = pattern.findall(text)
+        if found:
+            sha = hashlib.sha256(repr(found).encode()).hexdigest()
+            yield Normalised(kind=kind, layer=layer, num_items=len(found), sha256=sha)
+
+
+_UNITS = {
+    Layer.GUARDS: "guards",
+    Layer.GRAPH: "graph lines",
+    Layer.LOWERED: "lines of lowered graphs",
+    Layer.KERNELS: "lines of generated code",
+}
+
+
+def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
+    """Differences of the ranks' raw text that the digests leave out: one check for information, or none."""
+    counts: Counter[tuple[str, Layer]] = Counter()
+    for ranks in by_domain(digests).values():
+        for slot in align(ranks):
+            counts += _hidden(slot)  # keeps positive counts only
+    if not counts:
+        return []
+    texts = [f"{kind} in {number} {_UNITS[layer]}" for (kind, layer), number in sorted(counts.items())]
+    return [
+        Check(
+            id=CheckId.HIDDEN,
+            mode=mode,
+            status=Status.INFO,
+            expected="ids, device indices and group names only",
+            observed="; ".join(texts),
+        )
+    ]
+
+
+def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
+    """Kind and layer -> number of lines that hold it, where the ranks' raw text of one compile differs in it."""
+    removed = itertools.chain.from_iterable(compile_.normalised for compile_ in slot.compiles.values())
+    by_kind = grouped(removed, lambda one: (one.kind, one.layer))
+    return Counter({key: _num_differing(of_kind) for key, of_kind in by_kind.items()})
+
+
+def _num_differing(removed: Sequence[Normalised]) -> int:
+    """Number of lines on which the ranks differ, at most; 0 where their hashes agree."""
+    if differ(one.sha256 for one in removed):
+        return max(one.num_items for one in removed)
+    return 0

@@ -1,0 +1,228 @@
+"""Trace events of one compile -> its `CompileRecord`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpcompile.evidence.compiles.collectives import collectives_of
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
+from tpcompile.evidence.compiles.normalised import normalised
+from tpcompile.evidence.compiles.user_lines import with_user_lines
+from tpcompile.evidence.iterables import grouped, indexed, last
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.breaks import parse_break
+from tpcompile.evidence.text.code import parse_kernels
+from tpcompile.evidence.text.fx import parse_graph
+from tpcompile.evidence.text.guards import parse_guards
+from tpcompile.evidence.text.lines import innermost, users
+from tpcompile.evidence.text.normalise import GroupRoles
+from tpcompile.evidence.text.reasons import LIMIT
+
+_DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
+
+
+def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
+    """The stack of a `dynamo_start`, outermost first; `table` holds the file names torch sent before."""
+    frames = start.metadata["dynamo_start"].get("stack", [])
+    return tuple(_stack_line(frame, table) for frame in frames)
+
+
+def _stack_line(frame: Mapping[str, Any], table: Mapping[int, str]) -> UserLine:
+    name = frame["filename"]
+    file = table.get(name, "?") if isinstance(name, int) else name
+    return _line(file, frame["line"], frame["name"], frame.get("loc") or "")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _line(file: str, line: int, function: str, code: str) -> UserLine:
+    """One frame of a stack; the outer ones are the same in most compiles of a program."""
+    return UserLine(file=file, line=line, function=function, code=code)
+
+
+def frame_line(stack: Sequence[UserLine]) -> UserLine | None:
+    """The line of the compiled frame; below a wrapper of torch, as around nn.Sequential, that of the user's caller."""
+    return innermost(stack)
+
+
+@dataclass
+class LoggedEvents:
+    """Events of one compile, and what is read from them."""
+
+    compile_id: str
+    before: TraceEvent | None = None
+    """Start of the previous compile of the same frame."""
+    events: list[TraceEvent] = field(default_factory=list)
+
+    def all(self, *names: str) -> list[TraceEvent]:
+        """Events of these names, in order."""
+        return [event for event in self.events if event.name in names]
+
+    def last(self, name: str) -> TraceEvent | None:
+        """The last event of that name."""
+        return last(self.all(name))
+
+    def of_last_attempt(self, name: str) -> list[TraceEvent]:
+        """Events of that name in the last attempt that has any; Dynamo discards the results of earlier attempts."""
+        by_attempt = grouped(self.all(name), lambda event: event.attempt)
+        return by_attempt[max(by_attempt)] if by_attempt else []
+
+    def payloads(self, name: str) -> list[str]:
+        """Payloads of the events of that name."""
+        return [event.payload for event in self.all(name)]
+
+    @property
+    def start(self) -> TraceEvent | None:
+        """Its own `dynamo_start`; a call that exceeded the recompile limit has that of the frame's previous compile."""
+        return self.last("dynamo_start") or self.before
+
+    def record(self, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
+        """Parse all events; `table` holds the interned file names, with `is_ended` no event will follow."""
+        stack = start_stack(self.start, table) if self.start else ()
+        graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
+        guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
+        guards = parse_guards(guard_text, roles=roles, files=_files(stack, graphs))
+        graphs = with_user_lines(graphs, guards)
+        began = self.last("dynamo_start") or self.events[0]
+        return CompileRecord(
+            compile_id=self.compile_id,
+            phase=began.phase,
+            step=began.step,
+            function=stack[-1].function if stack else "",
+            line=frame_line(stack),
+            stack=stack,
+            inputs=self.inputs(),
+            graphs=graphs,
+            guards=guards,
+            collectives=collectives_of(graphs),
+            kernels=self.kernels(roles),
+            breaks=self.breaks(),
+            recompile_reasons=self.recompile_reasons(),
+            cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
+            failure=self.failure(),
+            failure_line=self.failure_line(),
+            rank_reads=self.rank_reads(),
+            limit_reached=self.limit_reached(),
+            is_cut=is_ended and self.last("compilation_metrics") is None,
+            normalised=normalised((event.name, event.payload) for event in self.events),
+        )
+
+    def graph_events(self) -> list[TraceEvent]:
+        """Graphs from the last attempt's Dynamo graph on; Dynamo discards earlier ones when it restarts."""
+        found = self.all(*GRAPH_KINDS)
+        traced = self.of_last_attempt("dynamo_output_graph")
+        return found[found.index(traced[0]) :] if traced else found
+
+    def inputs(self) -> tuple[InputTensor, ...]:
+        """Tensors of the last attempt."""
+        sources = self.of_last_attempt("describe_source")
+        tensors = self.tensors({source.attempt for source in sources})
+        constants: dict[str, str] = {}
+        inputs: dict[str, InputTensor] = {}
+        for event in sources:
+            body = event.metadata["describe_source"]
+            tensor = tensors.get(_described(body))
+            if tensor is not None:
+                source = normalise.constant(normalise.generic(str(body["source"])), constants)
+                inputs[source] = _input(source, tensor)
+        return tuple(dict(sorted(inputs.items())).values())
+
+    def tensors(self, attempts: Collection[int]) -> dict[tuple[object, object], Mapping[str, Any]]:
+        """Descriptions of the tensors of some attempts, by identity."""
+        described = [event for event in self.all("describe_tensor") if event.attempt in attempts]
+        return indexed((event.metadata["describe_tensor"] for event in described), _described)
+
+    def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
+        """Kernels of the generated code, forward before backward."""
+        parsed = [parse_kernels(code, roles=roles) for code in self.payloads("inductor_output_code")]
+        parsed.sort(key=lambda part: part[0] == "backward")
+        return tuple(kernel for _, kernels in parsed for kernel in kernels)
+
+    def breaks(self) -> tuple[GraphBreak, ...]:
+        """Graph breaks, each once, in order of their lines."""
+        found = set(map(parse_break, self.payloads("dynamo_graph_break_reason")))
+        return tuple(sorted(found, key=lambda found: (str(found.line), found.reason)))
+
+    def recompile_reasons(self) -> tuple[str, ...]:
+        """Recompile reasons, one per cache entry, in torch's words."""
+        reasons = itertools.chain.from_iterable(map(_texts, self.payloads("recompile_reasons")))
+        return tuple(map(normalise.generic, reasons))
+
+    def rank_reads(self) -> tuple[RankRead, ...] | None:
+        """Reads of the rank in traced code; None when they were not recorded."""
+        found = self.payloads(RANK_READS)
+        reads = itertools.chain.from_iterable(map(json.loads, found))
+        return tuple(dict.fromkeys(map(RankRead.model_validate, reads))) if found else None
+
+    def metrics(self) -> Mapping[str, Any]:
+        """The metrics that torch logs at the end of the compile."""
+        found = self.last("compilation_metrics")
+        body = found.metadata["compilation_metrics"] if found else {}
+        return body if isinstance(body, Mapping) else {}
+
+    def failure(self) -> str:
+        """The error of a compile that failed, on one line."""
+        return normalise.error(str(self.metrics().get("fail_reason") or ""))
+
+    def failure_line(self) -> UserLine | None:
+        """The user's line at which the compile failed."""
+        metrics = self.metrics()
+        file = metrics.get("fail_user_frame_filename")
+        line = metrics.get("fail_user_frame_lineno")
+        if not file or not line:
+            return None
+        failed_at = UserLine(file=str(file), line=int(line))
+        return users(failed_at)
+
+    def limit_reached(self) -> bool:
+        """True when the frame has reached the recompile limit: torch logs reasons and metrics but no start, and runs it
+        eager."""
+        metrics = self.metrics()
+        is_said = str(metrics.get("fail_reason")).startswith(LIMIT)
+        return is_said or metrics.get("fail_type") == "FailOnRecompileLimitHit"
+
+
+def _described(body: Mapping[str, Any]) -> tuple[object, object]:
+    """Identity of a tensor in the events that describe it."""
+    return body.get("describer_id"), body.get("id")
+
+
+def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
+    """Whole paths that are known from the same compile."""
+    return {line.file for line in [*stack, *lines_of(nodes_of(graphs))]}
+
+
+def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:
+    return InputTensor(
+        source=source,
+        dtype=str(tensor.get("dtype", "")).removeprefix("torch."),
+        shape=str(tensor.get("size", "")),
+        stride=str(tensor.get("stride", "")),
+        device=normalise.device(str(tensor.get("device", ""))),
+        requires_grad=bool(tensor.get("requires_grad", False)),
+        dynamic=_dynamic_marks(tensor),
+    )
+
+
+def _dynamic_marks(tensor: Mapping[str, Any]) -> str:
+    """Marks such as `dynamo_dynamic_indices` of a tensor as JSON; empty for none."""
+    marks = {name: value for name, value in tensor.items() if value and _DYNAMIC_MARKS.match(name)}
+    return json.dumps(marks, sort_keys=True) if marks else ""
+
+
+def _texts(payload: str) -> list[str]:
+    """A JSON list of strings; any other payload is one string."""
+    try:
+        data = json.loads(payload)
+    except json.JSONDecodeError:
+        return [payload]
+    texts = data if isinstance(data, list) else [data]
+    return list(map(str, texts))

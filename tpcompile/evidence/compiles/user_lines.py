@@ -1,0 +1,125 @@
+"""Graphs whose nodes name the library's frame -> the same with the user's line that called it.
+
+Torch prints only the innermost frame of a node. For a collective that is a line of torch or of our wrappers; the
+user's call is between the lines of the nodes before and after it. Candidates are the lines of the same function that
+guards name, and those of the source file where it is readable and unchanged since it was traced.
+"""
+
+from __future__ import annotations
+
+import bisect
+import linecache
+from collections.abc import Iterable, Mapping, Sequence
+
+from tpcompile.evidence.compiles.collectives import is_library
+from tpcompile.evidence.iterables import first, indexed, last
+from tpcompile.evidence.records import Graph, Guard, Node, UserLine
+from tpcompile.evidence.records.base import known, lines_of
+from tpcompile.evidence.records.compile import nodes_of
+from tpcompile.evidence.text.lines import own_lines
+
+_MAX_LINES = 60
+"""Lines of source searched on each side of the user's line."""
+
+
+def with_user_lines(graphs: Sequence[Graph], guards: Iterable[Guard]) -> tuple[Graph, ...]:
+    """Replace lines of library code by the user's calling line, where that can be determined."""
+    lines = set(lines_of([*nodes_of(graphs), *guards]))
+    own = set(own_lines(lines))
+    if own == lines:
+        return tuple(graphs)
+    return tuple(_Lines(graph, own).replaced() for graph in graphs)
+
+
+class _Lines:
+    """The nodes of one graph, in order, and the last user's line seen so far."""
+
+    def __init__(self, graph: Graph, known: set[UserLine]) -> None:
+        self.graph, self.known = graph, known
+        self.before: UserLine | None = None
+        self.called: list[UserLine] = []
+        """Calls found since the last user's line, in order."""
+
+    def replaced(self) -> Graph:
+        """The graph with the user's lines."""
+        return self.graph.model_copy(update={"nodes": tuple(map(self.node, self.graph.nodes))})
+
+    def node(self, node: Node) -> Node:
+        """The node; one on a line of library code gets the user's line that called it."""
+        if node.line is None:
+            return node
+        if not is_library(node.line):
+            self.before, self.called = node.line, []
+            return node
+        if self.before is None:
+            return node
+        line = self.caller(node, node.line, self.before)
+        return node.model_copy(update={"line": line or node.line})
+
+    def caller(self, node: Node, line: UserLine, before: UserLine) -> UserLine | None:
+        """The user's line that calls the function of a library line."""
+        names = {line.function, _op(node)} - {""}
+        if "wait_tensor" not in names:
+            found = self.next_call(_candidates(before, self.known, names), last(self.called) or before)
+            self.called += known([found])
+        return last(self.called)
+
+    def next_call(self, candidates: Mapping[int, UserLine], after: UserLine) -> UserLine | None:
+        """The next call in source order, in reverse order for a backward graph; with one candidate, that one."""
+        if len(candidates) == 1:
+            return first(candidates.values())
+        is_backward = self.graph.kind == "backward"
+        return _next(candidates, after.line, is_backward=is_backward, with_start=not self.called)
+
+
+def _candidates(before: UserLine, known: Iterable[UserLine], names: set[str]) -> dict[int, UserLine]:
+    """Lines in the function around `before` that call any of these names, by line number."""
+    near = [line for line in known if _same_function(line, before)]
+    calling = [line for line in [*near, *_source_around(before)] if _calls(line, names)]
+    return indexed(calling, lambda line: line.line)
+
+
+def _next(lines: Mapping[int, UserLine], start: int, *, is_backward: bool, with_start: bool) -> UserLine | None:
+    """The nearest line after the start, or before it in a backward graph; the start itself counts `with_start`."""
+    in_order = sorted({*lines, start}, reverse=is_backward)
+    skipped = in_order.index(start) + (not with_start)
+    left = in_order[skipped:]
+    return first(lines[number] for number in left if number in lines)
+
+
+def _op(node: Node) -> str:
+    """`all_reduce` of `torch.ops._c10d_functional.all_reduce.default`."""
+    parts = node.target.removeprefix("torch.ops.").split(".")
+    return parts[1].rstrip("_") if len(parts) > 1 else ""
+
+
+def _same_function(line: UserLine, other: UserLine) -> bool:
+    same_file = line.file.endswith(other.file) or other.file.endswith(line.file)
+    return same_file and line.function == other.function
+
+
+def _calls(line: UserLine, names: set[str]) -> bool:
+    return any(f"{name}(" in line.code for name in names)
+
+
+def _source_around(line: UserLine) -> list[UserLine]:
+    """The lines of its function in the source file; none when the file has changed."""
+    source = linecache.getlines(line.file)
+    if not _is_there(line, source):
+        return []
+    start, end = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
+    definitions = [number for number in range(start, end + 1) if _is_definition(source[number - 1])]
+    bounds = [start, *definitions, end + 1]
+    at = bisect.bisect_right(definitions, line.line)
+    numbers = range(bounds[at], bounds[at + 1])
+    return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
+
+
+def _is_there(line: UserLine, source: Sequence[str]) -> bool:
+    """True when the source still has that code on that line."""
+    here = source[max(0, line.line - 1) : line.line]
+    return bool(line.code) and any(line.code in text for text in here)
+
+
+def _is_definition(code: str) -> bool:
+    return code.lstrip().startswith(("def ", "async def ", "class ", "@"))

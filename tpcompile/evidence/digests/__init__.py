@@ -1,0 +1,1 @@
+"""`RankRecord` -> layers of canonical items -> `RankDigest`."""

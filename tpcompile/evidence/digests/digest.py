@@ -1,0 +1,163 @@
+"""`RankRecord` -> layers of canonical items -> `RankDigest`.
+
+The digest of a layer is the hash of the fields of its items; when digests differ, the items are what is shown, so
+nothing can be hashed that cannot be explained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+
+from tpcompile.evidence.digests.rank_sources import rank_sources
+from tpcompile.evidence.digests.recompiles import recompile_of
+from tpcompile.evidence.digests.split_regions import splits_of
+from tpcompile.evidence.iterables import first, indexed, phrase
+from tpcompile.evidence.layers import SPECS
+from tpcompile.evidence.records import (
+    CompileDigest,
+    CompileRecord,
+    Item,
+    Layer,
+    LayerDigest,
+    RankDigest,
+    RankRead,
+    RankRecord,
+    value_item,
+)
+from tpcompile.evidence.text import normalise
+from tpcompile.evidence.text.code import overwritten_reads
+from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
+from tpcompile.evidence.text.reasons import nearest_reason
+
+
+def digest_rank(record: RankRecord) -> RankDigest:
+    """Hash the evidence of one rank; the digest is what ranks exchange."""
+    compiles = record.compiles
+    recompiled = [compile_ for compile_ in compiles if compile_.recompile_reasons]
+    cut = [compile_ for compile_ in compiles if compile_.is_cut]
+    overwritten = itertools.chain.from_iterable(map(overwritten_items, compiles))
+    return RankDigest(
+        rank=record.rank,
+        domain=record.domain,
+        coordinate=record.coordinate,
+        environment=_sha(rank_items(record)),
+        compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
+        counters=record.counters,
+        is_cut=record.is_cut or bool(cut),
+        splits=splits_of(record),
+        regions_counted=sum(region.calls for region in record.regions),
+        breaks=tuple((compile_.phase, found) for compile_ in compiles for found in compile_.breaks),
+        recompile_reasons=tuple(map(_reason, recompiled)),
+        recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
+        places=record.places,
+        suspects=_suspects(record),
+        is_code_seen=any(compile_.rank_reads is not None for compile_ in compiles),
+        undeclared_ops=record.undeclared_ops,
+        overwritten=tuple(overwritten),
+        facts=record.facts,
+    )
+
+
+def _reason(compile_: CompileRecord) -> tuple[str, str]:
+    """Phase of a recompile, and the reason of the closest cache entry."""
+    return compile_.phase, nearest_reason(compile_.recompile_reasons)
+
+
+def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
+    """What looks rank-dependent, each line once."""
+    found = [suspect for compile_ in record.compiles for suspect in rank_sources(compile_, _where(compile_))]
+    # Of one line the surest suspect is kept: not every trace reaches every line.
+    found.sort(key=lambda s: (s.is_sure, not s.receiver))
+    return tuple(indexed(found, lambda s: (s.what, s.text, s.line)).values())
+
+
+def _where(compile_: CompileRecord) -> str:
+    return phrase(compile_.phase, frame_name(compile_))
+
+
+def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
+    """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
+    wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
+    found = [(wrapper.phase, number) for wrapper in wrappers for number in overwritten_reads(wrapper.code)]
+    return tuple(_overwritten(compile_, phase, number) for phase, number in found)
+
+
+def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
+    lines = [c.line for c in compile_.collectives if (c.phase, c.op) == (phase, "all_reduce")]
+    about = f"{phase} all-reduce #{number} of {frame_name(compile_)}"
+    return value_item(about, "destroys what is read later", line=first(lines[number:]))
+
+
+def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:
+    """Hash every observed layer of one compile."""
+    return CompileDigest(
+        index=index,
+        compile_id=compile_.compile_id,
+        phase=compile_.phase,
+        frame=frame_name(compile_),
+        step=compile_.step,
+        line=own_line(compile_.line, compile_.stack),
+        entered_at=entered_at(compile_.line, compile_.stack),
+        called_at=called_at(compile_.stack),
+        callers=tuple(own_lines(compile_.stack[:-1])),
+        recompile_reasons=compile_.recompile_reasons,
+        limit_reached=compile_.limit_reached,
+        is_dynamic=_is_dynamic(compile_),
+        cache=tuple(dict.fromkeys(compile_.cache)),
+        normalised=compile_.normalised,
+        layers=tuple(_layer_digest(compile_, layer, part) for layer, part in observed_layers(compile_)),
+    )
+
+
+def _layer_digest(compile_: CompileRecord, layer: Layer, part: str) -> LayerDigest:
+    items = layer_items(compile_, layer, part)
+    return LayerDigest(layer=layer, part=part, sha256=_sha(items), num_items=len(items))
+
+
+def _is_dynamic(compile_: CompileRecord) -> bool:
+    return any(node.op == "placeholder" and "#" in node.value for node in compile_.dynamo_nodes)
+
+
+def frame_name(compile_: CompileRecord) -> str:
+    """`function file:line` of the compiled frame, with the path shortened so that machines agree."""
+    if compile_.line is None:
+        return compile_.function or "?"
+    return f"{compile_.function} {normalise.short_path(compile_.line.file)}:{compile_.line.line}"
+
+
+def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
+    """(layer, part) pairs that were observed, from cause to effect; all others are *not observed*."""
+    return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
+
+
+def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:
+    """Items of one layer of one compile."""
+    return _in_order(SPECS[layer].items(compile_, part), is_ordered=SPECS[layer].is_ordered)
+
+
+def rank_items(record: RankRecord, layer: Layer = Layer.ENVIRONMENT) -> tuple[Item, ...]:
+    """Items of a layer that belong to the rank."""
+    return _in_order(SPECS[layer].of_rank(record), is_ordered=SPECS[layer].is_ordered)
+
+
+environment_items = rank_items
+
+
+def _in_order(items: Iterable[Item], *, is_ordered: bool) -> tuple[Item, ...]:
+    """Items of an ordered layer as they are; of an unordered one each once, sorted."""
+    if is_ordered:
+        return tuple(items)
+    unique = indexed(items, lambda item: item.key)
+    return tuple(item for _, item in sorted(unique.items()))
+
+
+def _sha(items: Iterable[Item]) -> str:
+    hasher = hashlib.sha256()
+    for item in items:
+        for part in (*item.key, ""):
+            data = part.encode()
+            hasher.update(len(data).to_bytes(8, "little"))
+            hasher.update(data)
+    return hasher.hexdigest()

@@ -1,0 +1,121 @@
+"""Compiles of several ranks -> slots of compiles that correspond.
+
+Compiles are matched by content and call, never by compile id: two ranks may compile the same two graphs in opposite
+order, and an extra compile on one rank shifts every later id.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.iterables import find, first, phrase
+from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+
+
+@dataclass
+class Slot:
+    """One compile on all ranks that made it."""
+
+    phase: str
+    frame: str
+    taken: dict[int, CompileDigest] = field(default_factory=dict)
+    """Rank -> its compile, as `align` has placed it."""
+
+    @property
+    def compiles(self) -> ByRank[CompileDigest]:
+        """The compile of every rank that made it."""
+        return ByRank(self.taken)
+
+    @property
+    def where(self) -> str:
+        """Phase, compile ids and frame, for reports; empty for the environment of a rank."""
+        if not self.frame:
+            return ""
+        labels = sorted({compile_.compile_id for compile_ in self.taken.values()})
+        return phrase(self.phase, f"compile {'/'.join(labels)} of {self.frame}")
+
+    @property
+    def step(self) -> int | None:
+        """Step of the run, None when steps were not counted."""
+        return first(self.compiles.found(lambda compile_: compile_.step).values())
+
+    @property
+    def keys(self) -> list[tuple[Layer, str]]:
+        """Layers and parts that any rank observed."""
+        shas = [compile_.shas for compile_ in self.compiles.values()]
+        return list(dict.fromkeys(itertools.chain.from_iterable(shas)))
+
+    @property
+    def differing(self) -> list[tuple[Layer, str]]:
+        """Layers and parts whose hashes differ between the ranks that observed them."""
+        return [key for key in self.keys if len(self.groups(*key)) > 1]
+
+    def groups(self, layer: Layer, part: str = "") -> Groups:
+        """Groups of ranks with equal hashes of a layer; ranks that did not observe it are left out."""
+        return self.compiles.found(lambda compile_: compile_.sha(layer, part)).groups()
+
+    @property
+    def is_resumed(self) -> bool:
+        """True for a function that Dynamo made of the code after a graph break."""
+        return self.frame.startswith("torch_dynamo_resume_in_")
+
+
+def content(compile_: CompileDigest) -> tuple[str, ...]:
+    """Identity of a compile: the hashes of its graph, guards and inputs, not its compile id."""
+    shas = compile_.shas
+    return tuple(shas.get((layer, ""), "") for layer in (Layer.GRAPH, Layer.GUARDS, Layer.INPUTS))
+
+
+def align(ranks: Sequence[RankDigest]) -> list[Slot]:
+    """Put every compile of every rank into exactly one slot.
+
+    Best match first: same content in the same call and step, same content in the same call, same content in a
+    different call, same frame in the same call, same graph; a compile without a match gets a slot of its own.
+    """
+    slots: list[Slot] = []
+    for digest in ranks:
+        left = list(digest.compiles)
+        for key in _PASSES:
+            left = _unplaced(slots, digest.rank, left, key)
+        for compile_ in left:
+            slot = Slot(compile_.phase, compile_.frame, {digest.rank: compile_})
+            slots.append(slot)
+    return slots
+
+
+_Key = Callable[[CompileDigest], Hashable]
+_PASSES: tuple[_Key, ...] = (
+    lambda c: (content(c), c.phase, c.frame, c.step),
+    lambda c: (content(c), c.phase, c.frame),
+    lambda c: (content(c), c.frame),
+    lambda c: (c.phase, c.frame),
+    lambda c: (c.sha(Layer.GRAPH), c.phase),
+)
+
+
+def _unplaced(slots: Sequence[Slot], rank: int, compiles: Sequence[CompileDigest], key: _Key) -> list[CompileDigest]:
+    """Put compiles into the first free slot with an equal key; return those without one."""
+    free = [slot for slot in slots if rank not in slot.taken]
+    by_key = _by_key(free, key)
+    left: list[CompileDigest] = []
+    for compile_ in compiles:
+        candidates = by_key.get(key(compile_), iter(()))
+        slot = find(candidates, lambda slot: rank not in slot.taken)
+        if slot is None:
+            left.append(compile_)
+        else:
+            slot.taken[rank] = compile_
+    return left
+
+
+def _by_key(slots: Sequence[Slot], key: _Key) -> dict[Hashable, Iterator[Slot]]:
+    """Key -> the slots that hold a compile of that key; iterators, so that each slot is tried once."""
+    found: dict[Hashable, list[Slot]] = {}
+    for slot in slots:
+        keys = set(map(key, slot.taken.values()))
+        for value in keys:
+            found.setdefault(value, []).append(slot)
+    return {value: iter(same) for value, same in found.items()}

@@ -1,0 +1,103 @@
+"""Ranks that must agree: their digests, their items, and the differences that are allowed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.evidence.groups.by_group import ByGroup, Row
+from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.records import CompileDigest, Item, Layer, RankDigest, RankGroup
+
+Allowed = Sequence[tuple[str, str, str]]
+"""(layer, text the item contains, reason) of every intended difference."""
+
+Fetch = Callable[[int, int, Layer, str], Sequence[Item]]
+"""(rank, compile index, layer, part) -> items; index -1 is the rank itself, for the environment."""
+
+
+@dataclass
+class Domain:
+    """Ranks that must agree."""
+
+    name: str
+    ranks: Sequence[RankDigest]
+    fetch: Fetch
+    allowed: Allowed = ()
+    _known: dict[tuple[int, int, Layer, str], tuple[Item, ...]] = field(default_factory=dict)
+
+    def items(self, rank: int, index: int, layer: Layer, part: str = "") -> tuple[Item, ...]:
+        """The items of a rank in one layer of one compile; fetched once."""
+        key = rank, index, layer, part
+        if key not in self._known:
+            self._known[key] = tuple(self.fetch(*key))
+        return self._known[key]
+
+    def reason(self, layer: Layer, row: Row) -> str:
+        """The allow-list's reason for this difference; empty when it is not declared."""
+        return reason_for([layer], [item.text for item in row.present], self.allowed)
+
+    @property
+    def is_cut(self) -> bool:
+        """True when the log of at least one rank ends early."""
+        return any(digest.is_cut for digest in self.ranks)
+
+    @functools.cached_property
+    def digests(self) -> ByRank[RankDigest]:
+        """The digest of each rank."""
+        return ByRank({digest.rank: digest for digest in self.ranks})
+
+    def coordinates(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Coordinates of these ranks in the domain."""
+        return tuple(self.digests[rank].coordinate for rank in ranks)
+
+    def leaders(self, compiles: ByRank[CompileDigest], groups: Groups) -> ByGroup[Seen]:
+        """One compile on the first rank of each group."""
+        return ByGroup(Seen(self, ranks[0], compiles[ranks[0]]) for ranks in groups)
+
+    def seen_by(self, rank: int) -> list[Seen]:
+        """The compiles of a rank, in order."""
+        return [Seen(self, rank, compile_) for compile_ in self.digests[rank].compiles]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One compile on one rank."""
+
+    domain: Domain
+    rank: int
+    compile: CompileDigest
+
+    @property
+    def digest(self) -> RankDigest:
+        """The digest of the rank."""
+        return self.domain.digests[self.rank]
+
+    def items(self, layer: Layer, part: str = "") -> tuple[Item, ...]:
+        """The items of one layer."""
+        return self.domain.items(self.rank, self.compile.index, layer, part)
+
+    def observed(self, layer: Layer) -> tuple[Item, ...]:
+        """The items of one layer; empty where the rank did not observe it."""
+        return () if self.compile.sha(layer) is None else self.items(layer)
+
+
+def reason_for(layers: Collection[str], texts: Sequence[str], allowed: Allowed) -> str:
+    """The allow-list's reason why these texts of one of the layers may differ; empty when it has none."""
+    for layer, contains, reason in allowed:
+        if layer in layers and all(contains in text for text in texts):
+            return reason
+    return ""
+
+
+def by_domain(digests: Iterable[RankDigest]) -> dict[str, list[RankDigest]]:
+    """Domain -> digests of its ranks, both in order."""
+    in_order = sorted(digests, key=lambda digest: (digest.domain, digest.rank))
+    return grouped(in_order, lambda digest: digest.domain)
+
+
+def sides(groups: Groups, row: Iterable[Item | None]) -> tuple[RankGroup, ...]:
+    """The groups of ranks with their items, for a divergence."""
+    return tuple(RankGroup(ranks=ranks, item=item) for ranks, item in zip(groups, row, strict=True))

@@ -1,0 +1,1 @@
+"""Divergences and counted facts of a run -> checks -> `Verdict`."""

@@ -1,0 +1,276 @@
+"""Digests of all ranks -> checks of any program, each with expected and observed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from tpcompile.evidence.digests.split_regions import region_check
+from tpcompile.evidence.groups.by_rank import ByRank
+from tpcompile.evidence.iterables import find, first, grouped, phrase
+from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
+from tpcompile.evidence.records.base import known
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
+
+LIVE_ONLY = frozenset({
+    CheckId.TIMED_OUT, CheckId.ALIVE, CheckId.AGREED, CheckId.NO_ERROR, CheckId.ARRIVED, CheckId.TOGETHER,
+    CheckId.MOVING,
+})  # fmt: skip
+"""Checks that only the live run can do; a replay keeps their outcome."""
+CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, CheckId.COMPILED}
+"""Checks whose failure explains divergences; divergences explain the failure of all other checks."""
+_SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER})
+"""Checks whose failure is certain before the run has ended."""
+
+AGREE = "equal on all ranks"
+
+K = TypeVar("K", bound=Hashable)
+Ranks = ByRank[RankDigest]
+
+
+def digests_by_rank(digests: Iterable[RankDigest]) -> Ranks:
+    """The digest of every rank that has one."""
+    return ByRank({digest.rank: digest for digest in digests})
+
+
+def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+    """Checks of any program: several graphs are fine, graph breaks and differences between ranks are not."""
+    ranks = digests_by_rank(digests)
+    phases = _once(ranks.map(lambda digest: _phases(digest, "")))
+    breaks = [no_breaks("", f"graph breaks in {phase}", phase, ranks, frames=False) for phase in phases]
+    return [
+        any_compiled("", ranks),
+        *breaks,
+        region_check("", digests, phases=phases),
+        *agreement("", ranks, divergences),
+        tp_aware("", ranks),
+        kept("", ranks),
+    ]
+
+
+def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+    """Checks of a program in mid-run: what the ranks compiled so far is the same."""
+    return agreement("", digests_by_rank(digests), divergences)
+
+
+def ended_early(judged: Sequence[Check]) -> list[Check]:
+    """Checks of a run that was stopped: a failure that the early end may explain is skipped, any other stays red."""
+    return [_skipped(check) if check.is_red and check.id not in _SEEN_EARLY else check for check in judged]
+
+
+def _skipped(check: Check) -> Check:
+    return check.model_copy(update={"status": Status.SKIPPED, "ranks": ()})
+
+
+def any_compiled(mode: str, ranks: Ranks) -> Check:
+    """Check that something was compiled, on every rank."""
+    graphs = ranks.map(lambda digest: sum(num_graphs(digest, phase) for phase in _phases(digest, mode)))
+    none = graphs.where(lambda count: count == 0)
+    observed = values_text(graphs, "graph")
+    expected = "at least 1 graph on every rank"
+    # Where only some ranks compiled nothing the ranks disagree: a different failure from "nothing was compiled".
+    if len(none) < len(ranks):
+        return make_check(mode, "every rank compiled", none, expected, observed, cause=Cause.COMPILE_DISABLED)
+    return make_check(mode, "", none, expected, observed, cause=Cause.NOTHING_COMPILED, id=CheckId.COMPILED)
+
+
+def no_breaks(
+    mode: str, name: str, phase: str, ranks: Ranks, *, frames: bool = True, id: CheckId = CheckId.OTHER
+) -> Check:
+    """Check that a phase has no graph breaks, by counter, frames and trace events: each alone misses some breaks."""
+    evidence = ranks.map(lambda digest: _break_evidence(digest, phase, frames=frames)).where(bool)
+    breaks = _once(ranks.map(lambda digest: digest.breaks_in(phase)))
+    return make_check(
+        mode,
+        name,
+        evidence,
+        "0 breaks on every rank",
+        first(evidence.values()) or "0",
+        cause=Cause.GRAPH_BREAK,
+        details=[f"{found.line}: {found.reason}" for found in breaks],
+        line=first(known(found.line for found in breaks)),
+        id=id,
+    )
+
+
+def _break_evidence(digest: RankDigest, phase: str, *, frames: bool) -> str:
+    """What shows graph breaks of one rank in a phase; empty for none."""
+    counters = digest.counters_of(phase)
+    num_events = len(digest.breaks_in(phase))
+    has_more_frames = frames and counters.frames > max(1, counters.graphs)
+    found: list[str] = []
+    if counters.breaks:
+        found.append(f"break counter {counters.breaks}")
+    if num_events:
+        found.append(f"break events {num_events}")
+    if has_more_frames:
+        found.append(f"frames {counters.frames} for graphs {counters.graphs}")
+    return phrase(*found)
+
+
+def agreement(mode: str, ranks: Ranks, divergences: Sequence[Divergence]) -> list[Check]:
+    """One check per layer: equal in every symmetry domain, or the first difference."""
+    observed = {Layer.ENVIRONMENT, *_once(ranks.map(lambda digest: digest.observed))}
+    mine = [divergence for divergence in divergences if _of_mode(divergence, mode)]
+    return [_layer_check(mode, layer, mine, is_observed=layer in observed) for layer in Layer]
+
+
+def _layer_check(mode: str, layer: Layer, divergences: Sequence[Divergence], *, is_observed: bool) -> Check:
+    """The check of one layer: red for a difference in it, or as the consequence of one in a different layer."""
+    by_layer = grouped(divergences, lambda found: (found.layer, found.is_red))
+    red = by_layer.get((layer, True), [])
+    listed = by_layer.get((layer, False), [])
+    titles = [found.title for found in (*red[1:], *listed)]
+    noted = _noted(listed)
+    agrees = _agrees(mode, layer, titles, noted, is_observed=is_observed)
+    if red:
+        failed = _failed_by(red[0], red[0].title) | {"line": red[0].line}
+        return agrees.model_copy(update=failed)
+    cause = find(divergences, lambda found: found.is_red and layer in found.consequences)
+    if cause is None:
+        return agrees
+    observed = f"differs, a consequence of the {cause.layer}{noted}"
+    return agrees.model_copy(update=_failed_by(cause, observed) | {"is_consequence": True})
+
+
+def _failed_by(cause: Divergence, observed: str) -> dict[str, object]:
+    """Fields of a check that failed because of this difference."""
+    return {"status": Status.FAIL, "ranks": cause.groups[-1].ranks, "cause": cause.cause, "observed": observed}
+
+
+def _agrees(mode: str, layer: Layer, titles: Sequence[str], noted: str, *, is_observed: bool) -> Check:
+    """The check of a layer in which nothing is red."""
+    status, observed = (Status.PASS, "equal") if is_observed else (Status.SKIPPED, "not observed")
+    return Check(
+        id=CheckId.LAYER,
+        layer=layer,
+        name=f"{layer} {AGREE}",
+        mode=mode,
+        status=status,
+        expected="equal",
+        observed=f"{observed}{noted}",
+        details=tuple(titles),
+    )
+
+
+def _noted(listed: Sequence[Divergence]) -> str:
+    """The kinds of differences that are only listed: ` (declared; label only)`."""
+    kinds = dict.fromkeys(found.cls for found in listed)
+    return f" ({'; '.join(kinds)})" if kinds else ""
+
+
+def _of_mode(divergence: Divergence, mode: str) -> bool:
+    return not divergence.where or divergence.where.startswith(phase_prefix(mode))
+
+
+def tp_aware(mode: str, ranks: Ranks) -> Check:
+    """Check that every custom op and Triton kernel is declared to be correct on a shard."""
+    found = ranks.map(lambda digest: digest.undeclared_ops).where(bool)
+    subjects = _by_subject(found)
+    return make_check(
+        mode,
+        "undeclared custom ops and Triton kernels",
+        found,
+        "only ops declared TP-aware",
+        ", ".join(subjects) or "none",
+        on_failure=["declare it with gate.tp_aware_ops once its maths is right on a shard"],
+        line=_first_line(subjects),
+    )
+
+
+def kept(mode: str, ranks: Ranks) -> Check:
+    """Check that no in-place all-reduce clobbers a live buffer."""
+    found = ranks.map(lambda digest: digest.overwritten).where(bool)
+    subjects = _by_subject(found)
+    overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
+    check = make_check(
+        mode,
+        "reduces that overwrite what is read later",
+        found,
+        "reduced buffers share no memory with live tensors",
+        overwriting if subjects else "none",
+        on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py has a workaround"],
+        line=_first_line(subjects),
+    )
+    if Layer.KERNELS in _once(ranks.map(lambda digest: digest.observed)):
+        return check
+    return check.model_copy(update={"status": Status.SKIPPED, "observed": "not observed"})
+
+
+def _by_subject(found: Mapping[int, Iterable[Item]]) -> dict[str, Item]:
+    return {item.about: item for item in itertools.chain.from_iterable(found.values())}
+
+
+def _first_line(found: Mapping[str, Item]) -> UserLine | None:
+    item = first(found.values())
+    return item.line if item else None
+
+
+def _once(found: Mapping[int, Iterable[K]]) -> dict[K, None]:
+    """The values of all ranks, each once, in order of the ranks."""
+    return dict.fromkeys(itertools.chain.from_iterable(found.values()))
+
+
+def phase_prefix(mode: str) -> str:
+    """The prefix of a mode's phase names; empty for all modes."""
+    return f"{mode}/" if mode else ""
+
+
+def _phases(digest: RankDigest, mode: str) -> list[str]:
+    phases = [counters.phase for counters in digest.counters]
+    return [phase for phase in phases if phase.startswith(phase_prefix(mode))]
+
+
+def num_graphs(digest: RankDigest, phase: str) -> int:
+    """Number of graphs of a phase: the larger of Dynamo's counter and of the graphs in the trace."""
+    compiles = [compile_ for compile_ in digest.compiles if compile_.phase == phase]
+    traced = sum(compile_.sha(Layer.COLLECTIVES) is not None for compile_ in compiles)
+    return max(digest.counters_of(phase).graphs, traced)
+
+
+def values_text(values: Mapping[int, object], unit: str = "") -> str:
+    """`{0: 1, 1: 1, 2: 3}` -> `1 (ranks 0-1), 3 (rank 2)`; only the value where it is equal on all ranks."""
+    groups = grouped(values, lambda rank: _value_text(values[rank], unit))
+    if len(groups) == 1:
+        return next(iter(groups))
+    return ", ".join(f"{value} ({named_ranks(ranks)})" for value, ranks in groups.items())
+
+
+def _value_text(value: object, unit: str) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if not unit:
+        return text
+    return f"{text} {unit}" if value == 1 else f"{text} {unit}s"
+
+
+def make_check(
+    mode: str,
+    name: str,
+    bad: Iterable[int],
+    expected: str,
+    observed: str,
+    *,
+    cause: Cause = Cause.UNKNOWN,
+    details: Sequence[str] = (),
+    on_failure: Sequence[str] = (),
+    line: UserLine | None = None,
+    id: CheckId = CheckId.OTHER,
+) -> Check:
+    """A check that fails if any rank is bad, with that cause and the details `on_failure`."""
+    ranks = tuple(sorted(set(bad)))
+    passed = Check(
+        id=id,
+        name=name,
+        mode=mode,
+        status=Status.PASS,
+        expected=expected,
+        observed=observed,
+        details=tuple(details),
+        line=line,
+    )
+    if not ranks:
+        return passed
+    failed = {"status": Status.FAIL, "ranks": ranks, "cause": cause, "details": (*details, *on_failure)}
+    return passed.model_copy(update=failed)

@@ -1,0 +1,308 @@
+"""`RankDigest`s of all ranks -> every guard, graph constant and read that depends on the rank, equal graphs or not.
+
+Values count before names: a value that differs between ranks is certain, one that is equal on all ranks is not the
+rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from tpcompile.evidence.groups.align import Slot, align
+from tpcompile.evidence.groups.by_group import Items, Row
+from tpcompile.evidence.groups.by_rank import ByRank, Groups
+from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
+from tpcompile.evidence.iterables import find, first, grouped, listed, phrase, unlike
+from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.records import (
+    Grade,
+    Item,
+    ItemKind,
+    Layer,
+    RankDigest,
+    RankRead,
+    Taint,
+    TaintKind,
+    items_of,
+    value_item,
+)
+
+RANK_VARIABLES = frozenset({
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",
+    "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOSTNAME",
+})  # fmt: skip
+"""Variables that differ between ranks by design: listed whenever traced code reads them, whatever their values."""
+
+_NUMBER = re.compile(r"(?<![\w.%#\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.\]])")
+_STRING = re.compile(r"'[^']*'")
+_NUMBERS: Mapping[TaintKind, Callable[[RankDigest], int | None]] = {
+    TaintKind.RANK: lambda digest: digest.rank,
+    TaintKind.GROUP_RANK: lambda digest: digest.coordinate,
+    TaintKind.LOCAL_RANK: lambda digest: digest.places.get("local rank"),
+    TaintKind.DEVICE_INDEX: lambda digest: digest.places.get("device index"),
+}
+"""Numbers that differ between ranks."""
+_MAY_BE_EQUAL = frozenset({TaintKind.ENVIRONMENT, TaintKind.HOSTNAME})
+_LAYERS = {"guard": "guards", "constant": "graph", "read": "taint"}
+"""The layer under which an entry of the allow-list may name a taint."""
+_TENSOR = "make it tensor data: register a buffer in __init__ and index or multiply with that"
+_SUGGESTIONS = {
+    TaintKind.DIFFERS: "make the value equal on all ranks, or make it tensor data (a registered buffer)",
+    TaintKind.RANK: f"move it out of the compiled region, or {_TENSOR}",
+    TaintKind.GROUP_RANK: f"move it out of the compiled region, or {_TENSOR}",
+    TaintKind.LOCAL_RANK: f"move it out of the compiled region, or {_TENSOR}",
+    TaintKind.DEVICE_INDEX: "pass the device itself (x.device), not its index",
+    TaintKind.HOSTNAME: "read it before the compiled region and keep it out of the program",
+    TaintKind.ENVIRONMENT: "read the variable once in __init__, and set it equal on all ranks or keep it in a buffer",
+    TaintKind.PID: "read it before the compiled region and keep it out of the program",
+}
+
+
+def find_taints(digests: Sequence[RankDigest], fetch: Fetch, *, allowed: Allowed = ()) -> tuple[Taint, ...]:
+    """Every taint once, the surest first. Guards and graphs are fetched only where their hashes differ.
+
+    An entry of `allowed` gives its reason to a taint if its layer is `taint`, or that of the guard or constant, and the
+    taint's text or line contains its text.
+    """
+    found: list[Taint] = []
+    for name, ranks in by_domain(digests).items():
+        domain = Domain(name, ranks, fetch)
+        found += _Tainted(domain).taints()
+    order = list(Grade)
+    reasoned = [taint.model_copy(update={"reason": _reason(taint, allowed)}) for taint in _once(found)]
+    return tuple(sorted(reasoned, key=lambda t: (order.index(t.grade), str(t.line), t.text)))
+
+
+def _once(taints: Sequence[Taint]) -> list[Taint]:
+    """Each taint of a line once, that of the first compile: a recompile has the same constant in a different node."""
+    by_subject = grouped(taints, lambda taint: (taint.what, taint.kind, str(taint.line), _subject(taint)))
+    return [same[0] for same in by_subject.values()]
+
+
+def _subject(taint: Taint) -> str:
+    """What distinguishes taints of one line; constants on one line are one taint."""
+    return "" if taint.what == "constant" and taint.line is not None else taint.text
+
+
+def _reason(taint: Taint, allowed: Allowed) -> str:
+    layers = {"taint", _LAYERS[taint.what]}
+    code = taint.line.code if taint.line else ""
+    text = f"{taint.text} at {taint.line} {code}"
+    return reason_for(layers, [text], allowed)
+
+
+class _Tainted:
+    """The taints of one symmetry domain."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self.ranks = domain.ranks
+        self.numbers = {kind: self.numbers_by(number) for kind, number in _NUMBERS.items()}
+
+    def numbers_by(self, number: Callable[[RankDigest], int | None]) -> ByRank[str]:
+        """A number of every rank; empty unless it is known of all ranks."""
+        known = self.domain.digests.found(number)
+        return known.map(str) if len(known) == len(self.ranks) else ByRank({})
+
+    def taints(self) -> list[Taint]:
+        """Constants and guards, each with the read that it comes from, then the other reads, then guards by name."""
+        slots = align(self.ranks)
+        reads = [self.read(seen) for seen in self.suspects("read") if not _is_setting(seen)]
+        differing = itertools.chain(*map(self.constants, slots), *map(self.guards, slots))
+        observed = [_explained(taint, reads) for taint in differing]
+        left = unlike(reads, observed, lambda taint: (taint.kind, str(taint.line)))
+        named = unlike(self.named(), observed, lambda taint: (taint.text, taint.line))
+        return [*observed, *left, *named]
+
+    def guards(self, slot: Slot) -> Iterator[Taint]:
+        """Guards on one Python value that differ."""
+        groups = slot.groups(Layer.GUARDS)
+        # Guards that only some ranks have are a consequence where the programs differ.
+        is_same_program = len(slot.groups(Layer.GRAPH)) == 1
+        for row in self.rows(slot, Layer.GUARDS, groups):
+            is_consequence = not (row.is_full or is_same_program)
+            if is_consequence or not _is_of_python(row):
+                continue
+            kind = self.kind_of_guard(row, groups)
+            yield _observed("guard", kind, row.first.about, row, groups, slot)
+
+    def kind_of_guard(self, row: Row, groups: Groups) -> TaintKind:
+        """Which number of the ranks a guard compares with."""
+        if "variable" in row.first.notes:
+            return TaintKind.ENVIRONMENT
+        return self.kind_of(_by_rank(groups, row.notes("value")))
+
+    def constants(self, slot: Slot) -> Iterator[Taint]:
+        """Nodes that differ only in numbers or strings among their arguments."""
+        groups = slot.groups(Layer.GRAPH)
+        rows = self.rows(slot, Layer.GRAPH, groups)
+        if not all(map(_differs_in_constants, rows)):
+            return  # different ops: a different program, which the graph layer reports
+        for row in rows:
+            calls = list(map(_call, row.present))
+            kind = self.kind_of_constant(groups, calls)
+            yield _observed("constant", kind, listed(calls, by=" / ", at_most=2), row, groups, slot)
+
+    def rows(self, slot: Slot, layer: Layer, groups: Groups) -> tuple[Row, ...]:
+        """Rows that differ in one layer of one compile; empty when the hashes agree."""
+        if len(groups) < 2:
+            return ()
+        items = self.domain.leaders(slot.compiles, groups).map(lambda seen: seen.items(layer))
+        return rows_of(Items(items), is_ordered=layer == Layer.GRAPH)
+
+    def kind_of_constant(self, groups: Groups, calls: Sequence[str]) -> TaintKind:
+        """Which number of the ranks the first matching constant of the calls equals."""
+        columns = zip(*map(_NUMBER.findall, calls), strict=False)
+        kinds = [self.kind_of(_by_rank(groups, column)) for column in columns]
+        return min(kinds, key=lambda kind: kind == TaintKind.DIFFERS, default=TaintKind.DIFFERS)
+
+    def kind_of(self, values: ByRank[str]) -> TaintKind:
+        """Which number of the ranks these values equal on every rank; DIFFERS for none, or where all are equal."""
+        if not values.differ():
+            return TaintKind.DIFFERS
+        same = find(self.numbers, lambda kind: values.items() <= self.numbers[kind].items())
+        return same or TaintKind.DIFFERS
+
+    def read(self, seen: ByRank[RankRead]) -> Taint:
+        """The taint of one read in traced code, given by rank."""
+        reads = seen.map(lambda read: read.value)
+        shown = seen.first
+        # Where the value that a rank read was not recorded, its number of that kind is taken.
+        numbers = self.numbers.get(shown.kind, ByRank({}))
+        values = {rank: value or numbers.get(rank, "") for rank, value in reads.items()}
+        return _of_suspect(shown, _grade_of_read(seen), ByRank(values))
+
+    def named(self) -> Iterator[Taint]:
+        """Guards on a value with a rank's name that are equal on every rank."""
+        for seen in self.suspects("guard"):
+            suspect = seen.first
+            if len(seen) == len(self.ranks) and self.could_be_rank(suspect.value):
+                yield _of_suspect(suspect, Grade.POSSIBLE, ByRank(dict.fromkeys(seen, "")))
+
+    def could_be_rank(self, value: str) -> bool:
+        """False for a number that no rank has (a LoRA rank of 16); True for anything that is not a number."""
+        if not value.lstrip("-").isdigit():
+            return True
+        return 0 <= int(value) < max(2, len(self.ranks), self.ranks[-1].rank + 1)
+
+    def suspects(self, what: str) -> list[ByRank[RankRead]]:
+        """Suspects of one kind: for each text and line, the suspect of every rank that has it."""
+        found: dict[tuple[str, str], dict[int, RankRead]] = {}
+        for digest in self.ranks:
+            for suspect in digest.rank_sources(what):
+                key = suspect.text, str(suspect.line)
+                by_rank = found.setdefault(key, {})
+                by_rank[digest.rank] = suspect
+        return list(map(ByRank, found.values()))
+
+
+def _grade_of_read(seen: ByRank[RankRead]) -> Grade:
+    """Certain for a read of the rank that was traced; of a host name or variable, only where the values differ."""
+    may_be_equal = seen.first.kind in _MAY_BE_EQUAL
+    if may_be_equal and not seen.differ(lambda read: read.value):
+        return Grade.LIKELY
+    is_of_known_object = not seen.first.receiver
+    is_traced = bool(seen.where(lambda read: read.is_sure))
+    return Grade.CERTAIN if is_of_known_object and is_traced else Grade.LIKELY
+
+
+def _is_setting(seen: ByRank[RankRead]) -> bool:
+    """True for an environment variable that is equal on all ranks: an ordinary setting."""
+    read = seen.first
+    is_variable = read.kind == TaintKind.ENVIRONMENT and read.variable not in RANK_VARIABLES
+    return is_variable and not seen.differ(lambda read: read.value)
+
+
+def _explained(taint: Taint, reads: Sequence[Taint]) -> Taint:
+    """The taint with the kind, line and suggestion of the read that caused it."""
+    read = find(reads, lambda read: _is_asked_by(taint, read))
+    if read is None:
+        return taint
+    changes = {
+        "kind": read.kind,
+        "line": read.line,
+        "text": f"{taint.text}, from {read.text}",
+        "suggestion": read.suggestion,
+    }
+    return taint.model_copy(update=changes)
+
+
+def _is_asked_by(taint: Taint, read: Taint) -> bool:
+    """True for a read on the line of the taint, or of the variable that its guard compares."""
+    is_same_line = taint.line is not None and str(read.line) == str(taint.line)
+    return is_same_line or read.variable in {item.notes.get("variable") for _, item in items_of(taint.groups)}
+
+
+def _of_suspect(suspect: RankRead, grade: Grade, values: ByRank[str]) -> Taint:
+    """The taint of a suspect, with its value on each rank where that is known."""
+    row = [value_item("read", value, line=suspect.line) if value else None for _, value in values.sides()]
+    return Taint(
+        what=suspect.what,
+        kind=suspect.kind,
+        grade=grade,
+        text=suspect.text,
+        variable=suspect.variable,
+        where=suspect.where,
+        line=suspect.line,
+        groups=sides(values.groups(), row),
+        suggestion=_SUGGESTIONS[suspect.kind],
+    )
+
+
+def _observed(
+    what: Literal["guard", "constant"], kind: TaintKind, text: str, row: Row, groups: Groups, slot: Slot
+) -> Taint:
+    """The taint of a value that differs in a compile."""
+    return Taint(
+        what=what,
+        kind=kind,
+        grade=Grade.CERTAIN,
+        text=text,
+        where=phrase(slot.phase, slot.frame),
+        line=first(row.lines),
+        groups=sides(groups, row),
+        suggestion=_SUGGESTIONS[kind],
+    )
+
+
+def _is_of_python(row: Row) -> bool:
+    """True for guards on a Python value: tensors and the state of the process have findings of their own."""
+    return row.first.kind == ItemKind.GUARD and "keys" not in row.first.notes
+
+
+def _by_rank(groups: Groups, values: Sequence[str]) -> ByRank[str]:
+    """The values of groups by rank; groups whose value is empty are left out."""
+    found: dict[int, str] = {}
+    for ranks, value in zip(groups, values, strict=True):
+        if value:
+            found |= dict.fromkeys(ranks, value)
+    return ByRank(found)
+
+
+def _differs_in_constants(row: Row) -> bool:
+    """True for nodes that are one op on the same operands, with different numbers or strings."""
+    return row.agree_in(_skeleton)
+
+
+def _skeleton(item: Item) -> tuple[str, ...]:
+    """The fields of an item, without the numbers and strings among its arguments."""
+    fields = item.fields
+    if item.kind != ItemKind.NODE:
+        return item.key
+    args = _STRING.sub("'#'", _NUMBER.sub("#", fields["args"]))
+    return fields["op"], fields["target"], args, fields["value"]
+
+
+def _call(item: Item) -> str:
+    """`mul(%1, 3)` of a node."""
+    return f"{item.fields['target']}({item.fields['args']})"
+
+
+def value_text(item: Item) -> str:
+    """The value of one group of ranks: what a guard compares with, the call, or what was read."""
+    if item.kind == ItemKind.NODE:
+        return _call(item)
+    return item.notes.get("value") or item.says

@@ -1,0 +1,66 @@
+"""Taints of a run -> one check over them, and their text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.judgement.checks import phase_prefix
+from tpcompile.evidence.judgement.rank_taint import value_text
+from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
+from tpcompile.evidence.records.base import at_text, lines_of
+from tpcompile.evidence.text.ranks import named_ranks
+
+_ALLOWED = "allowed"
+_KINDS = (*(grade.value for grade in Grade), _ALLOWED)
+
+
+def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint], *, fails: bool) -> Check:
+    """One check over the taints of a mode: for information, or red when `fails` and a certain one is not allowed."""
+    prefix = phase_prefix(mode)
+    mine = [taint for taint in taints if taint.where.startswith(prefix)]
+    # Taints that can fail the check come first, allowed ones last.
+    mine.sort(key=lambda taint: (not _can_fail(taint), bool(taint.reason)))
+    status, observed = (Status.INFO, _counted(mine)) if mine else _untainted(digests)
+    is_code_seen = any(digest.is_code_seen for digest in digests)
+    if not is_code_seen:
+        observed = f"{observed}; traced code was not searched"
+    check = Check(
+        id=CheckId.UNTAINTED,
+        mode=mode,
+        status=status,
+        expected="none, or allowed with a reason",
+        observed=observed,
+        details=tuple(map(taint_text, mine)),
+        line=first(lines_of(mine[:1])),
+    )
+    is_red = fails and any(map(_can_fail, mine))
+    if not is_red:
+        return check
+    return check.model_copy(update={"status": Status.FAIL, "ranks": ranks_of(mine[0].groups)})
+
+
+def _can_fail(taint: Taint) -> bool:
+    return taint.grade == Grade.CERTAIN and not taint.reason
+
+
+def _untainted(digests: Sequence[RankDigest]) -> tuple[Status, str]:
+    """Status and text where no taint was found."""
+    is_observed = any(digest.compiles for digest in digests)
+    return (Status.PASS, "none") if is_observed else (Status.SKIPPED, "not observed")
+
+
+def _counted(taints: Sequence[Taint]) -> str:
+    """`2 certain, 1 allowed; first: ...`."""
+    kinds = Counter(_ALLOWED if taint.reason else taint.grade.value for taint in taints)
+    counts = [f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=_KINDS.index)]
+    return f"{', '.join(counts)}; first: {taints[0].text}"
+
+
+def taint_text(taint: Taint) -> str:
+    """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
+    values = [f"{named_ranks(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
+    why = "; ".join([taint.kind.value, *values])
+    end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
+    return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {end}"

@@ -1,0 +1,153 @@
+"""Digests and divergences of a run + its configuration -> `Verdict`; also offline, from a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tpcompile.errors import ExitCode
+from tpcompile.evidence.comparison.compare import Allowed, Fetch, compare, equal_groups
+from tpcompile.evidence.compiles.normalised import hidden_check
+from tpcompile.evidence.digests.digest import environment_items, layer_items
+from tpcompile.evidence.digests.recompiles import recompile_causes
+from tpcompile.evidence.iterables import find, indexed
+from tpcompile.evidence.judgement import checks
+from tpcompile.evidence.judgement import leading as lead
+from tpcompile.evidence.judgement.rank_taint import find_taints
+from tpcompile.evidence.judgement.taint_check import taint_check
+from tpcompile.evidence.records import (
+    Check,
+    CheckId,
+    Divergence,
+    Item,
+    Layer,
+    RankDigest,
+    RankRecord,
+    Status,
+    Taint,
+    Verdict,
+)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A rank that left no digest, and its last known activity."""
+
+    rank: int
+    last_seen: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run must satisfy."""
+
+    judge: Callable[[Sequence[RankDigest], Sequence[Divergence]], list[Check]]
+    """Digests and divergences -> checks."""
+    timeout_s: float
+    """Seconds the ranks had to report; named in the check of a missing rank."""
+    allowed: Allowed = ()
+    """Intended differences."""
+    preset: str = ""
+    modes: tuple[str, ...] = ()
+    taint: Literal["off", "list", "fail"] = "off"
+    """How rank-dependent guards and constants under equal graphs are treated."""
+    taint_modes: tuple[str, ...] = ("",)
+    """Modes whose taints are judged."""
+    expected_recompiles: tuple[str, ...] = ()
+    """Phases that change a guarded value on purpose."""
+    timings: Callable[[Sequence[RankDigest]], dict[str, float]] = lambda _digests: {}
+    """Median ms per call, by mode."""
+    revise: Callable[[tuple[Divergence, ...]], tuple[Divergence, ...]] = tuple
+    """Correction by the source of the digests, from what the digests do not hold: adds or removes divergences."""
+
+
+SENTINEL = "sentinel"
+"""`kind` in the `run.json` of a run that a sentinel ended."""
+
+
+def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
+    """Rules for any program: something was compiled, no graph breaks, the ranks agree, no undeclared custom op."""
+    return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
+
+
+def agree_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
+    """Rules for a program in mid-run: the ranks compiled the same programs."""
+    return Rules(checks.agreed, timeout_s, allowed, preset="running program")
+
+
+def conclude(
+    rules: Rules,
+    digests: Sequence[RankDigest],
+    fetch: Fetch,
+    *,
+    world_size: int,
+    absent: Sequence[Absent] = (),
+    problems: Sequence[Check] = (),
+) -> Verdict:
+    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that failed before the comparison."""
+    divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
+    judged = rules.judge(digests, divergences)
+    taints: tuple[Taint, ...] = ()
+    found = [*(_absent_check(rules, rank) for rank in absent), *problems]
+    found += checks.ended_early(judged) if problems else judged
+    if rules.taint != "off":
+        taints = find_taints(digests, fetch, allowed=rules.allowed)
+        found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
+    found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
+    told = lead.of_run(found, divergences, causes=checks.CAUSES)
+    exit_code = _exit_code(found, is_red=told is not None)
+    return Verdict(
+        status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
+        exit_code=exit_code,
+        world_size=world_size,
+        preset=rules.preset,
+        modes=rules.modes,
+        summary=lead.summary(told) if told else _passed(rules, digests, found),
+        lead=told,
+        checks=tuple(found),
+        divergences=divergences,
+        taints=taints,
+        recompiles=recompile_causes(digests, expected_phases=rules.expected_recompiles),
+        timings_ms=rules.timings(digests),
+        domains=equal_groups(digests),
+    )
+
+
+def fetch_from(records: Sequence[RankRecord]) -> Fetch:
+    """A `Fetch` that reads the items from the records themselves."""
+    by_rank = indexed(records, lambda record: record.rank)
+
+    def fetch(rank: int, index: int, layer: Layer, part: str) -> Sequence[Item]:
+        record = by_rank[rank]
+        return environment_items(record) if index < 0 else layer_items(record.compiles[index], layer, part)
+
+    return fetch
+
+
+def _absent_check(rules: Rules, absent: Absent) -> Check:
+    return Check(
+        id=CheckId.REPORTED,
+        mode=rules.modes[-1] if rules.modes else "",
+        status=Status.FAIL,
+        expected=f"a digest within {rules.timeout_s:g} s",
+        observed=f"rank {absent.rank} is missing; last seen {absent.last_seen}",
+        ranks=(absent.rank,),
+    )
+
+
+def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
+    """The exit code of a run; `is_red` is true where any check failed or any divergence is red."""
+    if not is_red:
+        return ExitCode.PASS
+    failed = {check.id for check in found if check.is_red}
+    # If nothing was compiled, the outcome of every other check is meaningless.
+    own_codes = {CheckId.TIMED_OUT: ExitCode.TIMEOUT, CheckId.COMPILED: ExitCode.NOTHING_COMPILED}
+    decisive = find(own_codes, lambda check_id: check_id in failed)
+    return own_codes[decisive] if decisive else ExitCode.FAIL
+
+
+def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
+    ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
+    where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
+    return f"{ranks}{where}; {lead.num_passed(found)} checks passed"

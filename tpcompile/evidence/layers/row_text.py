@@ -1,0 +1,160 @@
+"""A row of items -> the difference, in one line and never cut where they differ."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tpcompile.evidence.groups.by_group import Row
+from tpcompile.evidence.groups.by_rank import Groups, ranks_in
+from tpcompile.evidence.iterables import differ, find
+from tpcompile.evidence.records import Item, ItemKind
+from tpcompile.evidence.text.ranks import named_ranks
+
+_BRIEF = 80
+_SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_ENVIRON = re.compile(r"\bos\.environ\._data\[b'(\w+)'\]")
+_EXPLANATION = "Explanation: "
+"""The mark before torch's explanation of a graph break."""
+_WORD_END = re.compile(r"[ ,}]")
+_WORDS = {"dynamic": "dynamic marks"}
+
+
+def headline(row: Row, groups: Groups) -> str:
+    """`autocast cpu: off / on`, or what only some ranks have."""
+    if not row.present:
+        return "the ranks differ"
+    if row.is_full:
+        return _between(row)
+    text = _alone(row.first)
+    owners = ranks_in(groups, row.owners)
+    return f"{text}, on {named_ranks(owners)} only"
+
+
+def spoken(source: str) -> str:
+    """A source as the user would write it: `L['self']._modules['head']._parameters['weight']` is `self.head.weight`."""
+    own = _MEMBER.sub(r".\1", _SCOPE.sub(r"\1", source))
+    return _ENVIRON.sub(r"os.environ['\1']", own)
+
+
+def _alone(item: Item) -> str:
+    """The text of an item that only some ranks have."""
+    return _ALONE.get(item.kind, _said)(item)
+
+
+def _said(item: Item) -> str:
+    return _cut(f"{item.about}: {item.says}")
+
+
+def _between(row: Row) -> str:
+    """The text of items about one thing that differ."""
+    return _BETWEEN.get(row.first.kind, _values)(row)
+
+
+def _values(row: Row) -> str:
+    return f"{row.first.about}: {_versus(item.says for item in row.present)}"
+
+
+def _nodes(row: Row) -> str:
+    calls = list(map(_call, row.present))
+    if differ(calls):
+        return _versus(calls)
+    return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
+
+
+def _call(item: Item) -> str:
+    """`mul(%1, 3)`; an input is named as such."""
+    target, args = item.fields["target"], item.fields["args"]
+    if item.fields["op"] == "placeholder":
+        return f"input {target}"
+    return f"{target}({args})" if item.fields["op"] == "call" else f"{item.fields['op']} {target}({args})"
+
+
+def _guards(row: Row) -> str:
+    notes = row.first.notes
+    if row.has_all("value"):
+        subject = notes.get("subject", row.first.about)
+        return f"{spoken(subject)} == {_versus(row.notes('value'))}"
+    about = f"guard on {spoken(row.first.about)}"
+    properties = notes if "keys" in notes else {}
+    differing = find(properties, row.differs_in_note)
+    if differing:
+        return f"{about}: {differing} {_versus(row.notes(differing))}"
+    return f"{about}: {_versus(map(spoken, row.values('expression')))}"
+
+
+def _fields(row: Row) -> str:
+    """The fields in which an input or a collective differs, the first two."""
+    first = row.first
+    differing = row.differing(first.fields)
+    if "op" in differing:
+        return f"{first.about}: {_versus(row.values('op'))}"
+    is_input = first.kind == ItemKind.INPUT
+    about = spoken(first.about) if is_input else f"{first.about} {first.fields['op']}"
+    shown: list[str] = []
+    for name in differing[:2]:
+        word = _WORDS.get(name, name)
+        shown.append(f"{word} {_versus(row.values(name))}")
+    return f"{about}: {', '.join(shown)}"
+
+
+def _versus(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(differing_part(list(texts))))
+
+
+def differing_part(texts: Sequence[str]) -> list[str]:
+    """The difference between texts: short texts whole, of longer ones the part around the difference."""
+    is_short = max(map(len, texts)) <= _BRIEF
+    if is_short or not differ(texts):
+        return list(map(_cut, texts))
+    parts = _differing_words(texts)
+    shown_from = max(0, _common_start(parts) - _BRIEF // 2)
+    return [_cut(part[shown_from:]) for part in parts]
+
+
+def _differing_words(texts: Sequence[str]) -> list[str]:
+    """The texts without their common start and end, in whole words: `dtype=float32`, not `32`."""
+    num_before = _common_start(texts)
+    reversed_rests = [text[num_before:][::-1] for text in texts]
+    num_behind = _common_start(reversed_rests)
+    start = _word_start(texts[0], num_before)
+    return [text[start : _word_end(text, len(text) - num_behind)] for text in texts]
+
+
+def _common_start(texts: Sequence[str]) -> int:
+    """Length of the common prefix of the texts."""
+    same = itertools.takewhile(lambda column: not differ(column), zip(*texts, strict=False))
+    return len(list(same))
+
+
+def _word_start(text: str, at: int) -> int:
+    return max(text.rfind(mark, 0, at) + 1 for mark in " ,{")
+
+
+def _word_end(text: str, at: int) -> int:
+    end = _WORD_END.search(text, at)
+    return end.start() if end else len(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 3]}..."
+
+
+_ALONE: Mapping[ItemKind, Callable[[Item], str]] = {
+    ItemKind.BREAK: lambda item: f"graph break: {_cut(item.says.rpartition(_EXPLANATION)[2])}",
+    ItemKind.FAILURE: lambda item: f"compile failed: {_cut(item.says)}",
+    ItemKind.NODE: lambda item: _cut(_call(item)),
+    ItemKind.INPUT: lambda item: f"{spoken(item.about)} is read",
+    ItemKind.GUARD: lambda item: _cut(spoken(item.fields["expression"])),
+    ItemKind.COLLECTIVE: lambda item: _cut(f"{item.about} {item.says}"),
+}
+"""Kind -> the text of an item that only some ranks have."""
+_BETWEEN: Mapping[ItemKind, Callable[[Row], str]] = {
+    ItemKind.NODE: _nodes,
+    ItemKind.GUARD: _guards,
+    ItemKind.INPUT: _fields,
+    ItemKind.COLLECTIVE: _fields,
+}
+"""Kind -> the text of items about one thing that differ."""

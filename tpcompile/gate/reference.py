@@ -1,0 +1,84 @@
+"""The gate's block configuration -> the single-device reference of its stacks; see `tpcompile.numerics`."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.collectives.strategies import Collectives, TpComm
+from tpcompile.config import BlockConfig
+from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.state import load_full_state_dict
+from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.measure import cast
+from tpcompile.numerics.reference import Reference, Result, run_once
+
+__all__ = ["Result", "StackReference", "build", "call_once", "free"]
+
+ACTIVATIONS = ("input", "input.modulation_B6D", "input.context")
+"""Inputs of a block that get a gradient; tables, masks and seeds get none."""
+
+
+def build(config: BlockConfig, comm: TpComm, full: dict[str, Tensor], device: torch.device) -> TransformerStack:
+    """A stack on `device` that holds this rank's slices of `full`."""
+    with torch.device("meta"):
+        stack = TransformerStack(config, comm, num_layers=config.num_layers)
+    stack = stack.to_empty(device=device)
+    load_full_state_dict(stack, full)
+    return stack
+
+
+class StackReference(Reference):
+    """The single-device reference of a stack, in float64 and in the dtype under test, on the same numbers."""
+
+    def __init__(self, config: BlockConfig, *, seed: int, device: torch.device, train: bool) -> None:
+        self.config = config
+        dtype: torch.dtype = getattr(torch, config.dtype)
+
+        def stack(comm: TpComm) -> nn.Module:
+            with torch.device("meta"):
+                return TransformerStack(config, comm, num_layers=config.num_layers)
+
+        super().__init__(
+            stack,
+            lambda asked: draw_inputs(config, seed=seed + 1, device=device, dtype=asked, seq_len=config.seq_len),
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            train=train,
+            weights=draw_stack_weights(config, seed=seed, dtype=dtype, device=device),
+            differentiate=[name for name in ACTIVATIONS if _is_given(config, name)],
+        )
+
+    def inputs(self, seq_len: int | None = None) -> BlockInputs:
+        """Arguments of a stack, equal on all ranks."""
+        tokens = seq_len or self.config.seq_len
+        return draw_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
+
+    def first_wrong(self, stack: nn.Module, *, rank: int, limit: float) -> str:
+        """The first module of a wrong stack that is wrong, run in eager; all ranks must call it. Empty for none."""
+        got = module_outputs(stack, self.inputs())
+        single = module_outputs(self.single_device(self.dtype), self.inputs())
+        exact = module_outputs(self.single_device(torch.float64), cast(self.inputs(), torch.float64))
+        return first_wrong(got, single, exact, rank=rank, limit=limit)
+
+
+def _is_given(config: BlockConfig, name: str) -> bool:
+    wanted = {"input.modulation_B6D": config.modulation, "input.context": config.cross_attention}
+    return wanted.get(name, True)
+
+
+def free(device: torch.device) -> None:
+    """Give memory of dropped models back, so that the next mode starts with the same room."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def call_once(reference: StackReference, program: object, stack: nn.Module, inputs: BlockInputs) -> Result:
+    """One call on given inputs, with a backward pass when the reference trains; what the gate times."""
+    cotangents = reference.cotangents(Collectives(None)) if reference.train else None
+    return run_once(program, stack, inputs, cotangents, reference.differentiated)

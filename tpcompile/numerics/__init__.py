@@ -1,0 +1,15 @@
+"""Comparison of tensor-parallel modules with their single-device references: for the gate, and for users' own tests.
+
+`tpcompile.testing` has the names that users call.
+
+check.py      `check_numerics`: a module on the ranks of a group, eager, compiled, in several dtypes -> report
+local.py      `check_numerics_local`: all ranks in one process and thread, eager
+reference.py  the single-device module in float64 and in the dtype under test, and errors against it
+draw.py       weights and inputs from a seed, head-skewed or whole numbers
+forms.py      forms of the block by name, for a matrix of all options
+measure.py    errors as multiples of the single-device error
+localise.py   the first module whose output is wrong
+counting.py   collectives in issue order against the declaration
+agree.py      whether all ranks drew the same tensors
+records.py    the report
+"""

@@ -1,0 +1,226 @@
+"""Module builder, inputs and a group -> `NumericsReport`: every program in every dtype against one device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tpcompile.capture import CaptureSession
+from tpcompile.collectives import api as collectives
+from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import Collective
+from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
+from tpcompile.numerics.counting import (
+    Declaration,
+    EagerCollectives,
+    collective_text,
+    compiled_collectives,
+    declared_by,
+    first_difference,
+    roles_of,
+)
+from tpcompile.numerics.draw import Values
+from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.measure import cast, is_within
+from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
+from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result
+from tpcompile.ranks.groups import GroupLike, resolve_group
+
+DEFAULT_LIMIT = 2.5
+_DRAW_ALIKE = (
+    "Every rank gives the full tensors, drawn alike: leave seed and rank out of `inputs` (torch's generators are "
+    "seeded for it), or seed your own generator with the same number on all ranks; say what is sharded by sharded={...}"
+)
+_GIVE_ALIKE = "Every rank passes the same full tensors as `weights`, e.g. from one file"
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a run has to satisfy."""
+
+    limit: float = DEFAULT_LIMIT
+    """Largest error, as a multiple of the single-device error in the same dtype."""
+    exact: tuple[str, ...] = ()
+    """Patterns of tensors that have to be the single-device ones bit for bit."""
+    declared: Declaration | None = None
+    """Collectives it has to issue; None asks nothing."""
+
+
+def check_numerics(
+    build: Build,
+    *,
+    inputs: Inputs,
+    group: GroupLike,
+    dtypes: Sequence[str] = ("float32",),
+    programs: Sequence[str] = ("eager", "aot_eager"),
+    strategies: Sequence[type[Collectives]] = (Collectives,),
+    backward: bool | None = None,
+    exact: Collection[str] = (),
+    declared: Declaration | None = None,
+    limit: float = DEFAULT_LIMIT,
+    values: Values = "skewed",
+    seed: int = 0,
+    weights: Mapping[str, Tensor] | None = None,
+    differentiate: Collection[str] | None = None,
+    sharded: Mapping[str, Layout] | None = None,
+    device: torch.device | str = "cpu",
+    dynamic: bool | None = None,
+    name: str = "",
+) -> NumericsReport:
+    """Compare a tensor-parallel module with itself on one device, in float64; all ranks of the group call it alike.
+
+    `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Reference`. `programs` are `eager` and backends of
+    torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
+    C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives,
+    so that `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
+    single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with values="integers". `declared` is a
+    `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager
+    code sends and what the compiled graphs hold must equal it, in order.
+
+    The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name, a shape
+    the reference does not have, and inputs or weights that differ between ranks.
+    """
+    if unknown := sorted(set(dtypes) - set(DTYPES)):
+        raise ConfigError(f"dtypes={unknown} are unknown; choose from {', '.join(DTYPES)}")
+    found, group = [], resolve_group(group)
+    demands = Demands(limit, tuple(exact), declared)
+
+    def agree(given: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> None:
+        check_equal_on_ranks("inputs", given, group, torch.device(device), todo=_DRAW_ALIKE)
+        check_equal_on_ranks("weights", full, group, torch.device(device), todo=_GIVE_ALIKE)
+
+    for dtype in dtypes:
+        reference = Reference(
+            build,
+            inputs,
+            dtype=getattr(torch, dtype),
+            device=device,
+            seed=seed,
+            weights=weights,
+            values=values,
+            train=backward is not False,
+            differentiate=differentiate,
+            sharded=sharded,
+            agree=agree,
+        )
+        for strategy in strategies:
+            train = not issubclass(strategy, InPlaceCollectives) if backward is None else backward
+            for program in programs:
+                found.append(check_program(reference, strategy(group), program, demands, train=train, dynamic=dynamic))
+    return NumericsReport(
+        name=name or type(reference.single_device(reference.dtype)).__name__,
+        tp=1 if group is None else group.size(),
+        torch=torch.__version__,
+        seed=seed,
+        values=values,
+        limit=limit,
+        programs=_of_all_ranks(found, group, torch.device(device)),
+    )
+
+
+def check_program(
+    reference: Reference,
+    comm: TpComm,
+    program: str,
+    demands: Demands | None = None,
+    *,
+    train: bool = True,
+    dynamic: bool | None = None,
+) -> ProgramReport:
+    """One program of this rank; the reference may serve many programs. All ranks of the group call it alike."""
+    demands = demands or Demands()
+    module = reference.place(comm)
+    if program == "eager":
+        heard = EagerCollectives(comm)
+        with heard.listening():
+            result = reference.run(module, module, comm, train=train, on_backward=heard.on_backward)
+        seen, graphs, breaks = heard.collectives, 0, 0
+    else:
+        result, session = _run_compiled(reference, module, comm, program, train=train, dynamic=dynamic)
+        seen = compiled_collectives(session)
+        graphs = sum(counters.graphs for counters in session.counters(session.compiles()))
+        breaks = sum(counters.breaks for counters in session.counters(session.compiles()))
+    tensors = tensor_errors(reference, module, comm, result, demands, train=train)
+    is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
+    locate = _on_any_rank(is_wrong, reference, comm)
+    return ProgramReport(
+        rank=comm.rank, strategy=type(comm).__name__, program=program,
+        dtype=str(reference.dtype).removeprefix("torch."),
+        tensors=tensors,
+        collectives=tuple(collective_text(c) for c in seen),
+        wrong_order=wrong_order(reference, module, comm, seen, demands, train=train),
+        graphs=graphs, breaks=breaks,
+        first_wrong=_first_wrong(reference, module, comm, demands.limit) if locate else "",
+    )  # fmt: skip
+
+
+def _has_wrong_forward(tensors: Sequence[TensorError], limit: float) -> bool:
+    outputs = [tensor for tensor in tensors if tensor.name.startswith("forward")]
+    return not all(is_within({"ratio": output.ratio}, limit) for output in outputs)
+
+
+def tensor_errors(
+    reference: Reference, module: nn.Module, comm: TpComm, result: Result, demands: Demands, *, train: bool = True
+) -> tuple[TensorError, ...]:
+    """Every output and gradient of one rank's run. Raises ConfigError when `exact` matches none of them."""
+    errors = reference.errors(module, result, comm, only_forward=not train)
+    for pattern in demands.exact:
+        if not any(fnmatchcase(name, pattern) for name in reference.expected(module, comm)):
+            raise ConfigError(f"exact={pattern!r} matches no tensor; there are {sorted(errors)}")
+    found = []
+    for name, value in errors.items():
+        exact = any(fnmatchcase(name, pattern) for pattern in demands.exact)
+        differs = exact and reference.differs(module, result, name, comm)
+        found.append(TensorError(name=name, **value, exact=exact, differs=differs))
+    return tuple(found)
+
+
+def _run_compiled(
+    reference: Reference, module: nn.Module, comm: TpComm, backend: str, *, train: bool, dynamic: bool | None
+) -> tuple[Result, CaptureSession]:
+    with CaptureSession(groups=roles_of(comm)) as session:
+        session.reset_compiler()  # or this module's code would count as a recompile of the one before
+        with session.phase("first"):
+            compiled = torch.compile(module, backend=backend, dynamic=dynamic)
+            result = reference.run(compiled, module, comm, train=train)
+    return result, session
+
+
+def wrong_order(
+    reference: Reference, module: nn.Module, comm: TpComm, seen: Sequence[Collective], demands: Demands, *, train: bool
+) -> str:
+    """First difference between collectives and declaration; modes A and B declare none."""
+    if demands.declared is None or isinstance(comm, InPlaceCollectives):
+        return ""
+    return first_difference(seen, declared_by(demands.declared, module, reference.dtype, size=comm.size, train=train))
+
+
+def _on_any_rank(flag: bool, reference: Reference, comm: TpComm) -> bool:
+    flags = torch.tensor([int(flag)], device=reference.device)
+    return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
+
+
+def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> str:
+    got = module_outputs(module, reference.inputs_for(comm))
+    single = module_outputs(reference.single_device(reference.dtype), reference.given)
+    exact = module_outputs(reference.single_device(torch.float64), cast(reference.given, torch.float64))
+    return first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
+
+
+def _of_all_ranks(
+    own: Sequence[ProgramReport], group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[ProgramReport, ...]:
+    """The reports of all ranks of the group, on every rank."""
+    own_text = json.dumps([report.model_dump(mode="json") for report in own])
+    found: list[ProgramReport] = []
+    for text in texts_of_all_ranks(own_text, group, device):
+        found += [ProgramReport.model_validate(report) for report in json.loads(text)]
+    return tuple(found)

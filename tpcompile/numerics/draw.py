@@ -1,0 +1,164 @@
+"""Module or block configuration, and a seed -> full weights and inputs, equal on all ranks.
+
+Scales differ per head (0.25 to 4): on iid data a norm over the local shard is off by 1 % only, the size of a bf16
+tolerance, while on head-skewed data it is off by more than half.
+
+values       drawn as
+skewed       normal, inputs of a block and projections of its attentions scaled per head: the default
+iid          normal, no scales: only to show what skew is for
+integers     small whole numbers: in float32 and float64 every product and every sum of up to 2**24 is exact, in any
+             order, so that linear layers must agree bit for bit and any error at all is a bug
+"""
+
+# B batch, S sequence, T context tokens, D model width, E head size
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.config import BlockConfig
+from tpcompile.nn.attention import Attention, CrossAttention
+from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.sharding import specs_of, stat_dtype
+
+Values = Literal["skewed", "iid", "integers"]
+Kind = Literal["weight", "bias", "norm"]
+_NORM_SPREAD, _BIAS_SCALE, _ROPE_BASE = 0.2, 0.1, 10000.0
+
+
+def draw_stack_weights(
+    config: BlockConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+) -> dict[str, Tensor]:
+    """Unsharded weights of a `TransformerStack`, as `draw_weights`; q and k rows are head-skewed."""
+    with torch.device("meta"):
+        module = TransformerStack(config, Collectives(None), num_layers=config.num_layers)
+    return draw_weights(module, seed=seed, dtype=dtype, device=device, values=values)
+
+
+def draw_weights(
+    module: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+) -> dict[str, Tensor]:
+    """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
+
+    No bias is zero and no norm weight one. Drawn in float32 and cast, so that every dtype holds the same numbers,
+    rounded. Every parameter must be declared by a module's `shard_specs()`.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    specs, skews = specs_of(module), _head_skews(module)
+    full = {}
+    for name, parameter in module.named_parameters():
+        drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)
+        skew = skews.get(name.rpartition(".")[0], ())
+        if skew and values == "skewed":
+            _skew_rows(drawn, specs[name].sizes, skew)
+        full[name] = drawn.to(dtype)
+    return full
+
+
+def draw_inputs(
+    config: BlockConfig,
+    *,
+    seed: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seq_len: int,
+    values: Values = "skewed",
+) -> BlockInputs:
+    """Inputs of a stack of this form: x [B, S, D] and context [B, T, D] in `dtype`, RoPE tables and modulation in
+    float32 (float64 for float64), mask [B, 1, 1, S] that hides the last third of the keys from sequence 0.
+
+    Activations are drawn in float32 and skewed per head-sized chunk of D.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    heads = config.num_heads
+    x = draw_normal((config.batch, seq_len, config.dim), generator, num_heads=heads, values=values).to(dtype)
+    cos, sin = rope_tables(config.head_dim, seq_len, device=device, dtype=stat_dtype(dtype))
+    modulation = context = mask = drop_seed = None
+    if config.modulation:
+        shape = (config.batch, 6, config.dim)
+        modulation = (draw_normal(shape, generator, values=values) * 0.5).to(stat_dtype(dtype))
+    if config.cross_attention:
+        shape = (config.batch, config.context_len or seq_len, config.dim)
+        context = draw_normal(shape, generator, num_heads=heads, values=values).to(dtype)
+    if config.masked:
+        mask = torch.ones(config.batch, 1, 1, seq_len, dtype=torch.bool, device=device)
+        mask[0, ..., seq_len - seq_len // 3 :] = False
+    if config.dropout:
+        drop_seed = torch.tensor([seed], device=device)
+    return BlockInputs(x, cos, sin, modulation, context, mask, drop_seed)
+
+
+def rope_tables(
+    head_dim: int, seq_len: int, *, device: torch.device | str, dtype: torch.dtype, base: float = _ROPE_BASE
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * base ** (-2 i / E), [S, E / 2] each, computed in float64."""
+    pairs = torch.arange(head_dim // 2, device=device, dtype=torch.float64)
+    positions = torch.arange(seq_len, device=device, dtype=torch.float64)
+    angles = positions[:, None] * base ** (-pairs / pairs.numel())
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def head_scales(num_heads: int, width: int, *, device: torch.device | str) -> Tensor:
+    """[width], constant per head, from 0.25 to 4 over the heads; a negative `num_heads` goes from 4 to 0.25."""
+    scales = torch.logspace(-2, 2, abs(num_heads), base=2, device=device)
+    scales = scales.flip(0) if num_heads < 0 else scales
+    return scales.repeat_interleave(-(-width // abs(num_heads)))[:width]
+
+
+def draw_normal(
+    shape: Sequence[int], generator: torch.Generator, *, num_heads: int = 0, values: Values = "skewed"
+) -> Tensor:
+    """Activations in float32, equal on all ranks for equal seeds; scales per head-sized chunk of the last dim.
+
+    `num_heads=0` scales nothing; see the top of this file for `values`.
+    """
+    if values == "integers":
+        return torch.randint(-2, 3, tuple(shape), generator=generator, device=generator.device).float()
+    x = torch.randn(tuple(shape), generator=generator, device=generator.device)
+    return x * head_scales(num_heads, shape[-1], device=generator.device) if num_heads and values == "skewed" else x
+
+
+def _kind(name: str, parameter: Tensor) -> Kind:
+    """Role of a parameter, which decides its scale: any other vector than a bias is the weight of a norm."""
+    if name.endswith("bias"):
+        return "bias"
+    return "norm" if parameter.dim() == 1 else "weight"
+
+
+def _draw(kind: Kind, shape: tuple[int, ...], generator: torch.Generator, values: Values) -> Tensor:
+    if values == "integers":
+        low, high = {"norm": (1, 3), "weight": (-1, 2), "bias": (-2, 3)}[kind]
+        return torch.randint(low, high, shape, generator=generator, device=generator.device).float()
+    noise = torch.randn(shape, generator=generator, device=generator.device)
+    if kind == "norm":
+        return 1 + _NORM_SPREAD * noise
+    return noise * (shape[-1] ** -0.5 if kind == "weight" else _BIAS_SCALE)
+
+
+def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Projection of an attention -> per packed part, the heads whose scales are spread; negative reverses, 0 is none.
+
+    Without a norm on q and k, equal skews would multiply in the logits; opposite ones cancel.
+    """
+    skews: dict[str, tuple[int, ...]] = {}
+    for name, child in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(child, Attention):
+            q_heads, kv_heads, _ = (size // child.head_dim for size in child.wqkv.layout.sizes)
+            skews[f"{prefix}wqkv"] = (q_heads, kv_heads if child.qk_norm is not None else -kv_heads, 0)
+        elif isinstance(child, CrossAttention):
+            q_heads, kv_heads = (linear.layout.sizes[0] // child.head_dim for linear in (child.wq, child.wkv))
+            skews[f"{prefix}wq"] = (q_heads,)
+            skews[f"{prefix}wkv"] = (kv_heads if child.k_norm is not None else -kv_heads, 0)
+    return skews
+
+
+def _skew_rows(full: Tensor, sizes: Sequence[int], skew: Sequence[int]) -> None:
+    """Scale the rows of each packed part by head, in place."""
+    for part, size, heads in zip(full.split(list(sizes), 0), sizes, skew, strict=True):
+        if heads:
+            part *= head_scales(heads, size, device=full.device).view(-1, *[1] * (full.dim() - 1))

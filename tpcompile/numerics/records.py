@@ -1,0 +1,170 @@
+"""Results of a comparison as frozen records: JSON in, JSON out, and one text for the person who fixes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import PlainSerializer
+
+from tpcompile.errors import DivergenceError
+from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.text.ranks import named_ranks
+
+SCHEMA_VERSION = 1
+_MAX_LINES = 20
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+Number = Annotated[float, PlainSerializer(_finite, when_used="json")]
+"""A float whose `inf` and `nan` are strings in JSON, which has no spelling for them."""
+
+
+class TensorError(Frozen):
+    """One output or gradient of one rank against its slice of the reference."""
+
+    name: str
+    """`forward`, `forward.1`, `grad input`, `grad PARAMETER`."""
+    error: Number
+    """Relative error against float64, in the norm of the tensor."""
+    single: Number
+    """The same error of the single-device module in the same dtype."""
+    ratio: Number
+    """`error` as a multiple of `single` (or of a quarter ulp, if larger); of more for fewer than 64 numbers."""
+    exact: bool = False
+    """Whether the tensor has to be the single-device one bit for bit."""
+    differs: bool = False
+    """Whether it had to be, and is not."""
+
+    def is_right(self, limit: float) -> bool:
+        """Within the limit, and equal where that was asked for; NaN is never right."""
+        return not self.differs and self.ratio <= limit
+
+    def text(self, limit: float) -> str:
+        """The numbers, for a person."""
+        if math.isinf(self.ratio) and self.error == 1 and self.single == 0:
+            return "missing: this run made none"
+        numbers = f"error {self.error:.2e}, single device {self.single:.2e}, ratio {self.ratio:.3g} (limit {limit:g})"
+        return f"not bit for bit the single-device value; {numbers}" if self.differs else numbers
+
+
+class ProgramReport(Frozen):
+    """One way to run the module, on one rank."""
+
+    rank: int
+    """Place in the group."""
+    strategy: str
+    """Class that issued the collectives."""
+    program: str
+    """`eager`, or the backend of torch.compile."""
+    dtype: str
+    tensors: tuple[TensorError, ...]
+    collectives: tuple[str, ...] = ()
+    """As issued: by eager code, or in the compiled forward and backward graphs."""
+    wrong_order: str = ""
+    """First position at which collectives and declaration differ; empty when they agree or nothing was declared."""
+    graphs: int = 0
+    """Graphs that were compiled."""
+    breaks: int = 0
+    """Graph breaks."""
+    first_wrong: str = ""
+    """Where wrong numbers begin, when the eager forward is wrong."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Strategy, program and dtype: equal for the reports of all ranks on one program."""
+        return self.strategy, self.program, self.dtype
+
+    def failures(self, limit: float) -> dict[str, str]:
+        """Name of a wrong tensor, `collectives` or `compile` -> what is wrong with it; empty when nothing is."""
+        found = {}
+        for tensor in self.tensors:
+            if not tensor.is_right(limit):
+                found[tensor.name] = tensor.text(limit)
+        if self.wrong_order:
+            found["collectives"] = self.wrong_order
+        if self.program != "eager" and not self.graphs:
+            found["compile"] = "nothing was compiled, so nothing is proved about compiled code"
+        return found
+
+
+class NumericsReport(Frozen):
+    """A module against its single-device reference: every program on every rank."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    tp: int
+    torch: str
+    """Version."""
+    seed: int
+    values: str
+    limit: float
+    programs: tuple[ProgramReport, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no program of any rank is wrong."""
+        return not any(program.failures(self.limit) for program in self.programs)
+
+    @property
+    def worst(self) -> tuple[str, TensorError]:
+        """The program and tensor with the largest ratio; NaN is larger than any."""
+        found = [(_label(p), t) for p in self.programs for t in p.tensors]
+        return max(found, key=lambda pair: math.inf if math.isnan(pair[1].ratio) else pair[1].ratio)
+
+    def text(self) -> str:
+        """One line per wrong tensor and program, with the ranks it is wrong on and the numbers of the worst."""
+        subject = f"{self.name} on {self.tp} ranks"
+        failures = self._failure_lines()
+        if not failures:
+            label, tensor = self.worst
+            runs = f"{len(self.programs)} runs agree with the single-device reference"
+            return f"{subject}: {runs}; worst: {tensor.name} ({label}), {tensor.text(self.limit)}"
+        lines = [
+            f"{subject} differs from the single-device reference, {len(failures)} findings:",
+            *failures[:_MAX_LINES],
+        ]
+        if len(failures) > _MAX_LINES:
+            lines.append(f"  and {len(failures) - _MAX_LINES} more")
+        begins = {program.first_wrong for program in self.programs}
+        begins.discard("")
+        for name in sorted(begins):
+            lines.append(f"  wrong numbers begin in {name}")
+        return "\n".join(lines)
+
+    def raise_on_failure(self) -> None:
+        """Raise DivergenceError with `text()` unless everything is right; on all ranks alike."""
+        if not self.passed:
+            raise DivergenceError(self.text())
+
+    def _failure_lines(self) -> list[str]:
+        found: dict[tuple[tuple[str, str, str], str], list[tuple[ProgramReport, str]]] = {}
+        for program in self.programs:
+            failures = program.failures(self.limit)
+            for what, how in failures.items():
+                key = (program.key, what)
+                found.setdefault(key, []).append((program, how))
+        lines = []
+        for (names, what), pairs in found.items():
+            lines.append(f"  {what} | {', '.join(names)} | {_worst(pairs, what)}")
+        return lines
+
+
+def _worst(pairs: Sequence[tuple[ProgramReport, str]], what: str) -> str:
+    def ratio(pair: tuple[ProgramReport, str]) -> float:
+        ratios = [t.ratio for t in pair[0].tensors if t.name == what]
+        return math.inf if any(map(math.isnan, ratios)) else max(ratios, default=0)
+
+    program, how = max(pairs, key=ratio)
+    ranks = [p.rank for p, _ in pairs]
+    others = [rank for rank in ranks if rank != program.rank]
+    also = f" (also on {named_ranks(others)})" if len(ranks) > 1 else ""
+    return f"rank {program.rank}{also} | {how}"
+
+
+def _label(program: ProgramReport) -> str:
+    return f"{', '.join(program.key)}, rank {program.rank}"

@@ -1,0 +1,289 @@
+"""Module builder and inputs -> single-device results, in float64 and in the dtype under test; run -> errors.
+
+All ranks draw the same full weights and inputs from a seed; a rank loads its slices of them, and its results are
+compared with its slices of the single-device results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpcompile.collectives.strategies import Collectives, TpComm
+from tpcompile.errors import ConfigError
+from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.nn.state import load_full_state_dict, local_slice_of
+from tpcompile.numerics import measure
+from tpcompile.numerics.draw import Values, draw_normal, draw_weights
+from tpcompile.numerics.measure import Errors, named_tensors
+
+Build = Callable[[TpComm], nn.Module]
+Inputs = Callable[[torch.dtype], Any]
+Layout = int | ShardSpec
+_SEED_OF_INPUTS = 1_000_003
+"""Away from the seeds of weights and cotangents: inputs equal to a weight would hide mistakes."""
+
+
+@dataclass
+class Result:
+    """Tensors of one run by name: outputs `forward`, `forward.1`, ...; gradients by parameter, or `input`, ..."""
+
+    outputs: dict[str, Tensor]
+    grads: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Tensor:
+        """The first output."""
+        return self.outputs["forward"]
+
+
+class Reference:
+    """One module on a single device, and what its tensor-parallel form is measured against.
+
+    `build(comm)` makes the module, its parameters declared by `shard_specs()`; floating parameters and buffers are cast
+    to `dtype`, and weights loaded from `weights` (full tensors) or drawn from the seed. `inputs(dtype)` gives the
+    positional arguments as a tuple or NamedTuple, equal on all ranks: torch's generators are seeded from `seed` while
+    it draws, and are as before afterwards. `agree(inputs, weights)` may compare both by name before anything runs.
+    Tensors of the arguments are named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then
+    `forward.FIELD` or `forward.INDEX`.
+
+    `differentiate` names the inputs that get a gradient, by default all floating ones. `sharded` names inputs and
+    outputs of which a rank holds a part: a dim for equal parts, or a ShardSpec; others are replicated. Without `train`
+    there is no backward pass. Raises ConfigError for an unknown name in either.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: Inputs,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        train: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
+        differentiate: Collection[str] | None = None,
+        sharded: Mapping[str, Layout] | None = None,
+        values: Values = "skewed",
+        agree: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] | None = None,
+    ) -> None:
+        self._build, self._inputs, self._values = build, inputs, values
+        self.dtype, self.device, self.seed, self.train = dtype, torch.device(device), seed, train
+        self.sharded = dict(sharded or {})
+        self.full = self._full_weights(weights)
+        self.given = self._drawn_inputs()
+        if agree is not None:
+            agree(named_tensors(self.given, "input"), self.full)
+        self.differentiated = self._differentiated(differentiate)
+        self._cotangents: dict[str, Tensor] = {}
+        self.single = self._run(dtype)
+        self._check_names()
+        self.exact = self._run(torch.float64)
+        self.normal = self._normal()
+
+    def place(self, comm: TpComm) -> nn.Module:
+        """This rank's module, with its slices of the weights; all ranks of the group call it."""
+        return self._placed(comm, self.dtype)
+
+    def inputs_for(self, comm: TpComm) -> Any:
+        """This rank's arguments."""
+        tensors = named_tensors(self.given, "input")
+        return measure.replaced(self.given, [self._part(name, full, comm) for name, full in tensors.items()])
+
+    def run(
+        self,
+        program: Any,
+        module: nn.Module,
+        comm: TpComm,
+        *,
+        train: bool = True,
+        on_backward: Callable[[], None] | None = None,
+    ) -> Result:
+        """Call `program` (the module, or its compiled form) once on this rank's arguments.
+
+        Backward too when both this call and the reference train.
+        """
+        cotangents = self.cotangents(comm) if self.train and train else None
+        arguments = self.inputs_for(comm)
+        return run_once(program, module, arguments, cotangents, self.differentiated, on_backward=on_backward)
+
+    def cotangents(self, comm: TpComm | None = None) -> dict[str, Tensor]:
+        """Gradients of the outputs that the backward pass starts from, by output."""
+        return {name: self._part(name, full, comm) for name, full in self._cotangents.items()}
+
+    def errors(
+        self, module: nn.Module, got: Result, comm: TpComm | None = None, *, only_forward: bool = False
+    ) -> Errors:
+        """`forward` and `grad NAME` -> error, single-device error and their ratio, on this rank's slices.
+
+        Raises ConfigError when the shape of an output is not that of the rank's slice of the single-device output.
+        """
+        found = {}
+        for name, (single, exact) in self.expected(module, comm, only_forward=only_forward).items():
+            value = tensor_of(got, name)
+            if value is None:
+                found[name] = measure.missing()
+                continue
+            if value.shape != exact.shape:
+                raise _wrong_shape(name, value, exact)
+            found[name] = measure.error_of(value, single, exact, whole=self.normal[name])
+        return found
+
+    def difference(self, module: nn.Module, one: Result, two: Result, comm: TpComm | None = None) -> Errors:
+        """Distance between two runs of the same computation, in units of the single-device error."""
+        found = {}
+        for name, (single, exact) in self.expected(module, comm).items():
+            a, b = tensor_of(one, name), tensor_of(two, name)
+            if a is not None and b is not None:
+                found[name] = measure.distance(a, b, single, exact, whole=self.normal[name])
+        return found
+
+    def differs(self, module: nn.Module, got: Result, name: str, comm: TpComm | None = None) -> bool:
+        """Whether a tensor is not the single-device one bit for bit; NaN never is."""
+        value, (single, _) = tensor_of(got, name), self.expected(module, comm)[name]
+        return value is None or not torch.equal(value, single)
+
+    def expected(
+        self, module: nn.Module, comm: TpComm | None = None, *, only_forward: bool = False
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name -> this rank's slice of the single-device and of the float64 tensor."""
+        found = {}
+        for name, exact in self.exact.outputs.items():
+            single = self.single.outputs[name]
+            found[name] = self._part(name, single, comm), self._part(name, exact, comm)
+        if only_forward:
+            return found
+        for name, exact in self.exact.grads.items():
+            single_part = self._grad_part(name, self.single.grads[name], module, comm)
+            found[f"grad {name}"] = single_part, self._grad_part(name, exact, module, comm)
+        return found
+
+    def single_device(self, dtype: torch.dtype) -> nn.Module:
+        """The single-device module in `dtype`, on the same numbers."""
+        return self._placed(Collectives(None), dtype)
+
+    def _normal(self) -> dict[str, float]:
+        """Single-device error of every whole tensor."""
+        outputs, grads = self.exact.outputs.items(), self.exact.grads.items()
+        found = {name: measure.relative(self.single.outputs[name], exact) for name, exact in outputs}
+        return found | {f"grad {name}": measure.relative(self.single.grads[name], exact) for name, exact in grads}
+
+    def _placed(self, comm: TpComm, dtype: torch.dtype) -> nn.Module:
+        with torch.device(self.device):
+            module = self._build(comm).to(dtype)
+        is_meta = any(p.is_meta for p in module.parameters())
+        module = module.to_empty(device=self.device) if is_meta else module.to(self.device)
+        load_full_state_dict(module, {name: full.to(dtype) for name, full in self.full.items()})
+        return module
+
+    def _full_weights(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        if weights is not None:
+            return {name: full.detach().to(self.device, self.dtype) for name, full in weights.items()}
+        with torch.device("meta"):
+            module = self._build(Collectives(None))
+        return draw_weights(module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values)
+
+    def _drawn_inputs(self) -> Any:
+        """Seed torch while `inputs` draws: its default seed is random per process, so ranks would draw differently."""
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(self.seed + _SEED_OF_INPUTS)
+            return self._inputs(self.dtype)
+
+    def _run(self, dtype: torch.dtype) -> Result:
+        module, given = self.single_device(dtype), self.given
+        if dtype != self.dtype:
+            given = measure.cast(given, dtype)
+        return run_once(module, module, given, self._draw_cotangent if self.train else None, self.differentiated)
+
+    def _draw_cotangent(self, name: str, output: Tensor) -> Tensor:
+        """Drawn for the first run, which is in the dtype under test; float64 then gets the same numbers."""
+        if name not in self._cotangents:
+            seed = self.seed + 2 + len(self._cotangents)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            self._cotangents[name] = draw_normal(output.shape, generator, values=self._values).to(output.dtype)
+        return self._cotangents[name].to(output.dtype)
+
+    def _differentiated(self, names: Collection[str] | None) -> tuple[str, ...]:
+        floating = [n for n, t in named_tensors(self.given, "input").items() if t.is_floating_point()]
+        if unknown := sorted(set(names or ()) - set(floating)):
+            raise ConfigError(f"differentiate={unknown} is no floating input; there are {floating}")
+        return tuple(n for n in floating if names is None or n in names)
+
+    def _check_names(self) -> None:
+        known = [*named_tensors(self.given, "input"), *self.single.outputs]
+        if unknown := sorted(set(self.sharded) - set(known)):
+            raise ConfigError(f"sharded={unknown} is no input or output; there are {known}")
+
+    def _part(self, name: str, full: Tensor, comm: TpComm | None) -> Tensor:
+        layout = self.sharded.get(name)
+        if layout is None or comm is None or comm.size == 1:
+            return full
+        if isinstance(layout, int):
+            dim = layout % full.dim()
+            layout = ShardSpec(dim=dim, parts=(Part(full.shape[dim]),))
+        return layout.take(full, rank=comm.rank, size=comm.size)
+
+    def _grad_part(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:
+        if name in self.differentiated:
+            return self._part(name, full, comm)
+        return local_slice_of(name, full, module=module)
+
+
+def run_once(
+    program: Any,
+    module: nn.Module,
+    inputs: Any,
+    cotangents: Mapping[str, Tensor] | Callable[[str, Tensor], Tensor] | None,
+    differentiate: Collection[str],
+    *,
+    on_backward: Callable[[], None] | None = None,
+) -> Result:
+    """Call `program` (the module, or its compiled form) once, with a backward pass when there are cotangents.
+
+    An output that is shorter than its cotangent, as in a call with fewer tokens, starts from the first part of it.
+    `on_backward` is called between the passes.
+    """
+    if cotangents is None:
+        with torch.no_grad():
+            return Result(named_tensors(program(*inputs), "forward"))
+    tensors = named_tensors(inputs, "input")
+    leaves = {name: tensors[name].detach().clone().requires_grad_() for name in differentiate}
+    module.zero_grad(set_to_none=True)
+    arguments = measure.replaced(inputs, list((tensors | leaves).values()))
+    outputs = named_tensors(program(*arguments), "forward")
+    if on_backward is not None:
+        on_backward()
+    roots = {name: t for name, t in outputs.items() if t.requires_grad}
+    starts = [_start(cotangents, name, root) for name, root in roots.items()]
+    torch.autograd.backward(list(roots.values()), starts)
+    inner = leaves | dict(module.named_parameters())
+    grads = {name: leaf.grad for name, leaf in inner.items() if leaf.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return Result({name: t.detach() for name, t in outputs.items()}, grads)
+
+
+def tensor_of(result: Result, name: str) -> Tensor | None:
+    """The tensor an error is named after, e.g. `forward` or `grad up.weight`; None when the run has none."""
+    if name.startswith("grad "):
+        return result.grads.get(name.removeprefix("grad "))
+    return result.outputs.get(name)
+
+
+def _start(cotangents: Any, name: str, output: Tensor) -> Tensor:
+    cotangent = cotangents(name, output) if callable(cotangents) else cotangents[name]
+    start = cotangent[tuple(slice(0, size) for size in output.shape)]
+    if start.shape != output.shape:
+        raise _wrong_shape(name, output, start)
+    return start
+
+
+def _wrong_shape(name: str, value: Tensor, expected: Tensor) -> ConfigError:
+    return ConfigError(
+        f"{name} has shape {tuple(value.shape)} on this rank, its slice of the reference {tuple(expected.shape)}; "
+        'say how it is laid out, e.g. sharded={"forward": 0}, or gather it'
+    )

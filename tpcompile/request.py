@@ -1,0 +1,103 @@
+"""Flags of the gate, each declared once as a field -> the RunConfig that they ask for.
+
+`tpcompile gate` and repro/tp_compile_repro.py make their command lines from these fields. Without pydantic and torch
+until a configuration is loaded: `tpcompile --help` imports this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from tpcompile.config import RunConfig
+
+DEFAULT_PRESETS = {"cpu": "cpu_smoke", "cuda": "wan14b"}
+"""Device -> the preset that runs when none is named."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field on a command line."""
+
+    spelling: str
+    help: str
+    metavar: str | None = None
+    minimum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """What one run is asked for, with or without the launcher; `config` replaces None by defaults."""
+
+    mode: Annotated[Literal["A", "B", "C", "all"], Flag("--mode", "How collectives are issued.")] = "C"
+    preset: Annotated[
+        str | None, Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")
+    ] = None
+    layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.")] = None
+    train: Annotated[bool, Flag("--train", "Forward and backward.")] = False
+    dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.")] = None
+    overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
+    run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device", "auto: GPUs when there are any.")] = "auto"
+    fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
+    fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
+
+    def config(self, device: str) -> RunConfig:
+        """The resolved configuration of a run on `device`, "cpu" or "cuda". Raises ConfigError as `config.load`."""
+        from tpcompile import config
+
+        overrides = list(self.overrides or ())
+        if self.layers is not None:
+            overrides.append(f"block.num_layers={self.layers}")
+        if self.dtype:
+            overrides.append(f"block.dtype={self.dtype}")
+        return config.load(
+            self.preset or DEFAULT_PRESETS[device],
+            overrides,
+            modes=config.ALL_MODES if self.mode == "all" else (self.mode,),
+            train=self.train,
+            device=device,
+            fault=self.fault,
+            fault_rank=self.fault_rank,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateRequest(RunRequest):
+    """A run, and how `tpcompile gate` launches it."""
+
+    nproc: Annotated[int | None, Flag("--nproc", "Ranks; default: all GPUs, else 2.")] = None
+    timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until all ranks are killed, exit 124.", minimum=1)] = (
+        3600.0
+    )
+
+
+def flags_of(request: type[RunRequest]) -> Iterator[tuple[dataclasses.Field[Any], Any, Flag]]:
+    """(field, type of its value without None, flag) of a request, in order."""
+    hints = get_type_hints(request, include_extras=True)
+    for field in dataclasses.fields(request):
+        kind, flag = get_args(hints[field.name])
+        if isinstance(kind, UnionType):
+            kind = get_args(kind)[0]
+        yield field, kind, flag
+
+
+def add_flags(parser: argparse.ArgumentParser, request: type[RunRequest]) -> None:
+    """Give an argparse parser the flags of a request; its namespace then holds the fields."""
+    for field, kind, flag in flags_of(request):
+        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": flag.help}
+        if kind is bool:
+            options["action"] = "store_true"
+        elif get_origin(kind) is Literal:
+            options["choices"] = get_args(kind)
+        elif get_origin(kind) is list:
+            options |= {"action": "append", "metavar": flag.metavar}
+        else:
+            options["type"] = kind
+        parser.add_argument(flag.spelling, **options)
