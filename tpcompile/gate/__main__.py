@@ -10,6 +10,6 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.sequence import run
 
 if __name__ == "__main__":
-    logs.setup(rank=int(os.environ["RANK"]))
+    logs.setup(rank=int(os.environ.get("RANK", "0")))
     (run_dir,) = sys.argv[1:]
     sys.exit(run(RunDir(run_dir).read_config(), run_dir=run_dir, quiet=True))
