@@ -42,9 +42,9 @@ def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
 
 def mismatch(situation: Situation) -> Finding | None:
     """Ranks issued different collectives under one number of a group, and a rank is stuck at or after it."""
-    everybody = {**situation.other_domains, **situation.now}
+    known = {**situation.other_domains, **situation.now}
     groups = sorted({issued.group for issued in situation.stuck.values()})
-    return first_finding(lambda group: _mismatch_in(History(everybody, group)), groups)
+    return first_finding(lambda group: _mismatch_in(History(known, group)), groups)
 
 
 def _mismatch_in(history: History) -> Finding | None:
