@@ -48,7 +48,7 @@ class DirectoryTakenError(ConfigError):
     """The run directory already holds a run, whose verdict could be taken for the new one."""
 
     def __init__(self, path: object) -> None:
-        super().__init__(f"{path} already holds a run; choose another --run-dir or remove it")
+        super().__init__(f"{path} already holds a run; choose a different --run-dir or remove it")
 
 
 class PreflightError(TpCompileError):

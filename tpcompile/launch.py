@@ -20,9 +20,9 @@ from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report.publish import publish
-from tpcompile.report.wording import named_ranks
 from tpcompile.request import GateRequest
 
 

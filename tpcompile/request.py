@@ -45,7 +45,7 @@ class RunRequest:
     overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
     run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device", "auto: GPUs when there are any.")] = "auto"
-    fault: Annotated[str, Flag("--fault", "Known fault to inject, to watch the gate go red.")] = ""
+    fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
     fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
     def config(self, device: str) -> RunConfig:
@@ -73,7 +73,7 @@ class GateRequest(RunRequest):
     """A run, and how `tpcompile gate` launches it."""
 
     nproc: Annotated[int | None, Flag("--nproc", "Ranks; default: all GPUs, else 2.")] = None
-    timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until everything is killed, exit 124.", minimum=1)] = (
+    timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until all ranks are killed, exit 124.", minimum=1)] = (
         3600.0
     )
 

@@ -40,13 +40,13 @@ TEXTS = {
     "indivisible reduce_scatter": "size 3 of dim 0 is not divisible by the group size 2; pad it to 4",
     "indivisible scatter": "size 3 of dim 0 is not divisible",
     "indivisible all_to_all": "size 3 of dim 0 is not divisible",
-    "own size": "says 4 for place 0 of the group",
+    "own size": "has 4 for rank 0 of the group",
     "too many sizes": "has 3 entries for a group of 2 ranks",
     "negative size": "none negative",
     "sizes that do not add up": "add up to 4, but the dim has size 3",
     "splits that do not add up": "input_splits=[1, 1] add up to 2",
     "one kind of splits": "pass input_splits and output_splits, or neither",
-    "src": "src=2 is no place in a group of 2 ranks",
+    "src": "src=2 is not a rank of a group of 2",
     "waited twice": "wait() was called twice",
 }
 

@@ -131,5 +131,5 @@ def test_a_missing_run_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PreflightError, match=r"cannot write run directory .*; choose another with --run-dir"):
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*; choose a different one with --run-dir"):
         RunDir.create(tmp_path / "file" / "run")

@@ -115,7 +115,7 @@ SHARED = {
 ALONE = {
     "killed": Red(check=CheckId.REPORTED.heading, summary=r"rank 1 is missing; last seen compiling .*died", ranks=(1,)),
     "never_starts": Red(check="the run can start", summary="rank 1 did not start within 8 s", ranks=(), exit_code=4),
-    "never_arrives": Red(check=CheckId.ARRIVED.heading, summary="rank 1 is missing .*in phase C/first", ranks=(1,)),
+    "never_arrives": Red(check=CheckId.ARRIVED.heading, summary="rank 1 did not arrive .*in phase C/first", ranks=(1,)),
     "raises": Red(
         check=CheckId.NO_ERROR.heading,
         summary=r"RuntimeError in phase C/steady: injected.*\(rank 1\)",

@@ -76,7 +76,7 @@ def test_a_huge_summary_is_cut_below_the_limit() -> None:
     checks = tuple(samples.check(name=f"{n} " + "x" * 1000) for n in range(2000))
     text = github.summary(samples.passing().model_copy(update={"checks": checks}))
     assert len(text.encode()) < 1024 * 1024
-    assert text.endswith("(cut at 1 MB; the whole is in verdict.json)\n")
+    assert text.endswith("(cut at 1 MB; verdict.json has all of it)\n")
 
 
 def test_nothing_is_written_outside_of_actions(tmp_path: Path) -> None:

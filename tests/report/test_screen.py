@@ -50,7 +50,7 @@ def test_whatever_differs_is_at_most_a_screen(number: int, width: int, tmp_path:
 def test_the_files_hold_every_difference(tmp_path: Path) -> None:
     lines = shown(many(200), tmp_path / "out")
     report, data = tmp_path / "out" / "report.txt", tmp_path / "out" / "verdict.json"
-    assert lines[-2:] == [f"all of it: {report}", f"as data: {data}"]
+    assert lines[-2:] == [f"full report: {report}", f"as JSON: {data}"]
     assert len(Verdict.model_validate_json(data.read_text()).divergences) == 200
     text = report.read_text()
     assert all(f"difference {n} of 200" in text for n in range(1, 201))
@@ -77,5 +77,5 @@ def test_a_green_verdict_that_fits_leaves_no_files(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_line_and_the_verdict_stands(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lines = shown(many(2), tmp_path / "file" / "out", width=300)
-    assert lines[-1].startswith("the rest is not written: ")
+    assert lines[-1].startswith("the full report was not written: ")
     assert any(line.startswith("FAIL (exit 1)") for line in lines)

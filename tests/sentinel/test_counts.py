@@ -85,7 +85,7 @@ def test_a_new_epoch_starts_the_inner_loop_again_on_all_ranks() -> None:
 def test_more_calls_on_one_rank_are_an_evaluation_unless_the_region_communicates() -> None:
     assert compare(counted(usual), counted(repeats)) is None
     found = compare(counted(usual, free=False), counted(repeats, free=False))
-    assert found is not None and found[0] == (1,) and "made one call more" in found[1]
+    assert found is not None and found[0] == (1,) and "made one additional call" in found[1]
 
 
 def test_collectives_are_a_clock_where_no_loop_is_seen() -> None:

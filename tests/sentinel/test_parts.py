@@ -32,7 +32,7 @@ def test_a_part_that_one_rank_compiled_inside_of_what_others_compiled_is_named_a
     found = parts_alone({0: PART, 1: WHOLE, 2: WHOLE})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.REGIONAL_COMPILE, (0,), IN_STACK)
-    assert "rank 1-2 compiled Stack.forward" in found.observed and "compiled Block.forward" in found.observed
+    assert "ranks 1-2 compiled Stack.forward" in found.observed and "compiled Block.forward" in found.observed
 
 
 def test_the_side_of_fewer_ranks_is_named_and_both_where_there_is_none() -> None:
@@ -79,7 +79,7 @@ def test_a_rank_that_compiles_block_by_block_is_found_though_nothing_communicate
     found = [rank["checks"] for rank in run_on_ranks(run, (1,), True, timeout_s=120)]
     ((cause, odd, observed),) = max(found, key=len)
     assert (cause, odd) == (Cause.REGIONAL_COMPILE.value, (0, 1))
-    assert "rank 1 runs that function without compiling it, and compiled Block.forward" in observed
+    assert "rank 1 ran that function without compiling it, and compiled Block.forward" in observed
 
 
 @pytest.mark.parametrize(("regional", "hears"), [((0, 1), True), ((), True), ((1,), False)])

@@ -69,7 +69,7 @@ def test_a_stack_that_one_rank_runs_block_by_block_is_found_though_nothing_commu
     for rank in run_on_ranks(run, (1,), True, timeout_s=120):
         ((cause, odd, observed),) = rank["checks"]
         assert (cause, odd) == (Cause.GRAPH_BREAK.value, (1,))
-        assert "rank 1 runs Stack.forward" in observed and "forward is skipped since a graph break at" in observed
+        assert "rank 1 ran Stack.forward" in observed and "forward is skipped since a graph break at" in observed
         assert rank["lines"] == ["torch._dynamo.graph_break()"]
 
 

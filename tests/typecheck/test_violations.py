@@ -76,7 +76,7 @@ def test_the_error_names_rule_line_module_reason_and_what_to_do() -> None:
 def test_a_clean_report_raises_nothing_and_says_what_was_followed() -> None:
     report = check_contract(built(mlp, **MLP), (torch.ones(2, TOKENS, WIDTH),), input_types="I")
     report.raise_on_violation()
-    assert str(report) == f"contract holds: {report.num_ops} ops on rank 0, 3 of tp=4"
+    assert str(report) == f"contract holds: {report.num_ops} ops on ranks 0, 3 of tp=4"
 
 
 STACK_FAULTS = {
@@ -100,7 +100,8 @@ def test_a_fault_of_the_gate_is_found_in_the_stack(name: str) -> None:
 def test_a_bias_added_first_is_found_in_the_stack() -> None:
     def build(comm: Collectives) -> torch.nn.Module:
         fault = injected.find("bias_before_reduce")
-        return fault.program(TransformerStack(config_of("wan", "full"), comm, num_layers=2), FaultContext(0, TP, 0))
+        stack = TransformerStack(config_of("wan", "full"), comm, num_layers=2)
+        return fault.program(stack, FaultContext(0, TP, 0))
 
     finding = _stack_finding(build)
     assert (finding.rule, finding.op) == ("bias-before-reduce", "aten.addmm")

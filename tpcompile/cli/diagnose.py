@@ -35,7 +35,7 @@ def diagnose(
         bool, typer.Option("--ended-badly", help="The job crashed or hung: agreement is exit code 6, not 0.")
     ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where what a screen cannot show goes; default: runs/<utc time>-diagnose.")
+        Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; - for stdout.")] = None,
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,

@@ -112,7 +112,7 @@ def check_own_size(
     rank = 0 if group is None else group.rank()
     if x.shape[dim] != sizes[rank]:  # rank-dependent: uneven shards are
         raise ConfigError(
-            f"{name}: size {x.shape[dim]} of dim {dim}, but sizes={list(sizes)} says {sizes[rank]} for place {rank} "
+            f"{name}: size {x.shape[dim]} of dim {dim}, but sizes={list(sizes)} has {sizes[rank]} for rank {rank} "
             "of the group"
         )
 
@@ -120,7 +120,7 @@ def check_own_size(
 def checked_src(name: str, src: int, world: int) -> int:
     """`src` itself; raises ConfigError when it is not a rank of the group."""
     if not isinstance(src, int) or not 0 <= src < world:
-        raise ConfigError(f"{name}: src={src!r} is no place in a group of {world} ranks; choose 0 to {world - 1}")
+        raise ConfigError(f"{name}: src={src!r} is not a rank of a group of {world}; choose 0 to {world - 1}")
     return src
 
 

@@ -59,7 +59,7 @@ class RunDir:
                 pass
         except OSError as error:
             raise PreflightError(
-                f"cannot write run directory {run.path}: {error.strerror}; choose another with --run-dir"
+                f"cannot write run directory {run.path}: {error.strerror}; choose a different one with --run-dir"
             ) from None
         return run
 

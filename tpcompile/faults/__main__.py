@@ -60,13 +60,15 @@ def run(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of `tpcompile faults list`; default: all planted ones.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cases that run side by side; times suffer.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases to run in parallel; their times get longer.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the matrix there as JSON.")] = None,
     columns: Annotated[
         str, typer.Option(metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
     ] = "",
     device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: GPUs where there are two, else CPU.")] = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Keep logs and verdicts there; default: not kept.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Keep logs and verdicts in this folder; default: not kept.")
+    ] = None,
 ) -> None:
     """Run cases for real; exit 0 only when every fault is named and no healthy program is red."""
     logs.setup(rank=0)

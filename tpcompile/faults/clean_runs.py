@@ -38,7 +38,8 @@ from tpcompile.faults.alarms import alarms, found_by_rank
 from tpcompile.faults.case import load
 from tpcompile.faults.drawn import Draw, Program
 from tpcompile.faults.matrix import made_with
-from tpcompile.faults.run import ROOT, Ended, environment, rank_command, run_in_tree, torchrun_with
+from tpcompile.faults.run import Ended, environment, rank_command, run_in_tree, torchrun_with
+from tpcompile.request import RunRequest
 
 STATES = ("cold", "warm", "split")
 PLANS = (
@@ -58,12 +59,12 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run of the gate: exit code of the verdict, 124 at the time limit, and its one line."""
     state, nproc, limit_s = STATES[number % len(STATES)], args.nproc or 2, args.timeout_s or _GATE_LIMIT_S
     run_dir = folder / f"run_{number}"
-    gate = [str(ROOT / "repro" / "tp_compile_repro.py"), "--preset", args.preset]
-    gate += ["--run-dir", str(run_dir / "gate"), "--quiet-report"]
-    if args.train:
-        gate.append("--train")
-    ended, row = _timed(gate, run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
-    verdict = RunDir(run_dir / "gate").read_verdict()
+    device = "cuda" if torch.cuda.device_count() >= nproc else "cpu"
+    gate = RunDir.create(folder / f"gate_{number}")
+    gate.write_config(RunRequest(preset=args.preset, train=args.train).config(device).model_dump_json(indent=1))
+    rank = ["-m", "tpcompile.gate", str(gate.path)]
+    ended, row = _timed(rank, run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
+    verdict = gate.read_verdict()
     if ended["timed_out"]:
         code, summary = 124, f"no end after {limit_s:g} s"
     elif verdict is None or (verdict.exit_code == 0 and ended["exit_code"] != 0):

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.faults.case import Case
 from tpcompile.faults.judge import Outcome, Result
-from tpcompile.report.wording import named_ranks, plain
+from tpcompile.report.wording import plain
 
 _STYLES = {Outcome.NAMED: "green", Outcome.GREEN: "green", Outcome.DETECTED: "yellow"}
 

@@ -20,7 +20,7 @@ from tpcompile.launch import torchrun
 
 _LEFT_S = 30.0
 """Seconds after the limit in which the process tree must have been killed."""
-ROOT = Path(tpcompile.__file__).parent.parent
+_ROOT = Path(tpcompile.__file__).parent.parent
 Ended = dict[str, int | bool]
 """How a process tree ended: `exit_code` and `timed_out` of `tpcompile.process_tree.Outcome`."""
 
@@ -44,7 +44,7 @@ def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
 
     `gpus` is a value of CUDA_VISIBLE_DEVICES: empty for none, None to leave it as it is.
     """
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {
         **os.environ,

@@ -17,7 +17,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.rows import first_difference
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.checks import STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
@@ -92,7 +92,7 @@ class Agreement:
         new = " with different collectives than before" if is_steady else ""
         return self._check(
             f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
-            f"rank {ranks_text(ranks)} compiled it{new}, rank {ranks_text(late)} did not within "
+            f"{named_ranks(ranks)} compiled it{new}, {named_ranks(late)} did not within "
             f"{self._config.gate.store_timeout_s:g} s ({_seen(absent)})",
             compile_,
             ranks=ranks if is_steady else late,
@@ -118,7 +118,7 @@ class Agreement:
             mode=phase.partition("/")[0],
             status=Status.FAIL,
             expected=f"all ranks at phase {phase} within {self._config.gate.store_timeout_s:g} s",
-            observed=f"rank {ranks_text(late)} is missing ({_seen(seen)})",
+            observed=f"{named_ranks(late)} did not arrive ({_seen(seen)})",
             ranks=tuple(late),
         )
 

@@ -23,7 +23,7 @@ from tpcompile.evidence.judgement.checks import (
     values_text,
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.facts import GateFacts, Schedule, TensorError, Trap
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
@@ -39,7 +39,15 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     cliffs = _facts(ranks).map(lambda facts: facts.cliff)
     sites, per_forward = cliffs.first.sites, cliffs.first.collectives_per_forward
     if not per_forward:
-        return [_not_made("A", "the cliff", Status.SKIPPED, "collectives in the block", "none: tp is 1")]
+        return [
+            _not_made(
+                "A",
+                "every collective call site breaks the graph",
+                Status.SKIPPED,
+                "collectives in the block",
+                "none: tp is 1",
+            )
+        ]
     missing = cliffs.map(lambda cliff: cliff.unbroken(sites)).where(bool)
     regions = cliffs.map(lambda cliff: cliff.regions_per_forward)
     return [
@@ -168,7 +176,7 @@ def _resized(config: RunConfig, ranks: Ranks) -> list[Check]:
     usual = _usual(graphs)
     never = ranks.where(lambda digest: digest.counters_of(phase).calls == 0).ranks
     odd = [*graphs.where(lambda count: count != usual), *graphs.where(lambda count: count > 1)]
-    never_called = f"; never called on rank {ranks_text(never)}" if never else ""
+    never_called = f"; never called on {named_ranks(never)}" if never else ""
     return [
         make_check(
             "C",
@@ -238,7 +246,7 @@ def _errors(config: RunConfig, ranks: Ranks, mode: Mode, name: str, *, only: str
         observed += f", first wrong in {values_text(wrong_in)}"
     unmeasured = facts.without(errors).ranks
     if unmeasured:
-        observed += f"; not measured on rank {ranks_text(unmeasured)}"
+        observed += f"; not measured on {named_ranks(unmeasured)}"
     blamed = [*(one.rank for one in bad), *unmeasured]
     return make_check(mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details)
 

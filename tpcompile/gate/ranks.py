@@ -71,5 +71,5 @@ def check_ranks(
     verdict = Exchange(client, range(world_size), others=_Unseen(), timeout_s=timeout_s).verdict(side)
     client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
     if verdict is None:
-        raise DivergenceError(f"rank {rank} got no verdict within {timeout_s:g} s; the judging rank fell silent")
+        raise DivergenceError(f"rank {rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding")
     return verdict

@@ -81,7 +81,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
 
 
 def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> RunDir:
-    """The run directory all ranks agree on: the first rank here looks whether it is free, before anybody writes."""
+    """The run directory all ranks agree on: the first rank here checks that it is free, before any rank writes."""
     name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.preset}-tp{store.world_size}"
     agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
     if agreed["taken"]:
@@ -171,7 +171,7 @@ class _Gate:
         self.agreement.phase = name
 
     def arrive(self, name: str) -> None:
-        """All ranks are here before anybody issues a collective."""
+        """All ranks have arrived before any rank issues a collective."""
         missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.config.gate.store_timeout_s)
         if missing:
             self.watch.end(self.agreement.missing(name, missing))

@@ -72,7 +72,7 @@ class Watch:
             try:
                 code = self._last_words(check)
             except Exception as error:  # whatever happens, the process must not stay
-                logger.opt(exception=error).error("no last words")
+                logger.opt(exception=error).error("the final record could not be written")
             os._exit(code)
 
     def _watch(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpcompile.collectives import api as collectives
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 
 def check_equal_on_ranks(
@@ -43,11 +43,11 @@ def texts_of_all_ranks(text: str, group: dist.ProcessGroup | None, device: torch
 
 
 def _by_text(texts: list[str]) -> str:
-    """`float32[2, 4] 1f2e on rank 0; float32[2, 4] 99ab on rank 1-3`."""
+    """`float32[2, 4] 1f2e on rank 0; float32[2, 4] 99ab on ranks 1-3`."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{text} on rank {ranks_text(found)}" for text, found in ranks.items())
+    return "; ".join(f"{text} on {named_ranks(found)}" for text, found in ranks.items())
 
 
 def _description(tensor: Tensor) -> str:

@@ -10,7 +10,7 @@ from pydantic import PlainSerializer
 
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.records import Frozen
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 SCHEMA_VERSION = 1
 _MAX_LINES = 20
@@ -162,7 +162,7 @@ def _worst(pairs: Sequence[tuple[ProgramReport, str]], what: str) -> str:
     program, how = max(pairs, key=ratio)
     ranks = [p.rank for p, _ in pairs]
     others = [rank for rank in ranks if rank != program.rank]
-    also = f" (also on rank {ranks_text(others)})" if len(ranks) > 1 else ""
+    also = f" (also on {named_ranks(others)})" if len(ranks) > 1 else ""
     return f"rank {program.rank}{also} | {how}"
 
 

@@ -10,7 +10,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.groups.domain import Allowed, reason_for, sides
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value_item
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 UNSET = "unset"
 _BRIEF = 100
@@ -39,7 +39,7 @@ def groups_of(values: Mapping[int, str | None]) -> Groups:
 
 def sides_text(groups: Iterable[tuple[Sequence[int], object]]) -> str:
     """`0.5 on rank 0, 0.25 on rank 1`."""
-    return ", ".join(f"{value} on rank {ranks_text(ranks)}" for ranks, value in groups)
+    return ", ".join(f"{value} on {named_ranks(ranks)}" for ranks, value in groups)
 
 
 def difference(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Verdict
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange, Fetch, Question, Side
 from tpcompile.ranks.store import RankStore
 
@@ -69,8 +69,8 @@ class Exchanges:
     def __init__(self, name: str, *, ranks: Sequence[int], store: dist.Store | None, timeout_s: float) -> None:
         self.rank, self.ranks, self.timeout_s = dist.get_rank(), tuple(sorted(ranks)), timeout_s
         if self.rank not in self.ranks:
-            raise ConfigError(f"rank {self.rank} is not among the ranks {ranks_text(self.ranks)} of the mesh")
-        self._name = f"{name} of rank {ranks_text(self.ranks)}"
+            raise ConfigError(f"rank {self.rank} is not in the mesh ({named_ranks(self.ranks)})")
+        self._name = f"{name} of {named_ranks(self.ranks)}"
         self._root = _connect(store, rank=self.rank, timeout_s=timeout_s)
 
     def say(self, doing: str) -> None:
@@ -99,8 +99,8 @@ class Exchanges:
             verdict = Exchange(store, self.ranks, others=self, timeout_s=self.timeout_s).verdict(side)
         if verdict is None:
             raise DivergenceError(
-                f"rank {self.rank} got no verdict of {self._name} within {self.timeout_s:g} s; the judging rank fell "
-                "silent"
+                f"rank {self.rank} got no verdict of {self._name} within {self.timeout_s:g} s; the judging rank "
+                "stopped responding"
             )
         with suppress(dist.DistError):  # the verdict is known; the rank that serves the store may have exited
             self._root.put(f"seen/{self.rank}", f"done with {self._name}, number {number}")
@@ -119,5 +119,5 @@ def _connect(store: dist.Store | None, *, rank: int, timeout_s: float) -> RankSt
     if store is not None:
         return RankStore(dist.PrefixStore(_ROOT, store), rank=rank, world_size=world_size)
     if "MASTER_ADDR" not in os.environ:
-        raise ConfigError("MASTER_ADDR is not set, so no store can be found there; pass store=")
+        raise ConfigError("MASTER_ADDR is not set, so there is no store to connect to; pass store=")
     return RankStore.connect(_ROOT, rank=rank, world_size=world_size, timeout_s=timeout_s)

@@ -28,7 +28,10 @@ _PASSED = ""
 """The aspect that every passed argument has."""
 _KINDS = {
     _PASSED: Kind(
-        Layer.INPUTS, Cause.UNKNOWN, "The ranks make different calls: look at who builds them.", missing="not passed"
+        Layer.INPUTS,
+        Cause.UNKNOWN,
+        "The ranks pass different arguments: look at the code that builds them.",
+        missing="not passed",
     ),
     "class": Kind(Layer.INPUTS, Cause.TENSOR_SUBCLASS, ""),
     "dtype": Kind(Layer.INPUTS, Cause.DTYPE, ""),
@@ -40,7 +43,7 @@ _KINDS = {
     "value": Kind(Layer.INPUTS, Cause.PYTHON_VALUE, ""),
 }
 """Aspects of an argument, metadata before content; JSON does not keep their order."""
-_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are not in the same step: one skipped or repeated a call.")
+_STEP = Kind(Layer.INPUTS, Cause.UNKNOWN, "The ranks are at different steps: one rank skipped or repeated a call.")
 
 
 class InputFacts(Frozen):

@@ -10,7 +10,7 @@ from tpcompile.evidence.groups.by_rank import ByRank, entry
 from tpcompile.evidence.iterables import differ, grouped
 from tpcompile.evidence.records import Check, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.preflight.conclusion import MAX_LISTED, MAX_NAMED, conclude, group_check, reported
 from tpcompile.preflight.differences import Groups, Kind, difference, groups_of, sides_text
 from tpcompile.preflight.exchange import Details
@@ -35,14 +35,14 @@ from tpcompile.preflight.weights import Weight
 from tpcompile.ranks.exchange import Fetch
 
 _BACKEND = (
-    "`auto` was resolved per rank, by what is installed and set there: name the backend instead of `auto`, or install "
-    "the same packages."
+    "`auto` was resolved by each rank from its installed packages and settings: name the backend instead of `auto`, "
+    "or install the same packages on all ranks."
 )
 _MESH = (
-    "The ranks see different meshes and will build different groups: make the mesh from the same numbers everywhere."
+    "The ranks have different meshes and will create different groups: build the mesh from the same ranks everywhere."
 )
-_CHANGED = "With frozen weights nothing may write to them after loading: look for an in-place op or a late load there."
-_SHAPES = "Every rank must take its own share of the same tensor: look at the split and at the checkpoint it came from."
+_CHANGED = "Frozen weights must not be written after loading: look for an in-place op or a late load on these ranks."
+_SHAPES = "Every rank must take its own shard of the same tensor: look at the split and at the checkpoint it came from."
 _ENVIRONMENT = Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, "")
 KINDS: dict[str, Kind] = {
     TOPOLOGY: Kind(Layer.ENVIRONMENT, Cause.GROUP, _MESH, DivergenceClass.COLLECTIVES),
@@ -51,10 +51,10 @@ KINDS: dict[str, Kind] = {
     ENV: _ENVIRONMENT,
     CONFIG: _ENVIRONMENT,
     BACKENDS: Kind(Layer.ENVIRONMENT, Cause.ENVIRONMENT, _BACKEND),
-    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, "", missing="not there"),
+    DTYPES: Kind(Layer.ENVIRONMENT, Cause.DTYPE, "", missing="missing"),
     CHANGES: Kind(Layer.INPUTS, Cause.WEIGHTS, _CHANGED, missing="unchanged"),
-    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="not there"),
-    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="not there"),
+    WEIGHTS: Kind(Layer.INPUTS, Cause.WEIGHTS, "", missing="missing"),
+    SHARDS: Kind(Layer.INPUTS, Cause.WEIGHTS, _SHAPES, missing="missing"),
 }
 """Group of facts -> how its differences are reported; causes before their effects."""
 
@@ -143,7 +143,7 @@ class Judge:
         silent = sorted(set(ranks).difference(known))
         shas = self._details[group].shas
         texts = {rank: f"sha256:{shas[rank]}" if shas[rank] else None for rank in ranks}
-        note = f"rank {ranks_text(silent)} did not send the details"
+        note = f"{named_ranks(silent)} did not send the details"
         return difference(group, groups_of(texts), kind=KINDS[group], domain=domain, note=note)
 
     def _named(self, group: str, domain: str, rows: Sequence[_Found]) -> list[Divergence]:
@@ -198,11 +198,11 @@ class Judge:
             return []
         expected = "not judged: replicated or sharded is not known"
         if not rows:
-            return [_information("weights nobody declared", expected, f"all {num} are bit-equal", ())]
+            return [_information("undeclared weights", expected, f"all {num} are bit-equal", ())]
         observed = f"{len(rows)} of {num} differ between ranks"
         details = [f"{row.key}: {_who(row.groups)}" for row in rows[:MAX_LISTED]]
-        hint = "say which tensors are shards with sharded=[...]; then the others are checked as replicated"
-        return [_information("weights nobody declared", expected, observed, [*details, hint])]
+        hint = "name the sharded tensors with sharded=[...]; all other tensors are then compared as replicated"
+        return [_information("undeclared weights", expected, observed, [*details, hint])]
 
     def _changed_everywhere(self) -> list[Check]:
         """Weights that changed on all ranks of a group are listed, not red: new weights may have been loaded."""

@@ -20,9 +20,9 @@ def misfit(shards: ByRank[Weight]) -> str:
     if shapes.differ(len):
         return "the shards have different numbers of dims"
     if full is None:
-        return "shard shapes differ, and nobody declared the full shape they tile" if shapes.differ() else ""
+        return "shard shapes differ, and the full shape is not declared" if shapes.differ() else ""
     if len(full) != len(shapes.first):
-        return f"the shards do not have the dims of the declared full shape {_text(full)}"
+        return f"the shards and the declared full shape have different numbers of dims: {_text(full)}"
     possible_dims = range(len(full)) if dim is None else [dim]
     for possible_dim in possible_dims:
         if _tiles(list(shapes.values()), full, possible_dim):

@@ -51,7 +51,7 @@ class Weight(Frozen):
     is_parameter: bool
     layout: Layout
     said_by: str
-    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    """`DTensor`, `shard_specs`, `caller` or `undeclared`."""
     dtype: str
     requires_grad: bool
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class Said:
 
     layout: Layout
     by: str
-    """`DTensor`, `shard_specs`, `caller` or `nobody`."""
+    """`DTensor`, `shard_specs`, `caller` or `undeclared`."""
     dim: int | None = None
     full_shape: tuple[int | None, ...] | None = None
 
@@ -153,7 +153,7 @@ def _said_by_spec(spec: ShardSpec) -> Said:
 
 def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
     if sharded is None:
-        return Said(Layout.UNDECLARED, "nobody")
+        return Said(Layout.UNDECLARED, "undeclared")
     if callable(sharded):
         layout = Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED
         return Said(layout, "caller")

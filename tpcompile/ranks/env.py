@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.errors import ConfigError, PreflightError
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.store import RankStore
 
 
@@ -91,9 +91,7 @@ def process_group(
     place = {"rank": env.rank, "world_size": env.world_size}
     missing = RankStore(dist.PrefixStore(prefix, store), **place).wait_for_ranks("started", timeout_s=start_timeout_s)
     if missing:
-        raise PreflightError(
-            f"rank {ranks_text(missing)} did not start within {start_timeout_s:g} s; see its own output"
-        )
+        raise PreflightError(f"{named_ranks(missing)} did not start within {start_timeout_s:g} s; see its own output")
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore(prefix, store),

@@ -112,7 +112,7 @@ class Exchange:
         answer = self._store.get(f"answer/{number}", timeout_s=_DETAIL_TIMEOUT_S)
         if answer is None:
             self._silent.add(rank)
-            logger.warning("rank {} did not send details that were asked for", rank)
+            logger.warning("rank {} did not send the requested details", rank)
         return answer
 
     def _answer(self, side: Side) -> Verdict | None:

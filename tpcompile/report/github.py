@@ -8,6 +8,7 @@ from pathlib import Path
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
     accepted_lines,
     by_mode,
@@ -17,7 +18,6 @@ from tpcompile.report.wording import (
     headline,
     item_text,
     mode_title,
-    named_ranks,
     outcome,
     plain,
     red,
@@ -47,7 +47,7 @@ def summary(verdict: Verdict) -> str:
     if len(data) <= MAX_SUMMARY_BYTES:
         return f"{text}\n"
     kept = data[:MAX_SUMMARY_BYTES].decode(errors="ignore")
-    return f"{kept}\n\n(cut at 1 MB; the whole is in verdict.json)\n"
+    return f"{kept}\n\n(cut at 1 MB; verdict.json has all of it)\n"
 
 
 def _paragraphs(*texts: str) -> str:

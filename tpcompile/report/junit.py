@@ -6,12 +6,12 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import (
     cause_lines,
     failed,
     item_text,
     mode_title,
-    named_ranks,
     outcome,
     plain,
     red,

@@ -144,5 +144,7 @@ def _written(verdict: Verdict, folder: Path, command: str) -> list[str]:
         report.write_text(text.getvalue(), encoding="utf-8")
         data.write_text(verdict.to_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        return [f"the rest is not written: {folder}: {error.strerror}; choose another folder with --run-dir"]
-    return [f"all of it: {report}", f"as data: {data}"]
+        return [
+            f"the full report was not written: {folder}: {error.strerror}; choose a different folder with --run-dir"
+        ]
+    return [f"full report: {report}", f"as JSON: {data}"]

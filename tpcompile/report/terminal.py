@@ -18,6 +18,7 @@ from rich.text import Text
 from tpcompile.evidence.judgement.leading import cause_text, who_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report import findings
 from tpcompile.report.wording import (
     accepted_lines,
@@ -28,7 +29,6 @@ from tpcompile.report.wording import (
     headline,
     item_text,
     mode_title,
-    named_ranks,
     outcome,
     plain,
     red,
@@ -251,5 +251,5 @@ def _accepted(verdict: Verdict, limits: Limits) -> Iterator[RenderableType]:
 
 def _more(number: int, what: str) -> list[Text]:
     """The number of things that are not shown, and where they are; nothing when all are shown."""
-    text = f"and {number} more {what}: verdict.json, or --json FILE, holds them all"
+    text = f"and {number} more {what}: verdict.json or --json FILE has all of them"
     return [line(text, "dim")] if number > 0 else []

@@ -7,19 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks, num_ranks, ranks_text
 
 MAX_ITEM_CHARS = 2000
 """Longest item text that a report prints; record.json of the rank holds all of it."""
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """`rank 7` or `ranks 0-6`."""
-    return f"{_ranks(len(ranks))} {ranks_text(ranks)}"
-
-
-def _ranks(number: int) -> str:
-    return "rank" if number == 1 else "ranks"
 
 
 def groups_text(groups: Iterable[Sequence[int]]) -> str:
@@ -36,7 +27,7 @@ def plain(text: str) -> str:
 def item_text(item: Item | None) -> str:
     """The item of one group of ranks at the difference."""
     if item is None:
-        return "(nothing here)"
+        return "(nothing)"
     text = plain(item.text)
     more = len(text) - MAX_ITEM_CHARS
     if more <= 0:
@@ -122,5 +113,5 @@ def outcome(verdict: Verdict) -> str:
 def headline(verdict: Verdict) -> str:
     """What was run: preset, modes, ranks."""
     mode = f"mode {' '.join(verdict.modes)}" if verdict.modes else ""
-    parts = [verdict.preset, mode, f"{verdict.world_size} {_ranks(verdict.world_size)}"]
+    parts = [verdict.preset, mode, num_ranks(verdict.world_size)]
     return plain(", ".join(part for part in parts if part))

@@ -1,4 +1,4 @@
-"""What is wrong on this rank -> an alarm that all ranks hear, one for each problem."""
+"""A problem on this rank -> an alarm to all ranks, one per problem."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tpcompile.sentinel.store_log import StoreLog
 
 
 class Alarms:
-    """Of one rank."""
+    """Raises the alarms of one rank."""
 
     def __init__(self, log: StoreLog, *, session: CaptureSession, progress: Progress, snapshot: Snapshot) -> None:
         self._log, self._session, self._progress, self._snapshot = log, session, progress, snapshot
 
     def of_compile(self, action: RaiseAlarm) -> None:
-        """What was compiled there differs."""
+        """Raise the alarm that the ranks compiled different code at this position."""
         self._tell(Alarm(key=action.position.key, position=action.position))
 
     def of_finding(self, action: RaiseFinding) -> None:
-        """The ranks cannot go on."""
+        """Raise the alarm that the ranks cannot continue."""
         self.once(finding_check(action.finding), action.finding.gone)
 
     def of_one_rank(self, action: RaiseOneRank) -> None:
-        """This rank alone has compiled there."""
+        """Raise the alarm that only this rank compiled at this position."""
         position = action.position
         parted = calls_parted(self._snapshot.state(), action.theirs)
-        if parted is not None:  # the ranks were out of step before
+        if parted is not None:  # the ranks made different calls before this compile
             self.once(finding_check(parted))
         elif self._log.claim(f"passed/{position.key}"):
             compile_id = self._progress.region(position.region).compiled.get(position.place, "?")
@@ -38,7 +38,7 @@ class Alarms:
             self._tell(Alarm(key=position.key, position=position, problem=problem))
 
     def once(self, problem: Check, gone: tuple[int, ...] = ()) -> None:
-        """Something that is about no compile, unless a rank has raised an alarm of that kind."""
+        """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""
         if self._log.claim("problem"):
             self._tell(Alarm(key="problem", problem=problem, gone=gone))
 

@@ -1,7 +1,7 @@
-"""A rank that waits: when it asks the others, and what it makes of the answers. Pure; nothing of it in steady state.
+"""When a waiting rank asks the other ranks for their state, and what it concludes from the answers. Pure.
 
-It asks when it has waited for others, in a compile or in a collective, for longer than a moment; then again after twice
-the time, and so on. A rank that hears another one ask puts its own question off.
+It asks after it has waited in a compile or in a collective for `_FIRST_S` or `hang_after_s`, then in intervals that
+double. A rank that receives a question of a different rank postpones its own. Nothing here runs in steady state.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
 _STOPPED_S = 4.0
 _GRACE_S = 60.0
-"""At most, for the ranks next to one that is late in another domain."""
+"""Longest additional wait, for the neighbours of a rank that is late in a different domain to report it first."""
 _HOWS = {"dead": "died", "stopped": "stopped"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a rank is patient, in seconds."""
+    """Limits of a wait, in seconds."""
 
     hang_after_s: float = 3.0
     unresponsive_s: float = 30.0
@@ -41,13 +41,13 @@ class Limits:
 
 
 class Asking:
-    """The patience of one rank."""
+    """Decides for one rank when to ask, and when a wait has no end."""
 
     def __init__(self, rank: int, limits: Limits, progress: Progress) -> None:
         self._rank, self._limits, self._progress = rank, limits, progress
         self._before: Mapping[int, RankState] = {}
         self._left: dict[int, RankState] = {}
-        """Ranks that had left when it asked."""
+        """Ranks that had left when this rank asked."""
         self._silent_since: dict[int, float] = {}
         self._ticks, self._moved_at_s = -1, 0.0
         self._interval_s, self._next_at_s = _FIRST_S, 0.0
@@ -55,46 +55,46 @@ class Asking:
         self.now_s = 0.0
 
     def put_off(self) -> None:
-        """Another rank asks now: its answer serves us too."""
+        """Postpone the next question: a different rank asks now, and all ranks see the answers."""
         self._next_at_s = self.now_s + self._interval_s
 
     def notices(self, now_s: float) -> None:
-        """Any progress makes it patient again."""
+        """Record the time, and restart the wait if this rank made progress."""
         self.now_s = now_s
         if self._progress.ticks != self._ticks:
             self._ticks, self._moved_at_s, self._before = self._progress.ticks, now_s, {}
             self._interval_s, self._tell_after_s = _FIRST_S, _TELL_AFTER_S
 
     def wants_to_ask(self, now_s: float) -> bool:
-        """True for a rank that has waited at a position."""
+        """True when this rank has waited at a position for more than `_FIRST_S`."""
         if now_s < self._next_at_s or self._progress.activity != WAITING:
             return False
         return now_s - self._progress.since > _FIRST_S
 
     def wants_to_look(self, now_s: float) -> bool:
-        """True when nothing has moved for so long that the main thread may be stuck."""
+        """True when this rank made no progress for `hang_after_s`, so that the main thread may be stuck."""
         if now_s < self._next_at_s or self._progress.activity == WAITING:
             return False
         return now_s - self._moved_at_s > self._limits.hang_after_s
 
     def asks(self, now_s: float, left: Mapping[int, RankState]) -> None:
-        """It asks now; a rank that leaves while the others answer is no reason for what they say."""
+        """Record that this rank asks now, and which ranks have left: later ones do not explain the answers."""
         self._left = dict(left)
         self._interval_s = min(2 * self._interval_s, _LONGEST_S)
         self._next_at_s = now_s + self._interval_s / 2
 
     def why_stuck(self, answers: Answers) -> Finding | None:
-        """The reason nothing moves, None while somebody may still come."""
+        """Why the ranks do not progress; None while a rank that is waited for may still arrive."""
         states = ByRank({**answers.states, **self._left})
         lost = self._lost(answers)
         if lost:
-            self._next_at_s = answers.now_s + _FIRST_S  # it is given up after a time, not after a number of rounds
+            self._next_at_s = answers.now_s + _FIRST_S  # a rank is given up after a time, not after a number of rounds
         before, self._before = self._before, states
         situation = Situation(states, before=before, lost=lost, other_domains=answers.other_domains)
         return why_stuck(situation) or self._late(states, answers.now_s)
 
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
-        """A line that says for whom this rank waits, from time to time; else empty."""
+        """A log line on the ranks this one waits for, at growing intervals; empty in between."""
         waited_s, limit_s = now_s - self._moved_at_s, self._limits.skew_limit_s
         here = states.get(self._rank)
         if waited_s <= self._tell_after_s or here is None or not here.waits:
@@ -104,14 +104,14 @@ class Asking:
         return f"rank {self._rank} has waited {waited_s:.0f} of {limit_s:g} s: {text}"
 
     def lost(self, absent: Mapping[int, Absence]) -> ByRank[Lost]:
-        """The dead among ranks that did not answer."""
+        """The ranks whose process has died, among those that did not answer."""
         dead = ByRank(absent).where(lambda found: found.how == "dead")
         return ByRank({rank: self._died(rank, found) for rank, found in dead.items()})
 
     def _late(self, states: ByRank[RankState], now_s: float) -> Finding | None:
-        """Ranks for which this one has waited longer than it may.
+        """Ranks for which this rank has waited longer than `skew_limit_s`.
 
-        Where all ranks of its domain wait, a rank of another one is late; the ranks next to that one say so first.
+        Where all ranks of this domain wait, the late rank is in a different domain, whose ranks report it first.
         """
         limit_s = self._limits.skew_limit_s
         others = states.without([self._rank])

@@ -1,7 +1,7 @@
-"""A process that aborts -> the stack of its main thread, for the ranks that live on.
+"""A process that aborts -> the stack of its main thread, for the remaining ranks.
 
-gloo and NCCL end a process with SIGABRT from a thread of their own when ranks send different sizes; no Python code runs
-any more. Python's faulthandler then writes the stacks from C, into a file that the other ranks of this host can read.
+gloo and NCCL end a process with SIGABRT from a thread of their own when ranks send different sizes, and no Python code
+runs after that. faulthandler then writes the stacks from C, into a file that the other ranks of this host can read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
 
 
 class BlackBox:
-    """The file this process would leave; nothing when somebody else uses faulthandler."""
+    """The file that faulthandler writes if this process aborts; none when the program already uses faulthandler."""
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
 
     @property
     def path(self) -> str:
-        """Where it is, empty when there is none."""
+        """Path of the file, empty when there is none."""
         return self._file.name if self._file else ""
 
     def open(self) -> None:
-        """Let a fatal signal write the stacks."""
+        """Enable faulthandler, so that a fatal signal writes the stacks."""
         if faulthandler.is_enabled():
             return
         name = f"tpcompile-{os.getpid()}-"
@@ -45,7 +45,7 @@ class BlackBox:
         faulthandler.enable(self._file, all_threads=True)
 
     def close(self) -> None:
-        """Forget it, and remove the file."""
+        """Disable faulthandler and remove the file."""
         if self._file is None:
             return
         faulthandler.disable()
@@ -55,12 +55,12 @@ class BlackBox:
 
 
 def absences(log: StoreLog, ranks: Collection[int]) -> dict[int, Absence]:
-    """What is known of ranks that do not answer."""
+    """What is known about the processes of ranks that do not answer."""
     return {rank: absence_of(log.process_of(rank)) for rank in sorted(ranks)}
 
 
 def absence_of(process: Process) -> Absence:
-    """What is known of a rank that does not answer, from what it said of its process when it came."""
+    """What is known about a rank that does not answer, from the process it registered."""
     how = process.state()
     if how != "dead":
         return Absence(how)
@@ -69,13 +69,13 @@ def absence_of(process: Process) -> Absence:
 
 
 def forget(path: str) -> None:
-    """Remove the file of a process that is gone."""
+    """Remove the file of a process that has ended."""
     if path:
         Path(path).unlink(missing_ok=True)
 
 
 def has_aborted(path: str) -> bool:
-    """True when the process that left `path` ended by SIGABRT, not by a segmentation fault or another crash."""
+    """True when the process that left `path` ended by SIGABRT, not by a segmentation fault or a different crash."""
     return _text(path).startswith("Fatal Python error: Aborted")
 
 
@@ -94,7 +94,7 @@ def last_stack(path: str, ident: int) -> tuple[UserLine, ...]:
 
 
 def _text(path: str) -> str:
-    """What a process left there; empty when it left nothing."""
+    """Content of the file, empty when it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is wrong, as the sentinel knows it -> the check of a verdict: pure."""
+"""A problem that the sentinel found -> the failed check of a verdict: pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tpcompile.sentinel.messages import Position, RankState
 
 _OF_LOSS = CheckId.ALIVE, "all ranks run to the end"
 _OF_WAIT = CheckId.MOVING, "every wait can end"
-"""Check, and what it expects."""
+"""Check, and its `expected` text."""
 
 
 def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: CompileRecord) -> Check:
-    """This rank compiled at a position that another one went past."""
+    """The check for a compile at a position that a different rank passed without compiling."""
     reason = reason_of(compile_)
     why = f" because {reason.guard}" if reason.guard else ""
     at = f", now at {theirs.line}" if theirs.line else ""
@@ -30,7 +30,7 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
         mode="",
         status=Status.FAIL,
         expected="all ranks compile at the same call, or none",
-        observed=f"rank {rank} compiled at {position}{why}; rank {theirs.rank} went on without it{at}",
+        observed=f"rank {rank} compiled at {position}{why}; rank {theirs.rank} passed it without compiling{at}",
         line=of_cause(cause, reason.line or compile_.line, entered),
         ranks=(rank,),
         cause=cause,
@@ -38,19 +38,19 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
 
 
 def reason_of(compile_: CompileRecord) -> Reason:
-    """The guard whose failure made torch compile again; one without text for a first compile."""
+    """The guard that failed; for a first compile a `Reason` without text."""
     return parse_reason(nearest_reason(compile_.recompile_reasons))
 
 
 def _one_rank_cause(compile_: CompileRecord) -> Cause:
-    """Why one rank alone compiled, as far as that rank knows."""
+    """Cause of a compile on one rank only, from the reasons that torch gives on that rank."""
     if compile_.limit_reached:
         return Cause.RECOMPILE_LIMIT
     return reason_cause(reason_of(compile_)) if compile_.recompile_reasons else Cause.UNKNOWN
 
 
 def finding_check(finding: Finding) -> Check:
-    """The ranks cannot go on."""
+    """The check for a finding about ranks that cannot continue."""
     check_id, expected = _OF_LOSS if finding.is_loss else _OF_WAIT
     return Check(
         id=check_id,
@@ -68,7 +68,7 @@ def finding_check(finding: Finding) -> Check:
 def failure_check(
     rank: int, error: BaseException, line: UserLine | None, *, failed: Sequence[CompileRecord], is_of_compiler: bool
 ) -> Check:
-    """An exception ends this rank; `failed` are its compiles that failed."""
+    """The check for an exception that ends this rank; `failed` are its failed compiles."""
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
         line = _failed_at(failed[-1]) or line
@@ -91,7 +91,7 @@ def _failed_at(compile_: CompileRecord) -> UserLine | None:
 
 
 def _first_words(error: BaseException) -> str:
-    """The first line of its text, with the second where the first only says that one follows."""
+    """The first line of the message, with the second one if the first ends with a colon."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
     if not lines:
         return ""

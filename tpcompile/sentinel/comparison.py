@@ -1,7 +1,7 @@
-"""What ran here, beside what other ranks say that they ran -> an event; on the timer's thread, and when a rank leaves.
+"""What ran on this rank and on other ranks -> an event; on the timer's thread, and when a rank leaves.
 
-On the timer every rank compares with the next one only, so its cost does not grow with their number; of ranks that do
-not all agree, two that are next to each other differ. Nothing is sent while no region is called.
+On the timer every rank compares with the next rank only, so that the cost does not grow with the number of ranks: if
+not all ranks agree, at least two neighbours differ. Nothing is sent while no region is called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAVING_S = 2.0
 
 
 class Comparison:
-    """Of one rank."""
+    """Sends and reads what ran, for one rank."""
 
     def __init__(self, log: StoreLog, progress: Progress, *, on: Callable[[Event], None]) -> None:
         self._log, self._progress, self._on = log, progress, on
@@ -29,10 +29,10 @@ class Comparison:
         self._others = [rank for rank in members if rank != log.rank]
         self._neighbours = sorted({self._next, previous}.intersection(self._others))
         self._is_over = False
-        """The rank leaves; a tick of the timer may still come."""
+        """This rank leaves; the timer may still tick once."""
 
     def with_the_next(self) -> None:
-        """Tell what ran since the last time, and compare with the next rank; nothing to do while nothing is called."""
+        """Publish what ran since the last call, and compare with the next rank; nothing while no region is called."""
         if not self._others:
             return
         ran, counted = ran_by(self._progress), self._progress.counted(is_over=self._is_over)
@@ -48,7 +48,7 @@ class Comparison:
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
-        """Which variants ran is compared with all ranks, waiting for them; the rest with what neighbours have said."""
+        """Compare variants with all ranks, waiting for them, and clocks with what the neighbours have published."""
         self._is_over = True
         ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}

@@ -1,10 +1,10 @@
-"""Clocks of ranks at the same call of a region -> the rank that left out a call, or made one more: pure.
+"""Clocks of ranks at the same call of a region -> the rank that skipped a call, or made an additional one: pure.
 
-Ranks run apart by some calls at any instant, so nothing is compared by time. At some calls of a region a rank writes
-down its clocks: the variables of the `for` loops around the call, and the number of its last collective in each group
-that all ranks share. At one call these are equal on ranks that run the same program, or differ by a constant, however
-far apart the ranks are. A difference that changes and stays changed is a call that one rank alone left out or made; the
-rank whose clock left its own rate is named.
+At any time, ranks may be some calls apart, so nothing is compared by time. At selected calls of a region a rank records
+its clocks: the variables of the `for` loops around the call, and the number of its last collective in each group that
+all ranks share. At the same call, clocks of ranks that run the same program are equal or differ by a constant. If the
+difference changes and stays changed, a rank skipped a call or made an additional one: the rank whose clock deviates
+from its own rate.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from itertools import groupby, pairwise
 from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
 _STRIDES = (1, 2, 3, 4, 6, 8, 12)
-"""Calls of one iteration: a loop has gone on by the same number only from one whole iteration to the next."""
+"""Calls per iteration: a loop variable advances at a constant rate only over whole iterations."""
 _SEEN = 3
-"""Marks before and after a change of the difference that must agree on it: one may lie between two counts."""
+"""Marks before and after a change that must agree on the difference: a single mark may lie between two counts."""
 _RATED = 12
-"""Marks before it in which the clock must run at one rate, where there are so many: a whole iteration."""
+"""Marks before a change in which the clock must have one rate, if there are as many: a whole iteration."""
 _Table = tuple[int, Mapping[str, Counted]]
-"""A rank, and what it wrote down by region."""
+"""A rank, and what it recorded by region."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,28 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Change:
-    """Between two readings the difference of the ranks changed, and stayed changed."""
+    """Two readings between which the difference of the ranks changed, and stayed changed."""
 
     before: _Reading
     after: _Reading
     rate: Fraction
     """Ticks of both clocks per call, before and after."""
     ahead: tuple[Fraction, Fraction]
-    """By how much each rank's clock left its own rate; of one rank at least it did."""
+    """Deviation of each rank's clock from its own rate; nonzero for at least one rank."""
 
     @property
     def is_of_one_rank(self) -> bool:
-        """The other one kept its rate."""
+        """True when only one rank deviates from its rate."""
         return 0 in self.ahead
 
     @property
     def is_left_out(self) -> bool:
-        """One rank's clock went on without the call, the other one kept its rate."""
+        """True when one rank's clock advanced without the call and the other rank kept its rate."""
         return min(self.ahead) == 0
 
 
 def parted_calls(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
-    """The first region of which a rank left out a call, or made one more than its neighbour."""
+    """The first region of which a rank skipped a call, or made one more than its neighbour."""
     neighbours = pairwise(ByRank(by_rank).items())
     return first_finding(lambda both: _of_neighbours(*both), neighbours)
 
@@ -91,13 +91,13 @@ def _by_clock(pair: ByRank[Counted], clock: str) -> Finding | None:
 
 
 def _readings(pair: ByRank[Counted], clock: str) -> list[_Reading]:
-    """What a clock showed on both ranks, at the calls at which both wrote it down."""
+    """Values of a clock on both ranks, at the calls at which both recorded it."""
     mine, theirs = pair.map(lambda counted: counted.shown_by(clock)).values()
     return [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
 
 
 def _first_change(readings: Sequence[_Reading]) -> _Change | None:
-    """Of the first changes in steps of several calls, one in which one rank alone left its rate, if there is one."""
+    """The first lasting change over all strides, preferring one in which only one rank deviates from its rate."""
     by_stride = [[reading for reading in readings if reading.call % stride == 0] for stride in _STRIDES]
     found = list(filter(None, map(_first_lasting_change, by_stride)))
     of_one_rank = [change for change in found if change.is_of_one_rank]
@@ -129,7 +129,7 @@ def _change(old: _Reading, new: _Reading, rate: Fraction) -> _Change:
 
 
 def _rate(readings: Sequence[_Reading]) -> Fraction | None:
-    """Ticks of the clock per call, None where it is not always the same or too little was seen."""
+    """Ticks of the clock per call; None when they vary or there are too few readings."""
     if len(readings) < _SEEN:
         return None
     rates = {Fraction(b.values[0] - a.values[0], b.call - a.call) for a, b in pairwise(readings)}
@@ -137,10 +137,10 @@ def _rate(readings: Sequence[_Reading]) -> Fraction | None:
 
 
 def _is_fault_without_collectives(change: _Change) -> bool:
-    """True where one rank left out what it calls once per iteration.
+    """True when one rank skipped a region that it calls once per iteration.
 
-    More calls on one rank may be an evaluation; of several calls per iteration one may follow the data, as that of an
-    expert without tokens.
+    Additional calls on one rank may be an evaluation; of several calls per iteration one may depend on the data, e.g.
+    that of an expert without tokens.
     """
     return change.is_left_out and abs(change.rate) >= 1
 
@@ -149,11 +149,11 @@ def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
     ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
     shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
     odd = ahead.where(bool).ranks
-    what = _what(change, clock) if change.is_of_one_rank else "do not make the same calls"
+    what = _what(change, clock) if change.is_of_one_rank else "did not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
     then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"rank {ranks_text(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"{named_ranks(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
     is_by_number = clock.startswith(COLLECTIVES)
@@ -164,4 +164,4 @@ def _what(change: _Change, clock: str) -> str:
     is_ahead = max(change.ahead) > 0
     if clock.startswith(COLLECTIVES):
         return "issued more collectives per call than before" if is_ahead else "issued fewer collectives per call"
-    return "left out a call" if is_ahead else "made one call more"
+    return "left out a call" if is_ahead else "made one additional call"

@@ -1,4 +1,4 @@
-"""A rank waits for one that has left, or cannot reach it any more -> where they came apart: pure."""
+"""A rank waits for a rank that has left, or lost its connection to it -> where their programs diverged: pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpcompile.sentinel.waits import Wait, waits_of
 
 
 def waits_for_departed(situation: Situation) -> Finding | None:
-    """A rank waits for one that has left."""
+    """The finding for a rank that waits for a rank that has left."""
     return first_finding(lambda wait: _of_wait(situation.now, wait), waits_of(situation))
 
 
@@ -31,7 +31,7 @@ def _of_wait(states: ByRank[RankState], wait: Wait) -> Finding | None:
 
 
 def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None:
-    """Communication failed on this rank: because others have left the job?"""
+    """The finding for failed communication on this rank, if other ranks have left."""
     gone = ByRank(states).without([here.rank]).where(lambda state: state.ended)
     if not gone:
         return None
@@ -46,17 +46,17 @@ def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None
 
 
 def has_left(state: RankState) -> str:
-    """How a rank ended."""
+    """Text on how a rank ended."""
     return f"rank {state.rank} has left: {state.ended}"
 
 
 def _explained(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
-    """Why a rank waits for one that has left: they parted before, or made different numbers of calls."""
+    """Why a rank waits for one that has left: earlier collectives differ, or the numbers of calls do."""
     return parting(states) or _fewer_calls(states, waiting, absent) or _fewer_collectives(waiting, absent)
 
 
 def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankState) -> Finding | None:
-    """The rank that has left made fewer calls, although nothing else differs."""
+    """The finding where the rank that has left made fewer calls, and nothing else differs."""
     region = _region_left_out(waiting, absent)
     if region is None:
         return None
@@ -66,19 +66,19 @@ def _fewer_calls(states: ByRank[RankState], waiting: RankState, absent: RankStat
 
 
 def _region_left_out(waiting: RankState, absent: RankState) -> str | None:
-    """A region that the rank which has left called less often; that in which the other one waits, if it is one."""
+    """A region that the absent rank called less often; preferably the one in which the waiting rank waits."""
     fewer = [region for region, calls in waiting.calls.items() if absent.calls_of(region) < calls]
     newest = last([issued.region for issued in waiting.in_flight])
     return newest if newest in fewer else first(fewer)
 
 
 def _last_call_of(region: str, state: RankState) -> UserLine | None:
-    """From where the rank called it, as far as its collectives tell."""
+    """The line of the rank's last call of a region, from the collectives of that call."""
     return last(known(issued.call_line for issued in state.issued_by(region)))
 
 
 def _fewer_collectives(waiting: RankState, absent: RankState) -> Finding | None:
-    """The same where nobody knows the calls: it ended well before the last collective of the rank that waits."""
+    """The same without known calls: the absent rank finished before the last collective of the waiting rank."""
     newest = waiting.newest
     if newest is None or newest.call_line is None or absent.ended != FINISHED:
         return None

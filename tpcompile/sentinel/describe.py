@@ -1,4 +1,4 @@
-"""State of a rank -> one line on what it does, for a person: pure."""
+"""State of a rank -> one line of text on what it does: pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _does(state: RankState) -> str:
     if state.ended:
         return f"has left: {state.ended}"
     if state.waits_at is not None:
-        return f"compiled {state.waits_at} and has waited {state.since_s:.1f} s for the others{where}"
+        return f"compiled {state.waits_at} and has waited {state.since_s:.1f} s for the other ranks{where}"
     if state.compiles:
         return f"{_compiles(state)}{where}"
     if state.p2p is not None:

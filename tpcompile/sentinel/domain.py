@@ -1,4 +1,4 @@
-"""A mesh and one of its axes -> the ranks that must compile alike."""
+"""A mesh and one of its axes -> the ranks that must compile the same programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.ranks.mesh import mesh_roles
 
 
 class Domain(NamedTuple):
-    """Ranks that must compile alike."""
+    """Ranks that must compile the same programs."""
 
     axis: str
     members: list[int]

@@ -1,4 +1,4 @@
-"""Compiled callables -> which of them is about to run: torch says when a call begins, so no lookup walks the stack."""
+"""Compiled callables -> the one about to run: torch reports the start of a call, so that no lookup walks the stack."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from tpcompile.torch_api import watching
 
 
 class Entries:
-    """Regions whose compiled callables tell when a call of them begins.
+    """Entry hooks on compiled callables, which record the region whose call begins.
 
-    They tell it only while nothing compiles. The first frame that is looked up in a call is the callable's own as long
-    as Dynamo does not begin to skip that code, which takes a compile; `clear` before each one.
+    The first frame that is looked up in a call is the callable's own, until Dynamo starts to skip its code. Since that
+    takes a compile, `clear` removes all hooks before each compile.
     """
 
     def __init__(self) -> None:
         self.begun: dict[int, Region] = {}
-        """Thread -> the region that is about to run there, until its first frame was looked up.
+        """Thread -> the region about to run there, until its first frame is looked up.
 
-        The end of a call forgets those of all threads, which is cheapest: a region that was forgotten is found on the
-        stack.
+        The end of a call clears the entries of all threads, which is cheapest: a cleared region is found on the stack.
         """
         self._hooks: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
         self._functions: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
-        """Context of torch -> ids of the functions it was seen to wrap."""
+        """torch's compile context -> ids of the functions that it wraps."""
 
     def saw(self, call: watching.Entered) -> None:
-        """A callable was called; also where it compiles."""
+        """Record the function of a call, including one that compiles."""
         self._functions.setdefault(call.context, set()).add(id(call.function))
 
     def add(self, call: watching.Entered, region: Region) -> None:
-        """Have that callable tell of its calls; not where torch wraps several functions with one context."""
+        """Add the entry hook, unless torch wraps several functions with this context."""
         context = call.context
         if context in self._hooks or len(self._functions[context]) > 1:
             return
@@ -48,7 +47,7 @@ class Entries:
         watching.entry_hooks(context).append(tell)
 
     def clear(self) -> None:
-        """No callable tells any more."""
+        """Remove all entry hooks."""
         self.begun.clear()
         for context, tell in list(self._hooks.items()):
             hooks = watching.entry_hooks(context)

@@ -1,4 +1,4 @@
-"""What happens to a rank, and what its protocol wants done: plain data between the pure part and the effects."""
+"""Events of a rank, and the actions of its protocol: plain data between the pure protocol and the side effects."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tpcompile.sentinel.variants import Ran
 
 
 class Alarm(Frozen):
-    """Something is wrong, or may be: what all ranks settle together."""
+    """A problem, or a possible one, that all ranks settle together."""
 
     key: str
     position: Position | None = None
-    """The compile to compare, None when it is not about one."""
+    """The compile to compare; None for a problem that is not about a compile."""
     problem: Check | None = None
-    """What is already known to be wrong."""
+    """The failed check, where it is known already."""
     gone: tuple[int, ...] = ()
     """Ranks that cannot answer."""
 
 
 @dataclass(frozen=True)
 class Absence:
-    """What is known of the process of a rank that did not answer."""
+    """What is known about the process of a rank that did not answer."""
 
     how: str
-    """`dead`, `stopped`, or anything else for a process that may live."""
+    """`dead`, `stopped`, or any other value for a process that may be alive."""
     stack: tuple[UserLine, ...] = ()
-    """The user's frames it died in, outermost first, when it left them."""
+    """The user's frames in which it died, outermost first; empty when it left no stack."""
     aborted: bool = False
 
     @property
@@ -52,12 +52,12 @@ class CompileStarted:
 
 @dataclass(frozen=True)
 class CompileEnded:
-    """This rank has compiled, and the code has not run yet."""
+    """This rank has compiled; the code has not run yet."""
 
     position: Position
     post: CompilePost
     may_wait: bool
-    """False for a compile that failed: an exception is on its way, or the frame runs eager from here on."""
+    """False for a failed compile: an exception follows, or the frame runs eager from now on."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class Posted:
 
 @dataclass(frozen=True)
 class WentPast:
-    """This rank is past a position at which another one compiles."""
+    """This rank has passed a position at which a different rank compiles."""
 
     found: Announcement
 
 
 @dataclass(frozen=True)
 class StillCompiling:
-    """A compile that another rank went past has taken a while."""
+    """A compile that a different rank passed has not ended after some time."""
 
     position: Position
     theirs: RankState
@@ -106,14 +106,14 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Tick:
-    """The timer looks at this rank."""
+    """The timer ticks."""
 
     now_s: float
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Whether the main thread is in a collective that does not end."""
+    """Whether the main thread is stuck in a collective."""
 
     now_s: float
     is_stuck: bool
@@ -121,18 +121,18 @@ class Looked:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the ranks said when asked; `absent` are those that did not."""
+    """States of the ranks that answered; `absent` are those that did not answer."""
 
     now_s: float
     states: Mapping[int, RankState]
     absent: Mapping[int, Absence]
     other_domains: Mapping[int, RankState] = field(default_factory=dict)
-    """Ranks of other domains that wait, too, as they told perhaps a while ago: what they issued stays true."""
+    """Waiting ranks of other domains. Their states may be old; the collectives they issued remain valid."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What ran here, and on ranks beside this one, as far as they have told."""
+    """What ran on this rank, and on other ranks as far as they have published it."""
 
     ran: Mapping[int, Mapping[str, Ran]]
     counted: Mapping[int, Mapping[str, Counted]]
@@ -143,14 +143,14 @@ class Compared:
 
 @dataclass(frozen=True)
 class PeerCompiled:
-    """A rank begins to compile, the first one there."""
+    """A rank begins to compile, the first one at this position."""
 
     found: Announcement
 
 
 @dataclass(frozen=True)
 class PeerPassed:
-    """A rank went past a position at which some rank compiles."""
+    """A rank has passed a position at which a different rank compiles."""
 
     position: Position
     theirs: RankState
@@ -158,14 +158,14 @@ class PeerPassed:
 
 @dataclass(frozen=True)
 class Decided:
-    """All ranks agree there, or have settled that they go on."""
+    """All ranks agree on a position, or have settled that they continue."""
 
     position: Position
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A rank asks what everybody does."""
+    """A rank asks for the state of all ranks."""
 
     rank: int
     number: int
@@ -180,7 +180,7 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """A rank watches no longer."""
+    """A rank has stopped watching."""
 
     why: str
 
@@ -202,7 +202,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the others that this rank compiles, unless one has told it of that position."""
+    """Announce that this rank compiles, unless a rank has announced that position."""
 
     found: Announcement
 
@@ -224,33 +224,33 @@ class Wait:
 
 @dataclass(frozen=True)
 class Release:
-    """Wake whoever waits."""
+    """Wake the waiting threads of this rank."""
 
 
 @dataclass(frozen=True)
 class DecideEqual:
-    """Tell everybody that the ranks agree there."""
+    """Publish that the ranks agree on a position."""
 
     position: Position
 
 
 @dataclass(frozen=True)
 class TellPassed:
-    """Tell everybody that this rank went past."""
+    """Publish that this rank has passed a position."""
 
     position: Position
 
 
 @dataclass(frozen=True)
 class RaiseAlarm:
-    """Let all ranks settle what was compiled there."""
+    """Let all ranks settle what was compiled at a position."""
 
     position: Position
 
 
 @dataclass(frozen=True)
 class RaiseOneRank:
-    """The same, knowing that another rank went past it."""
+    """The same for a position that a different rank passed."""
 
     position: Position
     theirs: RankState
@@ -258,14 +258,14 @@ class RaiseOneRank:
 
 @dataclass(frozen=True)
 class RaiseFinding:
-    """The ranks cannot go on."""
+    """Raise the alarm that the ranks cannot continue."""
 
     finding: Finding
 
 
 @dataclass(frozen=True)
 class Later:
-    """Hand the event in again after a time."""
+    """Process the event after a delay."""
 
     after_s: float
     event: StillCompiling
@@ -273,24 +273,24 @@ class Later:
 
 @dataclass(frozen=True)
 class Answer:
-    """Tell what this rank does."""
+    """Publish the state of this rank."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Look:
-    """See whether the main thread is stuck; `Looked` follows."""
+    """Check whether the main thread is stuck; `Looked` follows."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Tell what ran here, and read what the next rank has told; `Compared` follows where there is news."""
+    """Publish what ran on this rank and read it of the next rank; `Compared` follows where something changed."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask what everybody does; `Answers` follows."""
+    """Ask for the state of all ranks; `Answers` follows."""
 
     expected: tuple[int, ...]
 
@@ -304,7 +304,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Settle:
-    """Agree on a verdict with the ranks that are present; `Settled` follows where the job goes on."""
+    """Agree on a verdict with the ranks that are present; `Settled` follows if the job continues."""
 
     alarm: Alarm
     present: tuple[int, ...]
@@ -312,7 +312,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class StopWatching:
-    """Say why, on this rank and to the others."""
+    """Log the reason on this rank and publish it to the other ranks."""
 
     why: str
 

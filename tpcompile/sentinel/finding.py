@@ -1,4 +1,4 @@
-"""What is wrong with ranks that do not go on, as every part of the sentinel that looks for it says it."""
+"""What is wrong with ranks that cannot continue: the result of every rule of the sentinel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, in the terms of a check."""
+    """A problem, with the fields of a check."""
 
     cause: Cause
     observed: str
@@ -24,27 +24,27 @@ class Finding:
     line: UserLine | None = None
     details: tuple[str, ...] = ()
     gone: tuple[int, ...] = ()
-    """Ranks that cannot take part any more."""
+    """Ranks whose process has ended or does not answer."""
     is_by_number: bool = False
-    """Numbers of collectives differ; which collective it is, the ranks' own records say."""
+    """Only the number of collectives is known to differ; which collective, the ranks' flight recorders show."""
 
     @property
     def is_loss(self) -> bool:
-        """A process is gone or does not answer."""
+        """True for a process that has ended or does not answer."""
         return self.cause in (Cause.KILLED, Cause.STOPPED_RESPONDING)
 
 
 def call_or_collective(is_call: object) -> Cause:
-    """Of ranks that are not in step: a call of compiled code is what one made more or less, or a collective."""
+    """Cause of an additional or missing call of compiled code, or else of a collective."""
     return Cause.CALL_COUNT if is_call else Cause.STUCK_COLLECTIVE
 
 
 def fewer_of(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Of two sides that differ, the ranks of the smaller one; all of both where they are equal."""
+    """Ranks of the smaller of two groups; of both groups if their sizes are equal."""
     fewer, more = sorted([one, other], key=len)
     return fewer if len(fewer) < len(more) else tuple(sorted(fewer + more))
 
 
 def first_finding(find: Callable[[T], Finding | None], among: Iterable[T]) -> Finding | None:
-    """What is found in the first of several things in which anything is found."""
+    """The first finding that `find` returns for the elements of `among`."""
     return first(filter(None, map(find, among)))

@@ -26,7 +26,7 @@ _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
 _OWN_PARTS = ("sentinel", "capture", "collectives", "ranks", "preflight", "gate", "numerics")
 _OWN = tuple(f"{_PACKAGE}/{part}/" for part in _OWN_PARTS)
-"""What of tpcompile is nobody's program; `nn` and the corpus are."""
+"""Packages whose frames are not the user's; those of `nn` and the corpus count as the user's."""
 Begun = tuple[int, str, int]
 """(Unix time in ns, region, call)."""
 _PEER = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
@@ -49,17 +49,17 @@ def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[
 
 
 def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
-    """What this process issued, empty when no flight recorder runs (TORCH_FR_BUFFER_SIZE=0)."""
+    """Collectives issued by this process; empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0)."""
     return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
 
 
 def point_to_point(frame: FrameType | None) -> PointToPoint | None:
-    """The send or receive this process waits in: by the main thread's frame (gloo), or the recorder (NCCL)."""
+    """The send or receive this process waits in: from the main thread's frame (gloo) or the recorder (NCCL)."""
     called = watching.point_to_point(frame)
     if called is not None:
         return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)))
     if not is_blocked(frame):
-        return None  # one in flight holds nobody up whose program goes on
+        return None  # the program continues while it is in flight
     entries = watching.recorded_collectives().get("entries", ())
     return first(filter(None, map(_p2p_in_flight, entries)))
 
@@ -125,18 +125,18 @@ def _text(sizes: Iterable[Iterable[int]]) -> str:
 
 
 def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
-    """First frame, innermost first, that the user wrote."""
+    """The innermost frame of the user's code."""
     return first(_users(frames))
 
 
 def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
-    """Frames that the user wrote, innermost first."""
+    """Frames of the user's code, innermost first."""
     return tuple(known(user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames))
 
 
 @functools.lru_cache(maxsize=4096)
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
-    """The line, None when torch, tpcompile or generated code owns it."""
+    """The line of user code; None for torch, tpcompile, libraries and generated code."""
     if _GENERATED_FUNCTION.search(function) or any(owns(filename) for owns in _OWNERS):
         return None
     line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
@@ -158,7 +158,7 @@ def _is_own(filename: str) -> bool:
 
 
 _OWNERS = (watching.is_torch, _is_generated, _is_stdlib, _is_own)
-"""Whose files are not the user's."""
+"""Tests for files that are not the user's."""
 
 
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:

@@ -1,4 +1,4 @@
-"""What a rank issued, in order -> where it left its own habit: after what it issued before, something else followed."""
+"""Collectives of a rank, in order -> where it deviates from its own earlier sequence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tpcompile.sentinel.messages import Key
 
 
 def surprise(keys: Sequence[Key], place: int, elsewhere: Iterable[int]) -> int:
-    """How much speaks against what stands at a place: 0 where it is usual, or where nothing is known.
+    """How unusual the collective at `place` is: 0 where it is usual, or where nothing is known.
 
-    Of the places `elsewhere`, those count before which most collectives are the same as before this one; what follows
-    there is usual. The number of those collectives is returned where something else stands here.
+    Among the places `elsewhere`, those with the longest common run of preceding collectives show what usually follows.
+    If the collective at `place` is not one of these, the length of that run is returned.
     """
     contexts = {other: _num_common_before(keys, place, other) for other in elsewhere}
     longest = max(contexts.values(), default=0)
@@ -21,6 +21,6 @@ def surprise(keys: Sequence[Key], place: int, elsewhere: Iterable[int]) -> int:
 
 
 def _num_common_before(keys: Sequence[Key], place: int, other: int) -> int:
-    """How many collectives before two places are the same."""
+    """Length of the common run of collectives before two places."""
     pairs = zip(reversed(keys[:place]), reversed(keys[:other]), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

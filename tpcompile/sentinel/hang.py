@@ -1,8 +1,8 @@
-"""Situation -> why nothing moves, or None while somebody may still come: pure, no store, no clock.
+"""Situation -> why the ranks do not progress, or None while a rank may still arrive: pure, no store, no clock.
 
-Nothing here is decided by how long a rank takes. A rank that compiles or runs the user's own code may come, and its
-peers wait. A finding needs a rank that cannot come: it is gone, it has left, it issued another collective under the
-same number, or it waits itself for one that waits for it.
+Nothing here depends on how long a rank takes: a rank that compiles or runs the user's own code may arrive, and its
+peers wait. A finding needs a rank that cannot arrive: its process has ended, it has left, it issued a different
+collective under the same number, or it waits for a rank that waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import combinations
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.departed import waits_for_departed
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding, first_finding
@@ -28,23 +28,23 @@ from tpcompile.sentinel.waits import Wait, mutual_waits
 
 
 def why_stuck(situation: Situation) -> Finding | None:
-    """The reason nothing moves."""
+    """The first finding of `FINDERS`, with one line per rank on what it does."""
     found = first_finding(lambda find: find(situation), FINDERS)
     details = tuple(map(describe, situation.now.values()))
     return replace(found, details=details) if found is not None else None
 
 
 def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
-    """The call that one of two ranks made or left out before one of them compiled alone."""
+    """The call that only one of two ranks made before one of them compiled alone."""
     found = parting({here.rank: here, theirs.rank: theirs})
     return found if found is not None and found.cause == Cause.CALL_COUNT else None
 
 
 def mismatch(situation: Situation) -> Finding | None:
-    """Ranks issued different collectives under one number of one group, and some rank is stuck at or behind it."""
-    everybody = {**situation.other_domains, **situation.now}
+    """Ranks issued different collectives under one number of a group, and a rank is stuck at or after it."""
+    known = {**situation.other_domains, **situation.now}
     groups = sorted({issued.group for issued in situation.stuck.values()})
-    return first_finding(lambda group: _mismatch_in(History(everybody, group)), groups)
+    return first_finding(lambda group: _mismatch_in(History(known, group)), groups)
 
 
 def _mismatch_in(history: History) -> Finding | None:
@@ -55,7 +55,7 @@ def _mismatch_in(history: History) -> Finding | None:
 
 def _unlike(here: ByRank[Issued]) -> Finding:
     odd = here.unlike_most(_what)
-    says = " against ".join(f"rank {ranks_text(ranks)} {here[ranks[0]]}" for ranks in here.groups(_what))
+    says = ", ".join(f"{named_ranks(ranks)} in {here[ranks[0]]}" for ranks in here.groups(_what))
     return Finding(Cause.STUCK_COLLECTIVE, f"the ranks are in different collectives: {says}", odd, here[odd[0]].line)
 
 
@@ -82,7 +82,7 @@ def _of_pair(states: ByRank[RankState], wait: Wait, back: Wait) -> Finding | Non
 
 
 def crossed(situation: Situation) -> Finding | None:
-    """Two ranks have issued collectives of two groups in opposite order, and each GPU waits in its first one."""
+    """Two ranks issued collectives of two groups in opposite order, and each GPU waits in its first one."""
     return first_finding(lambda pair: _crossed_by(situation, *pair), combinations(situation.stuck, 2))
 
 
@@ -94,7 +94,7 @@ def _crossed_by(situation: Situation, a: int, b: int) -> Finding | None:
         return None
     if _may_be_joined(first_of_a, states) or _may_be_joined(first_of_b, states):
         return None
-    says = f"rank {a} issued {first_of_a} before {second_of_a}; rank {b} issued them in opposite order"
+    says = f"rank {a} issued {first_of_a} before {second_of_a}; rank {b} issued them in the opposite order"
     return Finding(Cause.STUCK_COLLECTIVE, says, (a, b), first_of_b.line)
 
 
@@ -103,10 +103,10 @@ def _in_flight(state: RankState, wanted: Issued) -> Issued | None:
 
 
 def _may_be_joined(wanted: Issued, states: ByRank[RankState]) -> bool:
-    """True while a rank of the group may still come."""
+    """True while a rank of the group may still issue it."""
     members = states.where(lambda state: wanted.group in state.groups)
     return len(members.where(lambda state: state.has_issued(wanted))) < len(members)
 
 
 FINDERS: tuple[Finder, ...] = (lost_ranks, mismatch, waits_for_departed, other_group, cycle, crossed)
-"""What is looked for, first what says most."""
+"""Rules in order, the most specific first."""

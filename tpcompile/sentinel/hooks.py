@@ -1,7 +1,7 @@
 """Guard lookups and compiles of this process -> progress, and events for the protocol; on the thread that compiles.
 
-Runs inside Dynamo, so it must neither raise nor be slow: a hit counts, in about a microsecond, and only a compile is an
-event.
+Runs inside Dynamo, so it must neither raise nor be slow: a hit is counted in about a microsecond, and only a compile is
+an event.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tpcompile.torch_api import watching
 
 
 class Hooks:
-    """Listens to torch."""
+    """Callbacks for torch's guard lookups and compiles."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class Hooks:
         """Region of every compiled function that is alive, by its id."""
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._failed: set[str] = set()
-        """Compiles that raised; torch logs their end, with the reason, after it has told us."""
+        """Compiles that raised; torch logs their end, with the reason, after the callback."""
         self._handled: BaseException | None = None
         """The exception the program was handling when the compile began."""
         self.num_compiles = 0
 
     def install(self) -> None:
-        """Hook in."""
+        """Register the callbacks."""
         torch_hooks.lookups.add(self._looked_up)
         self._listener.ensure()
         self._session.before_event = self._while_watched(self._logged)
         self._session.after_event = self._while_watched(self._has_logged)
 
     def remove(self) -> None:
-        """Unhook."""
+        """Remove the callbacks."""
         torch_hooks.lookups.remove(self._looked_up)
         self._entries.clear()
         self._listener.close()
@@ -90,7 +90,7 @@ class Hooks:
         return watching.wrap_calls(target, wrap)
 
     def _while_watched(self, act: Callable[..., None]) -> Callable[..., None]:
-        """`act`, for a process that is watched; nothing for one that is watched no longer."""
+        """`act`, which does nothing once the process is no longer watched."""
 
         def acts(*args: Any) -> None:
             if self._progress.is_active:
@@ -99,7 +99,7 @@ class Hooks:
         return acts
 
     def _looked_up(self, hit: bool, frame: FrameType | None = None) -> bool:
-        """After every guard lookup; in steady state the callable has told which region begins."""
+        """Called after every guard lookup; in steady state an entry hook has recorded which region begins."""
         progress, begun = self._progress, self._entries.begun
         if not progress.is_active:
             return hit
@@ -111,7 +111,7 @@ class Hooks:
         return hit
 
     def _counts(self, hit: bool, frame: FrameType) -> None:
-        """Count a lookup of which nothing was told: the stack says whether a call begins with it."""
+        """Count a lookup without an entry hook: the stack shows whether a call begins with it."""
         if not hit:
             self._entries.clear()
         region = None if self._progress.current.is_inside else self._entered(frame, hit=hit)
@@ -123,13 +123,13 @@ class Hooks:
         self._progress.lookup(hit)
 
     def _enters_compiled(self, region: Region) -> None:
-        """A call begins whose first frame is compiled already; keep which of its variants it has hit."""
+        """Begin a call whose first frame is compiled already, and record the variant that it hit."""
         self._progress.enter(region, 1)
         if region.has_variants and region.code is not None:
             region.ran.append((region.call, watching.variant_hit(region.code)))
 
     def _entered(self, frame: FrameType | None, *, hit: bool) -> Region | None:
-        """The region that the frame below `frame` begins; where it is compiled, its callable tells from now on."""
+        """The region whose call begins with the frame below `frame`; on a hit its callable gets an entry hook."""
         call = watching.entered(frame)
         if call is None:
             return None
@@ -148,25 +148,25 @@ class Hooks:
             self._progress.enter(region)
 
     def _named(self, call: watching.Entered, frame: FrameType | None) -> Region:
-        """The region of a callable, named once per function."""
+        """The region of a callable; the name is computed once per function."""
         function, code = call.function, code_of(call.target)
         region = self._progress.region(region_name(call.target))
         if region.code is None and code is not None:
             region.code, region.stack = code, flight.user_stack(frame)
             region.has_variants = watching.num_variants(code) > 1
         key = id(function)
-        with suppress(TypeError):  # what cannot be referred to weakly is named every time
+        with suppress(TypeError):  # without weak references the name is computed every time
             self._alive[key] = weakref.ref(function, lambda _: self._forget(key))
             self._regions[key] = region
         return region
 
     def _forget(self, key: int) -> None:
-        """The function is gone, and another one may get its id."""
+        """Remove a function that was freed: a new one may get its id."""
         self._regions.pop(key, None)
         self._alive.pop(key, None)
 
     def _logged(self, metadata: Mapping[str, Any]) -> None:
-        """torch logs something: which step it belongs to. A first compile has no lookup before the log of its start."""
+        """Before torch logs an event: set its step. A first compile has no lookup before its start is logged."""
         if "dynamo_start" in metadata:
             self._entries.clear()
         if "dynamo_start" in metadata and not metadata.get("attempt"):
@@ -199,7 +199,7 @@ class Hooks:
         self._on(CompileStarted(found))
 
     def _keep_skipped(self, frame: FrameType | None) -> None:
-        """What is compiled is a part of a compiled callable whose own code Dynamo skips: keep which code that is."""
+        """If this compiles a part of a callable whose own code Dynamo skips, record the skipped code."""
         call = compat.compiled_call(frame)
         if call is None or call.around is None:
             return
@@ -212,7 +212,7 @@ class Hooks:
             region.skipped, region.calls_as_one = skipped, region.call
 
     def _ends(self, kind: str, compile_id: str) -> None:
-        handled, self._handled = self._handled, None  # it holds all tensors of the frames it passed through
+        handled, self._handled = self._handled, None  # it keeps alive all tensors of the frames that it passed
         if not self._progress.is_active:
             return
         self._progress.set(RUNNING)
@@ -221,7 +221,7 @@ class Hooks:
             return
         error = sys.exception()
         if error is None or error is handled:
-            self._failed.discard(compile_id)  # an attempt before this one may have raised
+            self._failed.discard(compile_id)  # an earlier attempt may have raised
             self._ended(compile_id, may_wait=True)
             return
         self._failed.add(compile_id)
@@ -229,7 +229,7 @@ class Hooks:
             self._say_raising()
 
     def _has_logged(self, metadata: Mapping[str, Any]) -> None:
-        """torch logs the end of a compile, also of one that failed or that the recompile limit did not let begin."""
+        """torch logged the end of a compile, including one that failed or that the recompile limit prevented."""
         if "compilation_metrics" not in metadata:
             return
         compile_id = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}"
@@ -252,18 +252,18 @@ class Hooks:
 
 
 def is_dynamic(compile_: CompileRecord) -> bool:
-    """True where sizes of its inputs are symbolic."""
+    """True when sizes of its inputs are symbolic."""
     inputs = [node.value for node in compile_.dynamo_nodes if node.op == "placeholder"]
     return any(value.startswith("Sym(") for value in inputs)
 
 
 def code_of(target: Any) -> CodeType | None:
-    """Code of a compiled function or of a module's forward: what the user wrote."""
+    """Code of the user's function, or of a module's forward."""
     return getattr(_function_of(target), "__code__", None)
 
 
 def region_name(target: Any) -> str:
-    """Name of a compiled function or module, equal on all ranks: the code the user wrote."""
+    """Name of a compiled function or module, with the line of its code; equal on all ranks."""
     code = code_of(target)
     name: str = getattr(_function_of(target), "__qualname__", type(target).__qualname__)
     return f"{name} {normalise.short_path(code.co_filename)}:{code.co_firstlineno}" if code else name

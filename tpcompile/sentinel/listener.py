@@ -54,7 +54,7 @@ class Listener:
                     return
         except RuntimeError as error:
             self._on(Failed(f"the job's store is gone: {error}"))
-        except Exception as error:  # a thread that dies silently would leave the others waiting for answers
+        except Exception as error:  # a thread that ends silently would leave the other ranks waiting for answers
             logger.error("rank {}: the sentinel failed", self._log.rank, exception=error)
             self._on(Failed(f"{type(error).__name__}: {error}"))
         finally:
@@ -65,7 +65,7 @@ class Listener:
 
 
 def event_of(entry: Entry) -> Event:
-    """What an entry of the log says."""
+    """The event of an entry of the log."""
     return _EVENTS[entry.kind](entry.rank, entry.data)
 
 

@@ -1,4 +1,4 @@
-"""Stack of the user's program -> its clocks: where the `for` loops around a call are, and how much was communicated."""
+"""Stack of the user's program -> its clocks: variables of the `for` loops around a call, and numbers of collectives."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tpcompile.torch_api import watching
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
 _REFERENCES = 3
-"""Of a copy of variables that only its frame, `_integers` and `sys.getrefcount` know."""
+"""References to a copy of variables that only its frame, `_integers` and `sys.getrefcount` hold."""
 _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 
 
 def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
-    """Clock -> what it shows now; a call takes some microseconds, so it is made at few calls of a region."""
+    """Clock -> its current value; takes some microseconds, so it is read at few calls of a region."""
     found = {f"{COLLECTIVES}{name}": number for name, number in watching.collective_numbers(members).items()}
     for caller in watching.frames_from(frame):
         code = caller.f_code
         line = flight.user_line(code.co_filename, caller.f_lineno, code.co_name)
         if line is not None:
             own = {f"`{name}` in {code.co_qualname}": now for name, now in _integers(caller).items()}
-            found = own | found  # of a function that calls itself, the innermost
+            found = own | found  # of a recursive function, the innermost frame
     return found
 
 
 def _integers(frame: FrameType) -> dict[str, int]:
-    """Loop variables of the frame that are integers now.
+    """Loop variables of the frame whose current value is an integer.
 
-    Up to Python 3.12 a frame keeps the copy of its variables that it was asked for, and with it tensors that the
-    program has let go of: empty it, unless the program holds it as its `locals()`.
+    Up to Python 3.12 a frame keeps the copy of its variables that `f_locals` makes, and with it tensors that the
+    program has released: the copy is cleared, unless the program holds it as its `locals()`.
     """
     names = loop_variables(frame.f_code)
     if not names:
@@ -50,7 +50,7 @@ def _integers(frame: FrameType) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=1024)
 def loop_variables(code: CodeType) -> tuple[str, ...]:
-    """Variables that a `for` loop of the function sets at each of its iterations."""
+    """Variables that a `for` loop of the function assigns in each iteration."""
     names: list[str] = []
     is_target = False
     for instruction in dis.get_instructions(code):

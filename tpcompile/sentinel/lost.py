@@ -1,4 +1,4 @@
-"""Ranks that did not answer, and what the others do -> what became of them, and whose fault it is: pure."""
+"""Ranks that did not answer, states of the remaining ranks -> how they were lost, and the rank to blame: pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import issued_by_all
@@ -17,11 +17,11 @@ from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.situation import Lost, Situation
 
 _RECENT = 12
-"""Collectives before an abort in which a rank may have left the common order."""
+"""Last collectives before an abort that are searched for a deviation from the common order."""
 
 
 def lost_ranks(situation: Situation) -> Finding | None:
-    """What became of ranks that are given up."""
+    """The finding for ranks that are given up."""
     dead = situation.lost.where(lambda gone: gone.is_final)
     if not dead:
         return None
@@ -33,7 +33,7 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
     waiting = states.where(lambda state: state.waits_at or state.in_flight)
     says = "; ".join(map(str, dead.values()))
     if waiting:
-        says += f"; rank {ranks_text(waiting.ranks)} waits"
+        says += f"; waiting: {named_ranks(waiting.ranks)}"
     aborted = dead.where(lambda gone: gone.aborted).where(_line)
     cause = dead.first.cause
     if aborted and cause == Cause.KILLED:
@@ -47,7 +47,7 @@ def _line(one: Lost | RankState) -> UserLine | None:
 
 
 def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
-    """A rank left its last stack: it aborted in a collective. The others' collectives tell what was wrong with it."""
+    """The finding for a rank that aborted in a collective and left its stack, from the other ranks' collectives."""
     newest = states.found(lambda state: state.latest)
     if not newest:
         return Finding(Cause.KILLED, says, (gone.rank,), gone.line)
@@ -65,16 +65,16 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
 
 
 def _unlike_sizes(gone: Lost, met: Issued, says: str) -> Finding:
-    """The dead rank and the others were in one collective."""
-    says += f"; the others issued {met.op} there, too: shapes, dtypes or split sizes differ"
+    """The finding where the dead rank and the remaining ranks were in the same collective."""
+    says += f"; the remaining ranks issued {met.op} at the same line: shapes, dtypes or split sizes differ"
     return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
 
 
 def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState]) -> Issued | None:
-    """The collective in which the dead rank aborted, where the others ended it and went on; None for another case.
+    """The collective in which the dead rank aborted, if the remaining ranks completed it; else None.
 
-    Only of collectives to which each rank gives sizes of its own, and is through when those hold. Of others the dead
-    rank is taken to have left out what came between.
+    Only for collectives with sizes per rank, which complete on a rank once its own sizes match. For all others, the
+    dead rank is assumed to have skipped the collectives in between.
     """
     before = states.found(lambda state: state.before_latest)
     here = before.where(lambda issued: issued.has_own_sizes and _is_met_by(gone, issued))
@@ -82,50 +82,50 @@ def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState])
 
 
 def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
-    """The dead rank did what everybody does, and a rank met it with another collective."""
+    """The finding where the dead rank was right, and a different rank issued a different collective."""
     issued = strange.first
     cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
-    says += f"; rank {ranks_text(strange.ranks)} was in {issued}"
+    says += f"; {named_ranks(strange.ranks)} issued {issued}"
     return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
 
 
 def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
-    """The others did what everybody does, and met the dead rank elsewhere."""
-    says += f"; the others were in {met}"
+    """The finding where the remaining ranks were right, and the dead rank was at a different line."""
+    says += f"; the remaining ranks issued {met}"
     if met.call_line is None or not _is_usual_place(gone, states):
         return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
-    says += f", in call {met.call} of {met.region}, which rank {gone.rank} seems to have left out"
+    says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
     return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
 
 
 def _is_a_call_more(issued: Issued, state: RankState) -> bool:
-    """True where the region was called before, and never from that line."""
+    """True when the region was called before, but never from that line."""
     others = [one.call_line for one in state.issued_by(issued.region) if one.call != issued.call]
     return bool(others) and issued.call_line not in others
 
 
 def _is_usual_place(gone: Lost, states: ByRank[RankState]) -> bool:
-    """True when ranks usually come to where the dead rank stood: by a call that it left out, it was there too early."""
+    """True when ranks issue collectives at the dead rank's line: it was there too early, by a call that it skipped."""
     met = [issued for issued in issued_by_all(states) if _is_met_by(gone, issued)]
     return gone.place[-1] in [issued.place[-1] for issued in met]
 
 
 def _is_met_by(gone: Lost, issued: Issued) -> bool:
-    """True when the dead rank stood where this collective was issued, as far as both stacks reach."""
+    """True when the dead rank was at the line of this collective, as far as both stacks reach."""
     reach = min(len(gone.place), len(issued.place))
     return reach > 0 and gone.place[:reach] == issued.place[:reach]
 
 
 def _left_their_habit(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
-    """Ranks that left their own habit a moment ago, and in what."""
+    """Ranks that recently deviated from their own sequence -> the collective in which they did."""
     of_group = {rank: states[rank].issued_in(last.group) for rank, last in newest.items()}
     return ByRank(of_group).found(_strangest)
 
 
 def _strangest(issued: Sequence[Issued]) -> Issued | None:
-    """That of the last collectives which follows most that others followed elsewhere; None where all are usual.
+    """The most unusual of the last collectives; None when all are usual.
 
-    Elsewhere is before and after: what ends the first step ends the next ones, too.
+    It is compared with earlier and later places: what ends the first step also ends the later ones.
     """
     keys = [one.key for one in issued]
     places = range(1, len(keys))
@@ -138,6 +138,6 @@ def _strangest(issued: Sequence[Issued]) -> Issued | None:
 
 
 def _ends_with_something_new(issued: Sequence[Issued]) -> bool:
-    """True where the rank is in a collective that it never issued before."""
+    """True when the rank is in a collective that it never issued before."""
     *before, last = [one.key for one in issued]
     return len(before) > 1 and last not in before and not issued[-1].is_done

@@ -1,4 +1,4 @@
-"""The clocks of one rank at some calls of a region: which calls, and how many are kept."""
+"""Clocks of one rank at selected calls of a region: which calls, and how many are kept."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)
 """Marks are at multiples of these; of twelve and its doubles an iteration of 2, 3, 4, 6 or 12 calls is a whole one."""
 _OFTEN_S, _RARE_S = 0.25, 1.0
-"""Marks come no more often, and no less often where calls do."""
+"""Shortest and longest interval between marks, as far as calls allow."""
 COLLECTIVES = "collectives of "
-"""How the name of a clock begins that counts the collectives of a group; others are variables of loops."""
+"""Prefix of clocks that count the collectives of a group; all other clocks are loop variables."""
 
 
 class Counted(Frozen):
-    """What one rank wrote down about one region."""
+    """What one rank recorded about one region."""
 
     region: str
     stack: tuple[UserLine, ...] = ()
     """The user's frames of a call of it, innermost last."""
     has_collectives: bool = False
     calls: int = 0
-    """Calls that entered it as one region."""
+    """Calls that entered it as one compiled region."""
     skipped: SkippedFrame | None = None
-    """Code inside of it that Dynamo skips: after those calls it was entered in parts."""
+    """Code inside it that Dynamo skips: after those calls it ran as several compiled regions."""
     marks: dict[int, dict[str, int]] = {}
-    """Call -> what each clock showed when it began."""
+    """Call -> value of each clock when the call began."""
     is_over: bool = False
-    """The rank leaves: nothing will be added."""
+    """The rank leaves: no more marks follow."""
 
     @property
     def line(self) -> UserLine | None:
@@ -39,29 +39,29 @@ class Counted(Frozen):
 
     @property
     def clocks(self) -> set[str]:
-        """All that were read."""
+        """All clocks that were read."""
         return set().union(*self.marks.values())
 
     def shown_by(self, clock: str) -> dict[int, int]:
-        """Call -> what that clock showed."""
+        """Call -> value of that clock."""
         return {call: clocks[clock] for call, clocks in self.marks.items() if clock in clocks}
 
 
 class Marks:
-    """The clocks at some calls of one region: the first ones, and the last at multiples of a number that doubles.
+    """The clocks at selected calls of one region: the first calls, then multiples of a stride that adapts.
 
-    Ranks choose the number by their own speed; the multiples of the larger one are common to them.
+    Each rank chooses the stride by its own speed; multiples of the larger stride are common to all ranks.
     """
 
     def __init__(self) -> None:
         self.next_call = 1
-        """At this call the clocks are to be read."""
+        """The next call at which the clocks are read."""
         self._level, self._stride, self._kept_at_s = 0, 1, 0.0
         self._first: list[tuple[int, dict[str, int]]] = []
         self._last: deque[tuple[int, dict[str, int]]] = deque(maxlen=_KEPT_LAST)
 
     def keep(self, call: int, clocks: dict[str, int], now_s: float) -> None:
-        """Write down the clocks at a call."""
+        """Record the clocks at a call."""
         since_s, self._kept_at_s = now_s - self._kept_at_s, now_s
         if len(self._first) < _KEPT_FIRST:
             self._first.append((call, clocks))
@@ -79,5 +79,5 @@ class Marks:
         self._stride = _STRIDES[self._level - doublings] * 2**doublings
 
     def by_call(self) -> dict[int, dict[str, int]]:
-        """Call -> clocks; on any thread."""
+        """Call -> clocks; may be called from any thread."""
         return dict([*self._first, *self._last.copy()])

@@ -1,4 +1,4 @@
-"""What ranks tell each other through the store, and what is concluded from it: frozen records, JSON."""
+"""Messages between ranks through the store, and properties derived from them: frozen records, JSON."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TRIGGERS = {
     "cudagraph_recording": "recording a CUDA graph of",
     "triton_autotuning": "autotuning",
 }
-"""What torch says is going on -> what a rank is doing then."""
+"""torch's compile event -> activity of the rank."""
 COMPILES = frozenset(TRIGGERS.values())
 FINISHED = "finished"
-"""Of a rank that has left at the end of what was watched."""
+"""`ended` of a rank that left at the end of the watched block."""
 Place = tuple[tuple[str, int], ...]
 """Files and lines of a stack, outermost first."""
 Key = tuple[str, Place]
 
 
 def place_of(stack: Iterable[UserLine]) -> Place:
-    """Where in the program a stack is."""
+    """Files and lines of a stack."""
     return tuple((frame.file, frame.line) for frame in stack)
 
 
 def at(line: UserLine | None) -> str:
-    """The end of a sentence: where, if that is known."""
+    """` at LINE`, or empty when the line is not known."""
     return f" at {line}" if line else ""
 
 
@@ -49,12 +49,12 @@ class Position(Frozen):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where in its region: what orders positions of one region."""
+        """(call, index): the order of positions in one region."""
         return self.call, self.index
 
     @property
     def key(self) -> str:
-        """Part of a store key."""
+        """Text for store keys."""
         return f"{self.region}/{self.call}.{self.index}"
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Announcement(Frozen):
     position: Position
     compile_id: str
     reason: str = ""
-    """The guard that failed, as torch says it; empty for a first compile."""
+    """The failed guard as torch prints it; empty for a first compile."""
     line: UserLine | None = None
     """The user's call of the compiled code."""
 
@@ -84,14 +84,14 @@ class CompilePost(Frozen):
     lowered: str
     """Hash of AOT graphs and kernels; empty where they were not observed."""
     num_collectives: int
-    """0 for code that may run before the others have compiled it."""
+    """0 for code that may run before the other ranks have compiled it."""
 
 
 _PROGRAM = (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS)
 
 
 def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePost:
-    """What the other ranks compare; of a region declared uneven, its collectives only."""
+    """Hashes that the other ranks compare; for a region declared uneven, of its collectives only."""
     digest = digest_compile(compile_, 0)
     program = "" if is_uneven else _sha(digest, _PROGRAM)
     lowered = "" if is_uneven else _sha(digest, (Layer.LOWERED, Layer.KERNELS))
@@ -106,9 +106,9 @@ def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePo
 
 
 def _has_unseen_collectives(compile_: CompileRecord) -> bool:
-    """True for parameters that are DTensors, under a backend that does not lower: ops on them communicate unseen.
+    """True for DTensor parameters under a backend that does not lower: their collectives are not recorded.
 
-    An argument that is one may be read on one rank alone, in what it logs.
+    DTensor arguments do not count: one rank alone may read them, e.g. to log.
     """
     return not compile_.has_lowered and any(map(_is_of_sharded_parameter, compile_.guards))
 
@@ -155,22 +155,22 @@ class Issued(Frozen):
 
     @property
     def place(self) -> Place:
-        """Where in the program it was issued."""
+        """Files and lines from which it was issued."""
         return place_of(reversed(self.stack))
 
     @property
     def has_own_sizes(self) -> bool:
-        """True where each rank may give sizes of its own, and is through when its own hold."""
+        """True when sizes may differ between ranks; it completes on a rank once that rank's sizes match."""
         return self.op not in _EVEN
 
     @property
     def what(self) -> str:
-        """What has to be equal on all ranks: the op, and its sizes where they cannot differ between ranks."""
+        """What must be equal on all ranks: the op, and its sizes and dtypes if these may not differ."""
         return self.op if self.has_own_sizes else f"{self.op} {self.sizes} {self.dtypes}"
 
     @property
     def key(self) -> Key:
-        """What is equal on ranks that run the same program: op, and the lines it is issued from."""
+        """What is equal on ranks that run the same program: `what` and `place`."""
         return self.what, self.place
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ _TOWARDS = {"send": "to", "recv": "from"}
 
 
 class RankState(Frozen):
-    """What a rank is doing, as it answers when asked."""
+    """State of a rank, its answer to an `ask` event."""
 
     rank: int
     activity: str
@@ -202,40 +202,40 @@ class RankState(Frozen):
     compile_id: str = ""
     reason: str = ""
     waits_at: Position | None = None
-    """Compiled there, and waits for the other ranks before running it."""
+    """Position at which it has compiled and waits for the other ranks."""
     in_dynamo: bool = False
     blocked: bool = False
-    """The main thread sits in a collective or in a wait for one."""
+    """The main thread is in a collective or waits for one."""
     stack: tuple[UserLine, ...] = ()
     """The user's frames of the main thread, innermost last."""
     issued: tuple[Issued, ...] = ()
     """The last collectives of every group, oldest first."""
     calling: str = ""
-    """Group in whose collective the main thread is, issued or not yet."""
+    """Group of the collective call in which the main thread is, whether issued or not."""
     p2p: PointToPoint | None = None
-    """The send or receive the rank waits in."""
+    """The send or receive in which the rank waits."""
     calls: dict[str, int] = {}
     """Region -> its calls so far."""
     groups: tuple[str, ...] = ()
     """`name description` of every process group this rank is in."""
     members: dict[str, tuple[int, ...]] = {}
-    """The ranks of each."""
+    """The ranks of each group."""
     ended: str = ""
-    """Why this rank takes no further part: FINISHED, or an exception."""
+    """Why this rank has left: FINISHED, or an exception. Empty before that."""
 
     @property
     def line(self) -> UserLine | None:
-        """Innermost line of the user's that the rank is at."""
+        """Innermost frame of the user's code."""
         return last(self.stack)
 
     @property
     def program_line(self) -> UserLine | None:
-        """The same outside of installed packages, where there is one."""
+        """The same outside of installed packages, if there is one."""
         return of_program(self.stack) or self.line
 
     @property
     def compiles(self) -> bool:
-        """True while torch compiles, or does what only the first calls of compiled code do."""
+        """True while torch compiles, autotunes or records a CUDA graph."""
         return self.in_dynamo or self.activity in COMPILES
 
     @property
@@ -260,7 +260,7 @@ class RankState(Frozen):
 
     @property
     def before_latest(self) -> Issued | None:
-        """What it issued in that group just before; None where that is not known."""
+        """The collective before `latest` in the same group; None when it is not known."""
         latest = self.latest
         if latest is None:
             return None
@@ -268,18 +268,18 @@ class RankState(Frozen):
 
     @property
     def waits(self) -> bool:
-        """True for a rank that waits for others."""
+        """True for a rank that waits for other ranks."""
         return self.blocked or any((self.waits_at, self.p2p, self.in_flight))
 
     @property
     def wait_line(self) -> UserLine | None:
-        """Where it called what it waits in; on a GPU the program is elsewhere by now."""
+        """The line that issued what it waits in; on a GPU the program has moved on."""
         issued = self.blocked_in if self.waits_at is None else None
         return (issued and issued.line) or self.line
 
     @property
     def waits_with(self) -> set[int]:
-        """All ranks of the groups that it has collectives in flight in."""
+        """All ranks of the groups of its collectives in flight."""
         groups = [self.members.get(issued.group, ()) for issued in self.in_flight]
         return set().union(*groups)
 
@@ -288,7 +288,7 @@ class RankState(Frozen):
         return tuple(issued for issued in self.issued if issued.group == group)
 
     def has_issued(self, wanted: Issued) -> bool:
-        """True for a rank that has joined that collective."""
+        """True when the rank has issued that collective."""
         return wanted.id in [issued.id for issued in self.issued]
 
     def issued_by(self, region: str) -> tuple[Issued, ...]:
@@ -296,7 +296,7 @@ class RankState(Frozen):
         return tuple(issued for issued in self.issued if issued.region == region)
 
     def calls_of(self, region: str) -> int:
-        """How often it has called that region."""
+        """Number of its calls of a region."""
         return self.calls.get(region, 0)
 
     def last_number(self, group: str) -> int:
@@ -304,7 +304,7 @@ class RankState(Frozen):
         return max((issued.seq for issued in self.issued_in(group)), default=0)
 
     def may_come_to(self, group: str, number: int) -> bool:
-        """True for a rank of the group that has not issued its collective of that number yet."""
+        """True for a rank of the group that has not issued the collective of that number yet."""
         return group in self.groups and self.last_number(group) < number
 
 

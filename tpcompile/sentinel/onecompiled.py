@@ -1,4 +1,4 @@
-"""Two ranks wait for each other, one with what it has compiled -> why the other one did not compile that: pure."""
+"""Two ranks wait for each other, one of them after a compile -> why the other rank did not compile: pure."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from tpcompile.sentinel.regionlines import called_at, line_in, runs
 
 @dataclass(frozen=True)
 class Pair:
-    """A rank that holds what it compiled, and the one that it waits for."""
+    """A rank that waits after a compile, and the rank it waits for."""
 
     states: ByRank[RankState]
     compiled: RankState
     at: Position
-    """What it compiled."""
+    """Position of its compile."""
     other: RankState
     waits: str
-    """In what the other rank waits."""
+    """What the other rank waits for."""
 
     @property
     def region(self) -> str:
-        """What was compiled, on one rank."""
+        """The compiled region."""
         return self.at.region
 
     @property
     def opening(self) -> str:
-        """How a finding about them begins."""
+        """Start of the text of a finding."""
         return f"rank {self.compiled.rank} compiled {self.at}"
 
     def about_other(self, cause: Cause, observed: str) -> Finding:
-        """The other rank is to blame, where it waits."""
+        """A finding that blames the other rank, at the line where it waits."""
         return Finding(cause, observed, (self.other.rank,), self.other.wait_line)
 
 
 def one_compiled(pair: Pair) -> Finding | None:
-    """Why one rank alone compiled there; None where both did, or will be seen to: then comparing that says more."""
+    """Why only one rank compiled at a position; None when the protocol compares the compiles of both."""
     theirs = pair.other.waits_at
     if theirs is None:
         return first_finding(lambda find: find(pair), _FINDERS)
@@ -49,18 +49,18 @@ def one_compiled(pair: Pair) -> Finding | None:
 
 
 class _Held(NamedTuple):
-    """A rank that waits with what it compiled."""
+    """A rank that waits after a compile."""
 
     state: RankState
     at: Position
 
     def runs(self, other: _Held) -> bool:
-        """True when this rank is inside the function that the other one compiled."""
+        """True when this rank is inside the function that the other rank compiled."""
         return runs(self.state, other.at.region)
 
 
 def _both_compiled(states: ByRank[RankState], mine: _Held, theirs: _Held) -> Finding | None:
-    """Both hold what they compiled, and it is not the same."""
+    """The finding where both ranks wait after different compiles."""
     if _is_compared(mine, theirs) or _is_compared(theirs, mine):
         return None
     orders = [(theirs, mine), (mine, theirs)]
@@ -68,21 +68,21 @@ def _both_compiled(states: ByRank[RankState], mine: _Held, theirs: _Held) -> Fin
 
 
 def _is_compared(whole: _Held, part: _Held) -> bool:
-    """True when one rank waits with what it compiled, and the other has compiled there before it went on inside."""
+    """True when the second rank has compiled, or passed, the position of the first: the protocol compares those."""
     region = whole.at.region
     if part.at.region == region:
-        return True  # one of them is ahead: it has compiled, or is seen to have gone past
+        return True  # one of them is ahead: it has compiled there, or has passed the position
     has_called = part.state.calls_of(region) >= whole.at.call
     return has_called and part.runs(whole)
 
 
 def _part_of(states: ByRank[RankState], part: _Held, whole: _Held) -> Finding | None:
-    """One rank runs without compiling what the other compiled, and compiled a part of it."""
+    """The finding where one rank compiled a function and the other one only a part of it."""
     if not part.runs(whole):
         return None
     says = (
         f"rank {whole.state.rank} compiled {whole.at}; rank {part.state.rank} runs that function without compiling it, "
-        f"and compiled {part.at} inside of it"
+        f"and compiled {part.at} inside it"
     )
     ranks = fewer_of(_in_region_of(part.state, states), _in_region_of(whole.state, states))
     return Finding(Cause.REGIONAL_COMPILE, says, ranks, whole.state.program_line or part.state.program_line)
@@ -103,33 +103,33 @@ def _other_order(mine: _Held, theirs: _Held) -> Finding:
 
 
 def _while_compiling(pair: Pair) -> Finding | None:
-    """The other one communicates while it compiles."""
+    """The finding where the other rank communicates while it compiles."""
     if not pair.other.compiles:
         return None
-    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} without it"
+    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} alone"
     return pair.about_other(Cause.STUCK_COLLECTIVE, says)
 
 
 def _recompile_limit(pair: Pair) -> Finding | None:
-    """The other one is in that region too, and a guard failed there."""
+    """The finding where the other rank is in the same region, after a failed guard."""
     reason = pair.other.reason
     if _region_of(pair.other) != pair.region or not reason:
         return None
-    says = f"{pair.opening}; rank {pair.other.rank} did not compile: {reason}, and waits {pair.waits}"
+    says = f"{pair.opening}; rank {pair.other.rank} did not compile ({reason}) and waits {pair.waits}"
     line = line_in(pair.other, pair.region) or pair.other.wait_line
     return Finding(Cause.RECOMPILE_LIMIT, says, (pair.other.rank,), line)
 
 
 def _extra_compile(pair: Pair) -> Finding | None:
-    """The other one is elsewhere."""
+    """The finding where the other rank is not in that region."""
     if pair.other.position is None or runs(pair.other, pair.region):
         return None
-    says = f"rank {pair.compiled.rank} alone compiled {pair.at}; rank {pair.other.rank} waits {pair.waits}"
+    says = f"only rank {pair.compiled.rank} compiled {pair.at}; rank {pair.other.rank} waits {pair.waits}"
     return Finding(Cause.EXTRA_COMPILE, says, (pair.compiled.rank,), pair.compiled.line)
 
 
 def _not_compiled(pair: Pair) -> Finding | None:
-    """The other one runs that function as it is."""
+    """The finding where the other rank runs the function without compiling it."""
     says = f"{pair.opening}; rank {pair.other.rank} did not compile, and waits {pair.waits}"
     line = called_at(pair.other, pair.region) or pair.other.wait_line
     return Finding(Cause.COMPILE_DISABLED, says, (pair.other.rank,), line)
@@ -138,4 +138,4 @@ def _not_compiled(pair: Pair) -> Finding | None:
 _FINDERS: tuple[Callable[[Pair], Finding | None], ...] = (
     _while_compiling, _recompile_limit, _extra_compile, _not_compiled,
 )  # fmt: skip
-"""From what says most to what is left."""
+"""Rules in order, the most specific first."""

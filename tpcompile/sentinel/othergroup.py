@@ -1,7 +1,7 @@
-"""Ranks that wait at one line, in two groups of the same ranks -> which of them took the other group: pure.
+"""Ranks that wait at one line in two groups with the same members -> the rank that used the wrong group: pure.
 
-Equal members do not make one group: each has numbers and a communicator of its own, so ranks that were given different
-ones wait for each other at the same line. Ranks that enter two groups in opposite order wait at different lines.
+Groups with equal members are different groups: each has its own numbers and communicator, so ranks that use different
+ones wait for each other at the same line. Ranks that use two groups in opposite order wait at different lines.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class _Wait(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...] | str:
-        """The ranks of its group; a group that is not known is equal to none."""
+        """The ranks of its group; for an unknown group its name, which equals no other group."""
         return self.state.members.get(self.group, self.group)
 
     @property
     def left_its_habit(self) -> bool:
-        """True for a rank that used another group in all earlier collectives of that line."""
+        """True for a rank that used a different group in all earlier collectives of that line."""
         used = {one.group for one in self.state.issued if one.is_done and one.place == self.place}
         return bool(used) and self.group not in used
 
 
 def other_group(situation: Situation) -> Finding | None:
-    """Two ranks wait at one line in different groups whose ranks are the same."""
+    """The finding where two ranks wait at one line in different groups with the same members."""
     waits = situation.now.found(lambda state: _wait(state, situation))
     pairs = combinations(waits.values(), 2)
     one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
@@ -66,5 +66,5 @@ def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
     one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(one.state.members.get(one.group, ()))
-    observed = f"the ranks use different groups of the same ranks {members}{at(one.line)}: {says}"
+    observed = f"the ranks use different process groups with the same members {members}{at(one.line)}: {says}"
     return Finding(Cause.GROUP, observed, odd, one.line)

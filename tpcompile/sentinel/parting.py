@@ -1,8 +1,8 @@
-"""What the ranks issued, number by number -> where they parted, which rank left the common order, and in what: pure.
+"""Collectives of the ranks by number -> the first that differs, and the rank that left the common order: pure.
 
 Collectives of a group carry numbers, so ranks that run the same program issue the same under each number, from the same
-lines. Where they do not, the rank to blame is the one that left its own habit: after what it issued before, something
-else used to follow. A collective from a line that no other rank uses was added; one that used to follow was left out.
+lines. Otherwise the rank to blame is the one that deviates from its own earlier sequence of collectives. A collective
+from a line that no other rank uses was added; one that usually follows was left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
 from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import History, groups_used
@@ -25,19 +25,19 @@ _KEPT = 1 << 20
 
 
 def parting(states: Mapping[int, RankState]) -> Finding | None:
-    """Where the ranks parted, None when what they issued under common numbers is alike."""
+    """The first difference; None when the ranks issued the same collectives under common numbers."""
     return first_finding(lambda group: parting_in(History(states, group)), groups_used(states))
 
 
 def parting_in(history: History) -> Finding | None:
-    """The same in one group."""
+    """The first difference in one group."""
     all_numbers = map(partial(_Numbered, history), history.numbers)
     unlike = [numbered for numbered in all_numbers if numbered.is_unlike]
     if not unlike:
         return None
     oldest = history.numbers[0]
     if unlike[0].number == oldest > 1:
-        return None  # they parted before: what comes under one number since then is shifted
+        return None  # they diverged earlier: since then numbers are shifted
     return first_finding(_by_habit, unlike) or _by_number(_first_unlike(unlike))
 
 
@@ -52,7 +52,7 @@ def _by_number(numbered: _Numbered) -> Finding:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank issued under a number, and what else it issued in that group."""
+    """The collective of one rank under a number, and its other collectives in that group."""
 
     rank: int
     number: int
@@ -60,25 +60,25 @@ class _Part:
 
     @cached_property
     def left_its_habit(self) -> bool:
-        """True where something else used to follow what it issued before."""
+        """True when a different collective followed the same predecessors before."""
         keys = [self.of_rank[number].key for number in sorted(self.of_rank) if number <= self.number]
         here = len(keys) - 1
         return surprise(keys, here, range(here)) > 0
 
     @cached_property
     def times(self) -> int:
-        """How often the rank issued the same."""
+        """How often the rank issued this collective."""
         wanted = self.of_rank[self.number].key
         return [issued.key for issued in self.of_rank.values()].count(wanted)
 
     @cached_property
     def lines(self) -> frozenset[tuple[str, int]]:
-        """All lines that it issued anything from."""
+        """All lines from which the rank issued collectives."""
         return frozenset[tuple[str, int]]().union(*(issued.place for issued in self.of_rank.values()))
 
 
 class _Numbered:
-    """What ranks issued under one number of a group."""
+    """The collectives of the ranks under one number of a group."""
 
     def __init__(self, history: History, number: int) -> None:
         self.number, self.here = number, history.under(number)
@@ -86,38 +86,38 @@ class _Numbered:
 
     @property
     def is_unlike(self) -> bool:
-        """True where the ranks did not issue the same."""
+        """True when the ranks issued different collectives."""
         return self.here.differ(_key) and not _is_one_call(list(self.here.values()))
 
     @property
     def keys(self) -> tuple[tuple[int, Key], ...]:
-        """What each rank issued, to compare with other numbers."""
+        """The collective of each rank, to compare with other numbers."""
         return tuple(self.here.map(_key).items())
 
     def left_their_habit(self) -> tuple[int, ...]:
-        """Ranks that issued what did not use to follow, where a rank did as usual."""
+        """Ranks that deviate from their own sequence, if not all ranks do."""
         return self._parts.some(lambda part: part.left_its_habit)
 
     def alone(self, *, at_most: int = _KEPT) -> tuple[int, ...]:
-        """Ranks that issued it from a line of their own, and so often at most, where another rank did not."""
+        """Ranks that issued it at most so often, from a line that no other rank uses; none if all ranks did."""
         return self._parts.some(lambda part: part.times <= at_most and self.own_frames(part.rank))
 
     def own_frames(self, rank: int) -> list[UserLine]:
-        """Lines of a rank's collective that no other rank has issued anything from, innermost first."""
+        """Frames of a rank's collective from which no other rank issued a collective, innermost first."""
         others = self._parts.without([rank]).values()
         used = set[tuple[str, int]]().union(*(part.lines for part in others))
         return [frame for frame in self.here[rank].stack if not used.issuperset(place_of([frame]))]
 
 
 def _first_unlike(unlike: Sequence[_Numbered]) -> _Numbered:
-    """Branches may call one collective from two lines at every step; a pair of lines that was met once says more."""
+    """The difference to report: branches may use two lines at every step, so one that occurs once is preferred."""
     times = Counter(numbered.keys for numbered in unlike)
     once = [numbered for numbered in unlike if times[numbered.keys] == 1]
     return (once or unlike)[0]
 
 
 def _is_one_call(here: Sequence[Issued]) -> bool:
-    """True where ranks issued the same in one call from one line, compiled on some and eager on others: no parting.
+    """True when ranks issued one collective in one call from one line, some compiled and some eager: no difference.
 
     Compiled code stands at the first line of its function, whatever line of it issues a collective.
     """
@@ -130,9 +130,9 @@ def _finding(numbered: _Numbered, odd: tuple[int, ...]) -> Finding:
     others = numbered.here.without(odd)
     theirs, usual = numbered.here[odd[0]], others.first
     own = first(numbered.own_frames(odd[0]))
-    who = f"rank {ranks_text(odd)}"
+    who = named_ranks(odd)
     if own is not None:
-        says = f"{who} issued {theirs}, which no other rank does; rank {ranks_text(others.ranks)} {usual}"
+        says = f"{who} issued {theirs}, which no other rank issues; {named_ranks(others.ranks)} issued {usual}"
         return Finding(call_or_collective(_calls_from(theirs, own)), says, odd, own)
     says = f"{who} left out {usual}{_call_text(usual)}, and issued {theirs}{_call_text(theirs)} instead"
     called_at = usual.call_line or theirs.call_line
@@ -140,7 +140,7 @@ def _finding(numbered: _Numbered, odd: tuple[int, ...]) -> Finding:
 
 
 def _calls_from(issued: Issued, own: UserLine) -> bool:
-    """True when the line of its own calls compiled code: the collective itself is everybody's."""
+    """True when the rank's own line calls compiled code: the collective itself is issued by all ranks."""
     line = issued.call_line
     return line is not None and place_of([line]) == place_of([own])
 

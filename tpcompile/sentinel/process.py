@@ -1,4 +1,4 @@
-"""What a rank says of its process when it comes -> whether that process lives, for ranks that hear nothing of it."""
+"""The process that a rank registers at the start -> whether it is alive, for ranks that get no answer from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tpcompile.ranks.liveness import Liveness, process_state
 
 
 class Process(Frozen):
-    """One rank's process; of one that has not come nothing is known."""
+    """One rank's process; all fields are empty before it registers."""
 
     pid: int = 0
     host: str = ""
     black_box: str = ""
-    """The file in which it would leave its last stack, empty for none."""
+    """The file that faulthandler writes if the process aborts; empty for none."""
     main_thread: int = 0
 
     def state(self) -> Liveness:
-        """Whether it lives, as far as this host can tell."""
+        """Whether it is alive, as far as this host can tell."""
         return process_state(self.pid, self.host)

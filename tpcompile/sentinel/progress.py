@@ -1,8 +1,8 @@
-"""Guard lookups and compiles of this process -> where it stands: (region, call, index), with no store and no lock.
+"""Guard lookups and compiles of this process -> its position (region, call, index), without store or lock.
 
 A region is what the user compiled: a function or a module's class. `call` counts its calls, `index` counts frames
 entered within the call, whether their guards hit, missed or did not exist yet. Ranks that run the same program pass the
-same positions in the same order, however far apart in time, so two positions of one region can be compared.
+same positions in the same order at any speed, so two positions of one region can be compared.
 
 All of it runs on the thread that runs the compiled code, and costs a dictionary lookup; other threads only read.
 """
@@ -23,21 +23,21 @@ from tpcompile.sentinel.marks import Counted, Marks
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
-"""Index of a call that has ended: past every frame it could have entered."""
+"""Index of a call that has ended, after every frame that it could have entered."""
 _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
 Clocks = Callable[[], dict[str, int]]
-"""Where the loops and the collectives of the program are."""
+"""Reads the clocks of the program, see `loops`."""
 
 
 @dataclass(slots=True)
 class Region:
-    """One compiled callable of the user's, as often as it was called."""
+    """One compiled callable of the user, and its calls so far."""
 
     name: str
     reason_uneven: str = ""
-    """Why its content may differ between ranks, as declared; its collectives may not."""
+    """Declared reason why its content may differ between ranks; its collectives must not."""
     call: int = 0
     index: int = 0
     """Frames entered in the current call."""
@@ -48,52 +48,52 @@ class Region:
     collectives: set[tuple[str, str]] = field(default_factory=set)
     """(frame, hash of its collectives) of all compiles."""
     num_collectives: int = 0
-    """Of the newest compile."""
+    """Number of collectives in the newest compile."""
     code: CodeType | None = None
-    """The user's function, where it is known."""
+    """Code of the user's function, if known."""
     stack: tuple[UserLine, ...] = ()
-    """The user's frames of a call of it, innermost last."""
+    """The user's frames of one of its calls, innermost last."""
     has_variants: bool = False
-    """More than one variant of it is compiled: which one a call hits is kept."""
+    """More than one variant is compiled, so the variant that each call hits is recorded."""
     ran: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_VARIANTS))
-    """(call, compile id of the variant that was hit), from its second variant on."""
+    """(call, compile id of the variant that it hit), from the second variant on."""
     variants: dict[str, str] = field(default_factory=dict)
-    """Compile id -> where it was compiled: equal on all ranks, which hashes of programs with uneven shards are not."""
+    """Compile id -> position of the compile, which is equal on all ranks; hashes differ for uneven shards."""
     is_dynamic: bool = False
-    """A compile of it has symbolic sizes."""
+    """One of its compiles has symbolic sizes."""
     mark_at: int = 1
-    """The call at which this rank's clocks are written down next."""
+    """The next call at which this rank's clocks are recorded."""
     marks: Marks = field(default_factory=Marks)
     skipped: SkippedFrame | None = None
-    """Code inside of it that Dynamo skips, so that its parts are compiled."""
+    """Code inside it that Dynamo skips, so that its parts are compiled."""
     calls_as_one: int = 0
-    """Calls before that was seen."""
+    """Calls before `skipped` was set."""
     is_reported: bool = False
-    """A divergence in it was reported and the policy went on: it is not compared again."""
+    """A divergence in it was reported and the policy continued: it is not compared again."""
     has_missed: bool = False
     """The last lookup missed, and no compile has begun since."""
     is_watched: bool = False
-    """Its wrapper tells when a call begins and ends."""
+    """Its wrapper records when a call begins and ends."""
     is_inside: bool = False
     """A call of a watched region has begun and not ended."""
 
     @property
     def line(self) -> UserLine | None:
-        """A call of it by the user."""
+        """The user's line of one of its calls."""
         return last(self.stack)
 
     @property
     def is_compared(self) -> bool:
-        """False where its content may differ, or was found to."""
+        """False when its content may differ, or a difference was reported."""
         return not (self.reason_uneven or self.is_reported)
 
     @property
     def position(self) -> Position:
-        """Where this rank is in the region."""
+        """Current position of this rank in the region."""
         return Position(region=self.name, call=self.call, index=self.index)
 
     def keep(self, position: Position, compile_id: str) -> None:
-        """It was compiled there; from the second variant of its first frame on it is kept which one a call hits."""
+        """Record a compile; from the second variant of the first frame on, the variant that a call hits is recorded."""
         self.variants[compile_id] = position.key
         if position.index == 0:
             self.ran.append((position.call, compile_id))
@@ -101,34 +101,34 @@ class Region:
 
 
 class Progress:
-    """Counts; and tells `passed` when this rank went past a position at which another rank compiles."""
+    """Counts lookups, and calls `passed` when this rank passed a position at which a different rank compiles."""
 
     def __init__(
         self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, clocks: Clocks | None = None
     ) -> None:
         self._passed, self._clock, self._clocks = passed, clock, clocks or dict
         self.is_active = False
-        """This process is watched."""
+        """True while this process is watched."""
         self.regions: dict[str, Region] = {}
         self.current = self._nowhere = Region("?")
-        """The region that was called last; before the first call, one that nobody called."""
+        """The region that was called last; before the first call a placeholder."""
         self.activity, self.compile_id = RUNNING, ""
         self.since = self._clock()
         self.waits_at: Position | None = None
-        """Compiled there, and waits for the others."""
+        """Position at which it has compiled and waits for the other ranks."""
         self.reason = ""
         """The guard that failed last."""
         self.ticks = 0
-        """Grows with every event: what a timer looks at to see progress."""
+        """Incremented with every event, so that the timer sees progress."""
         self.begun: deque[tuple[int, Region, int]] = deque(maxlen=_KEPT_CALLS)
-        """(Unix time in ns, region, call) of the last calls: what the flight recorder's times are compared with."""
+        """(Unix time in ns, region, call) of the last calls, to match with the flight recorder's times."""
         self.pending: dict[str, list[Announcement]] = {}
-        """Region -> compiles of other ranks that this rank has neither made nor passed."""
+        """Region -> announced compiles of other ranks that this rank has neither made nor passed."""
         self._lock = threading.Lock()
 
     @property
     def position(self) -> Position | None:
-        """Where this rank is, None before the first call of a region."""
+        """Position of this rank, None before the first call of a region."""
         return None if self.current is self._nowhere else self.current.position
 
     def region(self, name: str) -> Region:
@@ -139,10 +139,10 @@ class Progress:
         return found
 
     def enter(self, region: Region, num_hits: int = 0) -> Region:
-        """A call of the region begins; in steady state it is told with the lookup of its first frame, which hit."""
+        """Begin a call of the region; `num_hits` is 1 when the lookup of its first frame has hit already."""
         if region.has_missed:
             self._leave_lookup(region)
-        region.index = 0  # first: the listener may look in between, and must not see a later frame than this rank is at
+        region.index = 0  # first, since the listener may read in between and must not see a later frame
         region.call = call = region.call + 1
         self.begun.append((time_ns(), region, call))
         region.index = num_hits
@@ -155,7 +155,7 @@ class Progress:
         return region
 
     def leave(self, region: Region) -> None:
-        """A call of a watched region ended."""
+        """End a call of a watched region."""
         region.is_inside = False
         region.has_missed = False
         region.index = _END
@@ -164,7 +164,7 @@ class Progress:
             self._look(region)
 
     def lookup(self, hit: bool) -> None:
-        """A frame of the current region was looked up among the compiled ones."""
+        """Record a guard lookup for a frame of the current region."""
         region = self.current
         self.ticks += 1
         if region is self._nowhere:
@@ -179,7 +179,7 @@ class Progress:
             self._look(region)
 
     def compile_starts(self, compile_id: str) -> Position:
-        """A frame of the current region is being compiled; the position it is compiled at."""
+        """Record that a frame of the current region is being compiled; returns its position."""
         if self.current is self._nowhere:
             self.enter(self.region(self._nowhere.name))
         region = self.current
@@ -191,29 +191,29 @@ class Progress:
         return position
 
     def set(self, activity: str, compile_id: str = "") -> None:
-        """What this rank does now."""
+        """Set what this rank does now."""
         self.activity, self.compile_id = activity, compile_id
         self.since = self._clock()
         self.ticks += 1
 
     def calls(self) -> dict[str, int]:
-        """Region -> its calls so far; on any thread."""
+        """Region -> its calls so far; may be called from any thread."""
         return {name: region.call for name, region in list(self.regions.items())}
 
     def calls_begun(self) -> list[tuple[int, str, int]]:
-        """(Unix time in ns, region, call) of the last calls; on any thread."""
+        """(Unix time in ns, region, call) of the last calls; may be called from any thread."""
         return [(at_ns, region.name, call) for at_ns, region, call in self.begun.copy()]
 
     def counted(self, *, is_over: bool = False) -> dict[str, Counted]:
-        """What this rank wrote down about each region whose calls must be the same on all ranks; on any thread.
+        """Recorded calls of each region whose calls must be the same on all ranks; may be called from any thread.
 
-        How often code with symbolic sizes and no collectives is called may depend on the data of the rank.
+        The number of calls of code with symbolic sizes and without collectives may depend on the data of the rank.
         """
         known = [region for region in self.compared() if region.variants or region.skipped]
         return {region.name: _counted(region, is_over=is_over) for region in known}
 
     def compared(self) -> list[Region]:
-        """Regions whose content must not differ, and was not found to; on any thread."""
+        """Regions whose content is compared between ranks; may be called from any thread."""
         return [region for region in list(self.regions.values()) if region.is_compared]
 
     def compiled_until(self, position: Position) -> frozenset[str]:
@@ -222,7 +222,7 @@ class Progress:
         return frozenset(compile_id.strip("[]") for place, compile_id in compiled.items() if place <= position.place)
 
     def announce(self, found: Announcement) -> list[Announcement]:
-        """Another rank compiles; what this rank is past already. Called on the listener's thread."""
+        """Add a compile of a different rank; returns those that this rank passed. Called on the listener's thread."""
         region = self.region(found.position.region)
         with self._lock:
             self.pending.setdefault(region.name, []).append(found)
@@ -243,7 +243,7 @@ class Progress:
             self._passed(found)
 
     def _passes(self, region: Region) -> list[Announcement]:
-        """Announcements this rank has passed without compiling; what it has made or passed is pending no longer."""
+        """Announcements that this rank passed without compiling; those made or passed are no longer pending."""
         with self._lock:  # the listener and the main thread may both find it
             waiting = self.pending.get(region.name, [])
             here = (region.call, region.index)

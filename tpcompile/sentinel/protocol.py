@@ -1,7 +1,7 @@
 """Events of one rank -> actions: the pure protocol that finds divergence, and the owner of its state.
 
-No torch, no thread and no store in it; `on` may be called from any thread. What it promises: a rank that waits at a
-position is released or settled with, as long as each rank runs, compiles or dies; no alarm while all ranks do the same.
+It uses no torch, thread or store; `on` may be called from any thread. Guarantees: a rank that waits at a position is
+released or gets a verdict, as long as each rank runs, compiles or dies; no alarm while all ranks do the same.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from tpcompile.sentinel.split import parts_alone, split_alone
 from tpcompile.sentinel.variants import wrong_variant
 
 _WHILE_WATCHED = (StillCompiling, Tick, Looked, Failed, PeerFailed)
-"""Events that mean nothing to a rank which is watched no longer."""
+"""Events that are ignored once the rank is no longer watched."""
 _COMPARE_EVERY_S = 2.0
 _COMPILE_S = 2.0
-"""A compile that another rank went past may end within this; what it made says more."""
+"""Time in which a compile that a different rank passed may end, because its result gives a better report."""
 
 
 class Protocol:
-    """One rank's part."""
+    """The protocol of one rank."""
 
     def __init__(self, rank: int, members: Sequence[int], progress: Progress, limits: Limits) -> None:
         self.rank, self.members = rank, tuple(members)
@@ -76,20 +76,20 @@ class Protocol:
         self.left: dict[int, RankState] = {}
         """Ranks that closed their sentinel."""
         self._takes_part = True
-        """Settles alarms: also a rank that leaves the watched block, until it has left."""
+        """True while this rank settles alarms, also while it leaves the watched block."""
         self._may_wait = True
-        """False when a policy went on after ranks were found out of step."""
+        """False after ranks were found to make different calls and the policy continued."""
         self._open: set[Position] = set()
         """Positions at which this rank has compiled."""
         self._free: set[Position] = set()
         """Positions whose code may run."""
         self._passed: dict[Position, RankState] = {}
-        """Compiles that another rank went past."""
+        """Position -> state of a rank that passed it without compiling."""
         self._compares_at_s = 0.0
         self.has_parted = False
-        """What ran on the ranks was found to differ; said once."""
+        """What ran on the ranks was found to differ; reported once."""
         self._suspected: Finding | None = None
-        """The numbers of their collectives differ; the answers may say which collective it is."""
+        """The finding that numbers of collectives differ, until the answers show which collective it is."""
         self._lock = threading.Lock()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
@@ -101,7 +101,7 @@ class Protocol:
         }  # fmt: skip
 
     def on(self, event: Event) -> list[Action]:
-        """What is to be done about it, in this order."""
+        """The actions for an event, in order."""
         with self._lock:
             if isinstance(event, _WHILE_WATCHED) and not self.is_active:
                 return []
@@ -113,11 +113,11 @@ class Protocol:
         return self.progress.is_active
 
     def must_wait(self, position: Position) -> bool:
-        """True while the code that was compiled there must not run."""
+        """True while the code compiled at that position must not run."""
         return self.is_active and self._may_wait and position not in self._free
 
     def waits_at(self) -> Position | None:
-        """Where this rank has to wait; None from its release on, though its thread may not have woken yet."""
+        """Position at which this rank waits; None once released, even if its thread has not woken yet."""
         position = self.progress.waits_at
         return position if position is not None and self.must_wait(position) else None
 
@@ -125,7 +125,7 @@ class Protocol:
         return self.progress.region(position.region)
 
     def _is_left_alone(self, region: Region) -> bool:
-        """True where nothing is compared."""
+        """True when the region is not compared."""
         return region.is_reported or len(self.members) == 1
 
     def has_decided_all(self) -> bool:
@@ -158,7 +158,7 @@ class Protocol:
 
     @staticmethod
     def _counts(region: Region, post: CompilePost) -> bool:
-        """False for what may differ: in an uneven region all but collectives that are new."""
+        """False for compiles that may differ: in an uneven region all but those with new collectives."""
         issues = (post.frame, post.collectives)
         is_new = issues not in region.collectives and post.num_collectives > 0
         region.collectives.add(issues)
@@ -173,7 +173,7 @@ class Protocol:
         self._free.add(event.position)
         return [Release()]
 
-    # Who went past whom.
+    # Positions that ranks passed without compiling.
 
     def _peer_compiled(self, event: PeerCompiled) -> list[Action]:
         found = event.found
@@ -191,8 +191,8 @@ class Protocol:
         if position.place in region.ended:
             return [RaiseOneRank(position, event.theirs)]
         if position.place in region.compiled and not region.reason_uneven:
-            # It is certain already. What the compile makes says more, but a large one takes minutes. Of an uneven
-            # region it is not: only the collectives of what it makes decide.
+            # The divergence is certain. The result of the compile gives a better report, but may take minutes. In an
+            # uneven region it is not certain: only the collectives of the result decide.
             return [Later(_COMPILE_S, StillCompiling(position, event.theirs))]
         return []
 
@@ -267,12 +267,12 @@ class Protocol:
     def _settled(self, event: Settled) -> list[Action]:
         position = event.position
         if position is None:
-            # The ranks are not in step, and go on: none may wait for what does not come.
+            # The ranks make different calls and continue: none may wait for a compile that does not come.
             self._may_wait &= not event.is_red
             return [Release()]
         self._free.add(position)
         if event.is_red:
-            # Of a region that was reported nothing is compared any more: no rank would say that the rest may run.
+            # A reported region is not compared any more, so no rank would release its remaining positions.
             self._region(position).is_reported = True
             self._free |= {other for other in self._open if other.region == position.region}
         return [Release()]
@@ -287,7 +287,7 @@ class Protocol:
 
 
 def _parted(event: Compared) -> Finding | None:
-    """Where what ran on the ranks is not the same."""
+    """The first difference in what ran on the ranks."""
     return (
         wrong_variant(event.ran)
         or split_alone(event.counted)

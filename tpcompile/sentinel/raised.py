@@ -27,7 +27,7 @@ from tpcompile.torch_api import watching
 _LOSS_S = 1.5
 _POLL_S = 0.05
 _ANSWER_S = 1.0
-"""Others that live may have failed alike, and be about to leave."""
+"""Short, since ranks that are alive may have failed too and be about to leave."""
 _OF_COMMUNICATION = ("Connection", "gloo", "NCCL", "closed by peer", "Socket")
 
 
@@ -48,14 +48,14 @@ class Losses:
         return failure_check(self._log.rank, error, line, failed=failed, is_of_compiler=is_of_compiler), ()
 
     def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:
-        """The finding that explains an error of communication, looked for during a moment."""
+        """The finding that explains a communication error; tries for `_LOSS_S`."""
         if not _is_of_communication(error):
             return None
         stack = (line,) if line else ()
         return _for_a_moment(lambda: self._dead() or self._departed(stack))
 
     def soon(self) -> Finding | None:
-        """The finding that names dead ranks, giving a dying one a moment to be seen."""
+        """The finding that names dead ranks; tries for `_LOSS_S`, since a process may still be ending."""
         return _for_a_moment(self._dead)
 
     def _departed(self, stack: tuple[UserLine, ...]) -> Finding | None:
@@ -75,7 +75,7 @@ class Losses:
 
 
 def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
-    """Look until something is found, or the moment is over."""
+    """Call `look` until it finds something, for `_LOSS_S` at most."""
     deadline = time.monotonic() + _LOSS_S
     found = look()
     while found is None and time.monotonic() <= deadline:
@@ -85,12 +85,12 @@ def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
 
 
 def line_of(error: BaseException) -> UserLine | None:
-    """Innermost line of the user's that the exception went through."""
+    """Innermost line of the user's code in the traceback."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return first(known(flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames))
 
 
 def _is_of_communication(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError):  # not any other: a connection of the program's own may end, too
+    if isinstance(error, RuntimeError):  # no other type: the program may have connections of its own
         return isinstance(error, dist.DistError) or any(word in str(error) for word in _OF_COMMUNICATION)
     return False

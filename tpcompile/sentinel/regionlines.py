@@ -1,4 +1,4 @@
-"""What a rank does, a region -> the lines at which it is inside that region's function, compiled or not: pure."""
+"""State of a rank, a region -> the lines at which it is inside that region's function, compiled or not: pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def runs(state: RankState, region: str) -> bool:
 
 
 def line_in(state: RankState, region: str) -> UserLine | None:
-    """The line of that region's function at which the rank is; None when it is not inside of it."""
+    """The line of that region's function at which the rank is; None when it is not inside it."""
     return first(_inside(state, region))
 
 
 def called_at(state: RankState, region: str) -> UserLine | None:
-    """The user's line from which the rank called that region's function, or where it is inside when none is known."""
+    """The line that called that region's function; if unknown, the line inside the function."""
     return last(_inside(state, region))
 
 
 def frames_inside(stack: tuple[UserLine, ...], region: str, regions: Iterable[str]) -> tuple[UserLine, ...]:
-    """Of a stack, innermost first: the frame of that region's function, told from other regions, and its caller's."""
+    """The frame of that region's function in a stack (innermost first), and its caller's; empty when not in it."""
     wanted = _code_of(region)
     for number, frame in enumerate(stack):
         if wanted.may_hold(frame) and _is_nearest(frame.line, wanted, regions):
@@ -47,7 +47,7 @@ def _stacks(state: RankState) -> list[tuple[UserLine, ...]]:
 
 
 class _Code(NamedTuple):
-    """Where a region's function begins."""
+    """Name, file and first line of a region's function."""
 
     function: str
     file: str
@@ -59,7 +59,7 @@ class _Code(NamedTuple):
 
 
 def _code_of(region: str) -> _Code:
-    """Of a region that the user named, the name is all there is."""
+    """Parse a region's name; a name given by the user has no file and line."""
     name, _, place = region.rpartition(" ")
     file, _, first_line = place.rpartition(":")
     return _Code(name.rpartition(".")[2], file, int(first_line) if first_line.isdigit() else 0)

@@ -1,7 +1,7 @@
-"""A running job -> divergence between its ranks ends in seconds, with the cause; steady state costs nothing.
+"""Stops a running job within seconds when its ranks diverge, and names the cause; sends nothing in steady state.
 
-Wires the parts: torch's hooks, the log, a timer and the program's own end give events to the protocol, whose actions
-are carried out here. No part knows this class.
+Connects the modules: torch's hooks, the log, a timer and the end of the program give events to the protocol, whose
+actions are carried out here. No other module imports this class.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ _CLOSE_S, _DECIDE_S, _ANSWER_S = 10.0, 2.0, 2.0
 class Sentinel:
     """Watches everything this process compiles, and compares it with the other ranks of a symmetry domain.
 
-    Every rank makes one, alike, after `init_process_group`, and uses it as a context manager:
+    Every rank creates one with the same arguments after `init_process_group`, and uses it as a context manager:
 
         with Sentinel(mesh=mesh, axis="tp"):
             for batch in batches:
                 step(batch)  # compiled, or with compiled parts
 
     Ranks of one group of `axis` must compile the same; without a mesh, all ranks. Nothing is sent while nothing
-    compiles; code with collectives runs for the first time when all ranks have compiled the same.
+    compiles; new code with collectives runs once all ranks have compiled the same.
 
-    policy: "stop" (write the report, end the process with exit code 1), "warn" (log it, go on, not look at that region
-    again), or a function that gets the Verdict on every rank and decides itself.
+    policy: "stop" (write the report, end the process with exit code 1), "warn" (log it, continue, do not compare that
+    region again), or a function that is called with the Verdict on every rank.
     allow: intended differences, (layer, text, reason). `watch(..., uneven=reason)` for a whole region.
-    kernels: what to do when ranks run other kernels for one graph because each timed them for itself; the collectives
-    are equal then. "warn" goes on.
-    run_dir: where a report goes, by default runs/<time>-sentinel, made when there is something to report.
-    hang_after_s: a rank that waits in a collective for so long asks the others what they do.
-    unresponsive_s: a rank that does not answer for so long is given up.
+    kernels: what to do when ranks run different kernels for one graph because each rank timed them itself, with equal
+    collectives: "warn" (log it and continue) or "stop".
+    run_dir: directory of the report, by default runs/<time>-sentinel; created with the first report.
+    hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
+    unresponsive_s: seconds without an answer after which a rank is given up.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
 
     Raises ConfigError without a process group, and for an axis the mesh does not have.
@@ -153,7 +153,7 @@ class Sentinel:
 
     @property
     def findings(self) -> list[Verdict]:
-        """Red verdicts so far; more than one only with a policy that goes on."""
+        """Red verdicts so far; more than one only with a policy that continues."""
         return self._settlement.findings
 
     @property
@@ -185,12 +185,12 @@ class Sentinel:
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
 
     def close(self, why: str = FINISHED) -> None:
-        """Stop watching: threads end, connections close, hooks go. The other ranks are told that this one left."""
+        """Stop watching: end threads, close connections, remove hooks, and tell the other ranks that this one left."""
         was_active = self.is_active
         self._on(ev.Leaving())
         _LIVE.discard(self)
         if not self.listener.has_started or os.getpid() != self._pid:
-            return  # nothing of this is a forked child's
+            return  # a forked child owns none of this
         self._hooks.remove()
         if was_active:
             self._say_left(why)
@@ -209,25 +209,25 @@ class Sentinel:
     def watch(self, target: Any, *, name: str = "", uneven: str = "") -> Any:
         """`target`, a compiled callable or a module, as a region of its own; a module is changed in place and returned.
 
-        Every region is watched anyway. A watched one has a name that all ranks share, is known to have been called even
-        where it was never compiled, and may be declared `uneven`: its content may differ between ranks for that reason
-        (tokens of an expert, say), its collectives may not.
+        All regions are watched anyway. A region made here has a name, its calls are counted even if it is never
+        compiled, and it may be declared `uneven`: its content may then differ between ranks for the given reason (e.g.
+        the tokens of an expert), its collectives may not.
         """
         region = self._progress.region(name or region_name(target))
         region.is_watched, region.reason_uneven = True, uneven
         return self._hooks.watched(target, region)
 
     def wait_for_finding(self, known: int) -> None:
-        """Give the ranks a moment to settle an alarm before this process ends; it had `known` findings before."""
+        """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.findings) > known or not self.is_active, timeout=_CLOSE_S)
 
     def forget(self) -> None:
-        """In a forked child: the connections, the threads and the pipe for signals are the parent's."""
+        """Stop in a forked child: connections, threads and the signal pipe belong to the parent."""
         self._progress.is_active = False
         self._timer.signals.forget()
 
-    # Events to the protocol, its actions to the parts.
+    # Events to the protocol, and its actions.
 
     def _on(self, event: ev.Event) -> None:
         self._safely(lambda: self._carry_out(self.protocol.on(event)))
@@ -237,7 +237,7 @@ class Sentinel:
             self._effects[type(action)](action)
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """A sentinel that cannot reach the store must not hurt the job: it stops watching, which happens once."""
+        """Call `act`; if the store is gone, stop watching, so that the job itself is not affected."""
         try:
             act()
         except RuntimeError as error:
@@ -248,13 +248,13 @@ class Sentinel:
         self._on(ev.Posted(action.position, is_last, is_equal))
 
     def _wait(self, action: ev.Wait) -> None:
-        """On the compiling thread: until all ranks agree, or have settled that they go on."""
+        """Block the compiling thread until all ranks agree, or have settled that they continue."""
         self._progress.waits_at = action.position
         self._progress.set(WAITING)
         try:
             with self._changed:
                 while self.protocol.must_wait(action.position):
-                    self._changed.wait(timeout=1.0)  # in slices, so that Ctrl-C is heard
+                    self._changed.wait(timeout=1.0)  # in slices, so that Ctrl-C is handled
         finally:
             self._progress.waits_at = None
             self._progress.set(RUNNING)
@@ -293,7 +293,7 @@ class Sentinel:
             self._on(ev.Settled(action.alarm.position, is_red))
 
     def _stop_watching(self, action: ev.StopWatching) -> None:
-        """Watch no longer, on no rank, and say so once; the job goes on as if there were no sentinel."""
+        """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
         self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
 
@@ -303,17 +303,17 @@ class Sentinel:
         if failure is not None:
             self._raises(failure)
             return
-        watching.finish_device_work()  # what hangs on the GPU hangs while somebody watches
+        watching.finish_device_work()  # a hang on the GPU happens while the sentinel still watches
         self._wait_for_decisions()
         self._safely(self._compare_all_that_ran)
 
     def _wait_for_decisions(self) -> None:
-        """Give a comparison that is under way a moment: a rank that has left takes no part in it."""
+        """Wait for open comparisons: a rank that has left takes no part in them."""
         with self._changed:
             self._changed.wait_for(lambda: self.protocol.has_decided_all() or not self.is_active, timeout=_DECIDE_S)
 
     def _compare_all_that_ran(self) -> None:
-        """With every rank, before this one leaves: a short job may have ended before the timer compared."""
+        """Compare with all ranks before this one leaves: a short job may end before the timer compares."""
         known, had_parted = len(self.findings), self.protocol.has_parted
         self._comparison.at_the_end()
         if self.protocol.has_parted and not had_parted:
@@ -329,12 +329,12 @@ class Sentinel:
             logger.debug("the store was gone when the sentinel closed")
 
     def _say_raising(self) -> None:
-        """The error of a compile is on its way to the end of the program: nobody ends before its traceback is out."""
+        """Record that a compile raises: no rank ends before the traceback is written."""
         self.shutdown.is_raising = True
         self._safely(self.log.raises_first)
 
     def _raises(self, error: BaseException) -> None:
-        """An exception ends this process: its traceback first, then a finding; who raised first ends first."""
+        """Keep the traceback of an exception, raise a finding, and let the rank that raised first end first."""
         text, known = self.shutdown.raises(error), len(self.findings)
         self._safely(lambda: self._keep(error, text))
         if self.shutdown.exit_code is None:
@@ -346,22 +346,22 @@ class Sentinel:
     def _keep(self, error: BaseException, text: str) -> None:
         is_first = self.log.raises_first()
         if self.policy != "stop":
-            return  # the job may go on
+            return  # the job may continue
         self._settlement.keep_traceback(text)
         if is_first:
             self.shutdown.tell_launcher(error)
 
     def _raise_error(self, error: BaseException) -> None:
-        """A rank that died or left is the cause of an exception, if there is one."""
+        """Raise the alarm: a rank that died or left is the cause, else the exception itself."""
         self._alarms.once(*self._losses.problem(error, self.session.compiles()))
 
     def _terminated(self) -> None:
-        """torchrun ends the job because a rank died, or somebody ends it; does not return."""
+        """Handle SIGTERM: torchrun ends the job, usually because a rank died. Does not return."""
         try:
             if self.is_active and self.shutdown.exit_code is None:
                 self._blame_lost()
         except RuntimeError as error:
-            logger.debug("no word of who died: the store is gone ({})", error)
+            logger.debug("cannot tell which rank died: the store is gone ({})", error)
         finally:
             self.shutdown.terminated(128 + SIGTERM)
 
@@ -374,12 +374,12 @@ class Sentinel:
 
 
 def _is_exit(error: BaseException | None) -> bool:
-    """True for `sys.exit()`: a program that has ended well."""
+    """True for `sys.exit()` with a zero exit code."""
     return isinstance(error, SystemExit) and not error.code
 
 
 def _in_a_forked_child() -> None:
-    """A worker of a data loader or of a pool is no rank: it has the parent's connections, and none of its threads."""
+    """Disable sentinels in a forked worker: it has the parent's connections, but none of its threads."""
     for sentinel in _LIVE:
         sentinel.forget()
     _LIVE.clear()

@@ -1,4 +1,4 @@
-"""An alarm -> the ranks exchange what they compiled -> a verdict, and what the policy makes of it."""
+"""An alarm -> the ranks exchange what they compiled -> a verdict, and the action of the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
 from tpcompile.evidence.records import Divergence, Layer, RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
@@ -34,25 +34,25 @@ from tpcompile.sentinel.store_log import StoreLog
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 Kernels = Literal["warn", "stop"]
-"""What to do when ranks run other kernels for one graph, as autotuning chose them."""
+"""What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 4.0
 _PUBLISH_S = 5.0
 
 
 class Timeline:
-    """What happened on this rank, with Unix times."""
+    """Events on this rank, with Unix times."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[float, str]] = []
 
     def note(self, what: str) -> None:
-        """Write it down."""
+        """Add an entry."""
         self.entries.append((time.time(), what))
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """An alarm, and what came of it on this rank."""
+    """An alarm, and its result on this rank."""
 
     alarm: Alarm
     present: tuple[int, ...]
@@ -61,23 +61,23 @@ class _Settled:
     """What this rank compiled."""
     store: RankStore
     verdict: Verdict | None
-    """None where the judge fell silent."""
+    """None when the judging rank stopped responding."""
     is_judge: bool
-    """This rank has compared, and tells the user."""
+    """This rank judged, and reports to the user."""
 
     @property
     def to_tell(self) -> Verdict | None:
-        """The verdict, where this rank is to tell it."""
+        """The verdict, if this rank reports it."""
         return self.verdict if self.is_judge else None
 
     @property
     def exit_code(self) -> int:
-        """Of all ranks."""
+        """Exit code, equal on all ranks."""
         return self.verdict.exit_code if self.verdict is not None else ExitCode.FAIL
 
 
 class Settlement:
-    """Settles alarms, one after the other, on the listener's thread of every rank."""
+    """Settles alarms one at a time, on the listener's thread of every rank."""
 
     def __init__(
         self,
@@ -100,16 +100,16 @@ class Settlement:
         self._run_dir = run_dir
         self._world_size, self._domain, self._coordinate = place
         self.findings: list[Verdict] = []
-        """Red verdicts so far; more than one only with a policy that goes on."""
+        """Red verdicts so far; more than one only with a policy that continues."""
 
     def settle(self, alarm: Alarm, present: Sequence[int]) -> bool | None:
-        """Agree on a verdict with the ranks that are present, then stop, warn or go on.
+        """Agree on a verdict with the ranks that are present, then stop, warn or continue.
 
-        Whether the verdict is red; None when there is nothing to settle any more.
+        Returns whether the verdict is red; None when there is nothing left to settle.
         """
         if self._shutdown.exit_code is not None:
             return None
-        if self._log.rank in alarm.gone:  # given up, and back: the others have settled it without this rank
+        if self._log.rank in alarm.gone:  # this rank was given up: the other ranks have settled it without this one
             if self.policy == "stop":
                 self._shutdown.leave(ExitCode.FAIL)
             return True
@@ -136,7 +136,7 @@ class Settlement:
         return True
 
     def _act(self, settled: _Settled, verdict: Verdict) -> None:
-        """What the policy makes of a red verdict."""
+        """Apply the policy to a red verdict."""
         if callable(self.policy):
             self._call(self.policy, verdict)
         elif self.policy == "stop":
@@ -147,13 +147,13 @@ class Settlement:
     def _call(self, policy: Callable[[Verdict], None], verdict: Verdict) -> None:
         try:
             policy(verdict)
-        except SystemExit as ending:  # in a thread it would end the thread
+        except SystemExit as ending:  # would end only this thread
             self._shutdown.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
         except Exception as error:
             logger.error("rank {}: the policy of the sentinel failed", self._log.rank, exception=error)
 
     def _tell_mild(self, settled: _Settled, verdict: Verdict) -> None:
-        """Differences that end nothing; so a compile was compared."""
+        """Log differences that do not end the job."""
         if not verdict.divergences:
             self._tell_not_compared(settled)
         for found in verdict.divergences:
@@ -161,16 +161,16 @@ class Settlement:
                 logger.warning("{}: {}; the collectives are equal, the job goes on", found.cause, found.title)
 
     def _tell_not_compared(self, settled: _Settled) -> None:
-        """Ranks that have left cannot say what they compiled; their hashes differed, and that is all there is."""
+        """Log that hashes differ from those of ranks that have left, which cannot be compared further."""
         left = [rank for rank in self._log.members if rank not in settled.present]
         if left:
             logger.warning(
-                "what was compiled at {} is not the same on all ranks; rank {} left before anybody could compare",
-                settled.alarm.position, ranks_text(left),
+                "what was compiled at {} differs between the ranks; {} left before the comparison",
+                settled.alarm.position, named_ranks(left),
             )  # fmt: skip
 
     def record(self, position: Position | None) -> RankRecord:
-        """This rank's compiles of the region up to the position; they agreed up to the last."""
+        """This rank's compiles of the region up to the position; all but the last are known to agree."""
         everything = self._session.record(
             rank=self._log.rank, world_size=self._world_size, domain=self._domain, coordinate=self._coordinate
         )
@@ -179,7 +179,7 @@ class Settlement:
         return everything.model_copy(update={"compiles": kept, "counters": ()})
 
     def _stop(self, settled: _Settled) -> None:
-        """Write the report and end the process; returns where an exception ends it."""
+        """Write the report and end the process; returns when an exception ends it already."""
         try:
             self._report(settled.record, settled.to_tell)
         except TpCompileError as error:
@@ -209,28 +209,28 @@ class Settlement:
             publish(verdict, directory, Console(stderr=True), os.environ, command="sentinel")
 
     def _directory(self) -> RunDir:
-        """Where all ranks write their reports. Raises PreflightError when it cannot be written."""
+        """Directory of all ranks' reports. Raises PreflightError when it cannot be written."""
         return RunDir.create(self._log.run_dir(str(self._run_dir or _default_dir())))
 
     def keep_traceback(self, text: str) -> None:
-        """Write it down before anything else may go wrong."""
+        """Write the traceback to the run directory."""
         try:
             self._directory().write_text(f"rank_{self._log.rank}/traceback.txt", text)
         except TpCompileError as error:
-            logger.error("the traceback of rank {} is not kept: {}", self._log.rank, error)
+            logger.error("the traceback of rank {} could not be written: {}", self._log.rank, error)
 
     def let_the_first_go(self) -> None:
-        """Stay until the first rank that an exception ends has ended, for torchrun blames who ends first."""
+        """Wait until the first rank that raised has ended: torchrun's root cause is the first process to end."""
         log = self._log
         first = log.first_raised()
         if first is None or first == log.rank:
             return
         stay_until_gone(log.process_of(first).state, lambda: log.has_closed(first))
 
-    # What the exchange asks of the other ranks.
+    # Interface to the exchange.
 
     def last_seen(self, rank: int) -> str:
-        """What is known of a silent rank."""
+        """What is known about a rank that does not answer."""
         return "its process died" if self.is_gone(rank) else "unknown"
 
     def is_gone(self, rank: int) -> bool:
@@ -239,10 +239,10 @@ class Settlement:
 
 
 def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
-    """True for what must end the job.
+    """True for a verdict that must end the job.
 
-    Environments that differ do not while programs agree; the parity handshake is for them. Nor, with `kernels="warn"`,
-    do kernels that each rank chose by its own timings: the same program, rounded otherwise.
+    Different environments do not while programs agree: the parity handshake compares those. With `kernels="warn"`,
+    kernels that each rank chose by its own timings do not either: the program is the same, only rounding differs.
     """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
     is_mild = all(_is_mild(divergence, kernels) for divergence in red)
@@ -250,7 +250,7 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
 
 
 def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) -> bool:
-    """True where a check is red that neither the environment nor one of the divergences explains."""
+    """True when a red check is explained neither by the environment nor by one of the divergences."""
     layers = {check.layer for check in verdict.checks if check.is_red}
     layers.discard(Layer.ENVIRONMENT)
     for divergence in divergences:

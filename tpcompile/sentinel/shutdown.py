@@ -1,8 +1,8 @@
-"""How a watched process ends: an exception's traceback first, then everybody else.
+"""How watched processes end: first the rank that raised, with its traceback, then its peers.
 
 torchrun ends a job as soon as one process has failed, and names the first one as the root cause. So a rank that raises
 keeps its traceback (on disk, in torchrun's error file, and on stderr even where SIGTERM comes before Python prints it),
-and its peers stay until that process has ended.
+and its peers wait until that process has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNWINDING_S = 3.0
 _POLL_S = 0.02
 _PEERS_STAY_S = 10.0
 _NOTICED_S = 1.0
-"""Until torchrun has noticed by itself that a process ended: it looks now and then, and dates by the second."""
+"""Time in which torchrun notices that a process ended: it polls, and its timestamps are in seconds."""
 
 
 class Shutdown:
@@ -38,17 +38,17 @@ class Shutdown:
         self._unwinds = threading.Event()
         """Set when an exception has reached the end of the watched block."""
         self.is_raising = False
-        """An exception is on its way through the program."""
+        """An exception propagates through the program."""
         self.exit_code: int | None = None
         """Set when the ranks have settled that the job ends."""
 
     @property
     def unwinds(self) -> bool:
-        """True while an exception ends this process, which says more than an exit of ours."""
+        """True while an exception ends this process, which must not be replaced by an exit of the sentinel."""
         return self._unwinds.is_set()
 
     def raises(self, error: BaseException) -> str:
-        """An exception leaves the watched block: keep its traceback, and return it."""
+        """Record that an exception leaves the watched block; returns its traceback."""
         self._traceback = "".join(traceback.format_exception(error))
         self._error_id = id(error)
         self.is_raising = True
@@ -57,25 +57,25 @@ class Shutdown:
 
     @staticmethod
     def tell_launcher(error: BaseException) -> None:
-        """Write torchrun's error file, as its `record` decorator does: its root cause has the traceback then."""
+        """Write torchrun's error file as its `record` decorator does, so that its root cause has the traceback."""
         with suppress(OSError):
             get_error_handler().record_exception(error)
 
     def leave(self, code: int) -> None:
-        """End the process, whose main thread may sit in a collective that never ends; not while it raises."""
+        """End the process, whose main thread may be stuck in a collective; not while an exception ends it."""
         if self.is_raising and self._unwinds.wait(_UNWINDING_S):
             return
         self._end(code)
 
     def terminated(self, code: int) -> None:
-        """End the process because of a SIGTERM; a traceback that Python has not printed comes first."""
+        """End the process after a SIGTERM; prints the traceback first if Python has not."""
         is_printed = id(getattr(sys, "last_value", None)) == self._error_id
         if self._traceback and not is_printed:
             sys.stderr.write(self._traceback)
         self._end(code if self.exit_code is None else self.exit_code)
 
     def stay_for_sigterm(self, pipe: SigtermPipe) -> None:
-        """After the block: the program may clean up for longer than torchrun waits before its exception is printed."""
+        """Handle SIGTERM after the block: clean-up may take longer than torchrun waits for the traceback."""
         if not pipe.is_installed:
             return
         reader = threading.Thread(target=self._wait_for_sigterm, args=(pipe,), name="tpcompile-last-words", daemon=True)
@@ -96,9 +96,9 @@ class Shutdown:
 
 
 def stay_until_gone(state: Callable[[], Liveness], has_closed: Callable[[], bool]) -> None:
-    """Wait for the process of a rank that raised, so that torchrun sees that one end first; not for ever.
+    """Wait, with a timeout, for the process of a rank that raised, so that torchrun sees it end first.
 
-    Of a process on another host it is known only that it has closed its sentinel.
+    For a process on a different host it is only known that it has closed its sentinel.
     """
     deadline = time.monotonic() + _PEERS_STAY_S
     while time.monotonic() < deadline:

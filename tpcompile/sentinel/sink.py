@@ -1,7 +1,7 @@
-"""What the sentinel reports -> stderr, whatever the program did to loguru, and loguru for a program that enabled it.
+"""Messages of the sentinel -> stderr, whatever the loguru settings, and loguru if the program enabled it.
 
-A library is silent in loguru until a program enables it. The verdict of a sentinel with policy="warn" must be seen
-without that, and whatever else the program imports.
+A library is silent in loguru until a program enables it. The verdict of a sentinel with policy="warn" must be visible
+without that, whatever else the program imports.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from loguru import logger as _logger
 
 
 class Sink:
-    """Warnings and errors for a person; the rank once it is known."""
+    """Writes warnings and errors, with the rank once it is known."""
 
     def __init__(self) -> None:
         self.rank: int | None = None
 
     def debug(self, message: str, *args: object) -> None:
-        """Only for a program that enabled the package."""
+        """Write to loguru only."""
         _logger.opt(depth=1).debug(message, *args)
 
     def warning(self, message: str, *args: object) -> None:
-        """The job goes on."""
+        """Write a warning: the job continues."""
         _logger.opt(depth=1).warning(message, *args)
         self._print("WARNING", message.format(*args))
 
     def error(self, message: str, *args: object, exception: BaseException | None = None) -> None:
-        """Something failed; with its traceback."""
+        """Write an error, with the traceback of `exception`."""
         _logger.opt(depth=1, exception=exception).error(message, *args)
         self._print("ERROR", message.format(*args))
         if exception is not None:

@@ -1,6 +1,6 @@
-"""What all ranks say in one round, and said in the round before -> which of them cannot move by themselves: pure.
+"""States of all ranks in one round and in the previous round -> ranks that cannot progress by themselves: pure.
 
-A rank is stuck when neither it nor what it waits in has changed from one round to the next.
+A rank is stuck when neither its state nor the collective it waits in changed from one round to the next.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _BECAME = {
     "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
     "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
 }
-"""How a rank was lost -> the cause, and what is said of the rank."""
+"""How a rank was lost -> the cause, and the text about the rank."""
 _SILENT = RankState(rank=-1, activity="", since_s=0.0)
-"""In place of what a rank did in a round in which it did not answer: nothing that it may still do."""
+"""Stands for the state of a rank that did not answer in a round."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Lost:
     """`died`, `stopped` (SIGSTOP) or `silent`."""
     seen: str = ""
     stack: tuple[UserLine, ...] = ()
-    """The user's frames its main thread was in, outermost first, when it left a black box."""
+    """The user's frames of its main thread, outermost first, if faulthandler wrote them."""
     aborted: bool = False
-    """It ended itself (SIGABRT), as collectives that do not fit make a process do; a crash elsewhere does not."""
+    """The process ended with SIGABRT, as mismatched collectives make it do; a crash elsewhere does not."""
     is_final: bool = False
     """It died, or has been stopped or silent for too long."""
 
     @property
     def line(self) -> UserLine | None:
-        """Where its main thread was."""
+        """Line of its main thread."""
         return last(self.stack)
 
     @property
     def place(self) -> Place:
-        """The same with the lines that called it."""
+        """The same with its callers."""
         return place_of(self.stack)
 
     @property
     def cause(self) -> Cause:
-        """What it is called that became of it."""
+        """The cause for how it was lost."""
         return _BECAME[self.how][0]
 
     def __str__(self) -> str:
@@ -65,29 +65,29 @@ class Lost:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of all ranks."""
+    """States of all ranks in one round."""
 
     now: ByRank[RankState]
     before: Mapping[int, RankState]
-    """What they said in the round before."""
+    """States in the previous round."""
     lost: ByRank[Lost]
     """Ranks that did not answer."""
     other_domains: Mapping[int, RankState] = field(default_factory=dict)
-    """Ranks of other domains that wait, too: of those counts only what they issued in a group that these are in."""
+    """Waiting ranks of other domains; only their collectives in groups shared with this domain count."""
 
     @cached_property
     def stuck(self) -> ByRank[Issued]:
-        """In which collective each rank is stuck."""
+        """Rank -> the collective in which it is stuck."""
         return self.now.found(self._stuck_in)
 
     @cached_property
     def calling(self) -> ByRank[RankState]:
-        """Ranks that have been in one call of a collective since the round before, without issuing it."""
+        """Ranks in the same call of a collective since the previous round, without having issued it."""
         return self.now.where(self._is_calling)
 
     @cached_property
     def in_p2p(self) -> ByRank[RankState]:
-        """Ranks that have been in one send or receive since the round before, of a rank that takes part."""
+        """Ranks in the same send or receive since the previous round, whose peer is in `now`."""
         return self.now.where(self._is_in_p2p)
 
     def _then(self, state: RankState) -> RankState:
@@ -100,7 +100,7 @@ class Situation:
             return None
         if (issued.id, state.stack) != (old.id, then.stack):
             return None
-        # A rank that compiles is stuck only in what it issued since it began to: a collective of the compiler.
+        # A rank that compiles is stuck only in a collective issued since the compile began, by the compiler itself.
         is_older = state.compiles and issued.age_s > state.since_s
         return None if is_older else issued
 
@@ -115,4 +115,4 @@ class Situation:
 
 
 Finder = Callable[[Situation], Finding | None]
-"""Why nothing moves, as far as one rule can tell; None where that is not the reason."""
+"""A rule: why the ranks do not progress, or None when it does not apply."""

@@ -1,4 +1,4 @@
-"""Frames of the main thread, flight recorder and progress -> what this rank does, for whoever asks; on any thread."""
+"""Frames of the main thread, flight recorder and progress -> the state of this rank; on any thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tpcompile.torch_api import watching
 
 
 class Snapshot:
-    """Looks at one process."""
+    """Reads the state of this process."""
 
     def __init__(self, protocol: Protocol, *, main_thread: int) -> None:
         self._protocol, self._progress, self._main_thread = protocol, protocol.progress, main_thread
 
     def state(self) -> RankState:
-        """What this rank does now."""
+        """Current state of this rank."""
         progress, frame = self._progress, self._main_frame()
         members = watching.group_members()
         return RankState(
@@ -41,7 +41,7 @@ class Snapshot:
         )
 
     def is_stuck(self, *, for_s: float) -> bool:
-        """True when the main thread waits in communication, or a collective has been in flight for so long."""
+        """True when the main thread waits in communication, or a collective has been in flight for `for_s`."""
         if flight.is_blocked(self._main_frame()):
             return True
         return any(not issued.is_done and issued.age_s > for_s for issued in flight.recorded())

@@ -1,7 +1,7 @@
-"""How each rank enters its compiled callables -> ranks that alone run one of them region by region: pure.
+"""How ranks enter their compiled callables -> ranks on which one of them runs as several compiled regions: pure.
 
-A graph break in a loop makes Dynamo skip a code object for the life of the process: what is compiled is its parts then,
-and where these hold no collective no rank waits for another. Ranks are compared at the calls that were whole on both.
+A graph break in a loop makes Dynamo skip a code object for the life of the process, so that only its parts are
+compiled. If these hold no collective, no rank waits. Ranks are compared at calls that ran as one region on both.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import SkippedFrame
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.regionlines import frames_inside
 
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips the code object for the life of the process, whichever instance broke "
-    "its graph; torch.compiler.reset() after the call that broke it makes Dynamo forget",
+    "its graph; torch.compiler.reset() after the call that broke it clears that",
 )
 
 
 def split_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
-    """The first region that some ranks run in parts, at a call that others made as one."""
+    """The first region that some ranks run as several regions, at a call that other ranks ran as one."""
     return first_finding(_in_region, by_name(by_rank))
 
 
@@ -37,8 +37,8 @@ def _in_region(counted: ByRank[Counted]) -> Finding | None:
         return None
     skipped = split.found(lambda one: one.skipped).first
     observed = (
-        f"rank {ranks_text(split.ranks)} runs {split.first.region} in several compiled regions, "
-        f"rank {ranks_text(whole.ranks)} in one: {_why(skipped)}"
+        f"{named_ranks(split.ranks)} ran {split.first.region} in several compiled regions, "
+        f"{named_ranks(whole.ranks)} in one: {_why(skipped)}"
     )
     broke_at = skipped.broke_at
     cause = Cause.GRAPH_BREAK if broke_at else Cause.REGIONAL_COMPILE
@@ -46,9 +46,9 @@ def _in_region(counted: ByRank[Counted]) -> Finding | None:
 
 
 def parts_alone(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
-    """The first region that some ranks compiled, and whose function others run as it is, with a part of it compiled.
+    """The first region that some ranks compiled, while other ranks run its function eager and compiled a part of it.
 
-    Only of ranks that leave: one that runs the function as it is now, in an evaluation, may compile it later.
+    Only for ranks that leave: a rank that runs the function eager now, in an evaluation, may compile it later.
     """
     tables = ByRank(by_rank)
     names = sorted(set[str]().union(*tables.values()))
@@ -62,15 +62,15 @@ def _whole_and_part(region: str, tables: ByRank[Mapping[str, Counted]]) -> Findi
     if not part:
         return None
     observed = (
-        f"rank {ranks_text(whole.ranks)} compiled {region}; rank {ranks_text(part.ranks)} runs that function without "
-        f"compiling it, and compiled {part.first.region} inside of it"
+        f"{named_ranks(whole.ranks)} compiled {region}; {named_ranks(part.ranks)} ran that function without "
+        f"compiling it, and compiled {part.first.region} inside it"
     )
     odd = fewer_of(whole.ranks, part.ranks)
     return Finding(Cause.REGIONAL_COMPILE, observed, odd, part.first.line)
 
 
 def _part_of(region: str, table: Mapping[str, Counted], of_others: Collection[str]) -> Counted | None:
-    """What the rank compiled, and those others did not, while it was inside the function of that region."""
+    """A region that this rank compiled inside the function of `region`, and the other ranks did not."""
     own = [counted for name, counted in table.items() if counted.is_over and name not in of_others]
     return first(counted for counted in own if frames_inside(counted.stack[::-1], region, table))
 

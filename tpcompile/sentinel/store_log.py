@@ -1,21 +1,21 @@
-"""Messages of the sentinel <-> keys of the job's store; one client for each thread, every operation counted.
+"""Messages of the sentinel <-> keys of the job's store; one client per thread, operations are counted.
 
     here/<rank>             pid, host and black box of a rank, once
     events, event/<n>       an append-only log; every listener blocks on its next entry
     first/<position>        counter: the first to compile there announces it
-    post/<position>         what the first rank to finish compiled; all others compare with it
+    post/<position>         hashes of the first rank that finished; all other ranks compare with them
     posted/<position>       counter: how many have finished
-    differs/<position>      set when some rank's post is not the first one's
-    decided/<position>      counter: the first verdict on a position becomes an event, others are dropped
+    differs/<position>      set when a rank's post differs from the first one
+    decided/<position>      counter: the first verdict on a position becomes an event, later ones are dropped
     state/<ask>/<rank>      answer to an `ask` event
     ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
-    counted/<rank>          where a rank's clocks were at some calls of its regions, from time to time
-    raised                  the first rank that an exception ends
-    closed/<rank>           set when a rank that raised has nothing more to say
-    run_dir                 where reports go
-    waiting/<n>/<rank>      beside the logs of all domains: what a rank does that waits for ranks of another one
+    counted/<rank>          a rank's clocks at selected calls of its regions, from time to time
+    raised                  the first rank that raised an exception
+    closed/<rank>           set when a rank that raised sends nothing more
+    run_dir                 directory of the reports
+    waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
 
-No key is written by a call of compiled code; `ran` and `counted` are by a timer. A position is (region, call, index),
+Calls of compiled code write no key; the timer writes `ran` and `counted`. A position is (region, call, index),
 see `progress`.
 """
 
@@ -38,12 +38,12 @@ F = TypeVar("F", bound=Frozen)
 T = TypeVar("T")
 Connect = Callable[[], RankStore]
 COMPILES, PASSED, DECIDED = "compile", "passed", "decided"
-"""Kinds of entries: a compile begins; a rank went past it; the ranks agree, or have settled that they go on."""
+"""Kinds of entries: a compile begins; a rank passed it; the ranks agree, or have settled that they continue."""
 _FOREVER_S = 365 * 86400.0
 
 
 class StoreLog:
-    """This rank's end. Each thread that talks gets its own client: a blocking wait stops everything else on it."""
+    """The store of one rank. Each thread gets its own client, since a blocking wait blocks the whole client."""
 
     def __init__(self, connect: Connect, members: Sequence[int], *, domain: str, number: int) -> None:
         self._connect, self._log, self._board = connect, f"{domain}/{number}", f"waiting/{number}"
@@ -67,26 +67,26 @@ class StoreLog:
         return self._client()
 
     def close_client(self) -> None:
-        """Drop the calling thread's connection."""
+        """Close the calling thread's connection."""
         self._clients.store = self._clients.all = None
 
     def say_here(self, *, black_box: str) -> None:
-        """Tell which process this rank is, and where it would leave its last stack."""
+        """Publish this rank's process, and the file of its last stack."""
         here = Process(pid=os.getpid(), host=this_host(), black_box=black_box, main_thread=threading.get_ident())
         self._count(1).put(f"here/{self.rank}", here.model_dump(mode="json"))
 
     def process_of(self, rank: int) -> Process:
-        """What a rank said of its process."""
+        """The process that a rank published."""
         return Process.model_validate(self._count(1).peek(f"here/{rank}") or {})
 
     def tell(self, kind: str, **data: Any) -> None:
-        """Append an entry to the log: wakes every listener."""
+        """Append an entry to the log, which wakes every listener."""
         store = self._count(2)
         entry = Entry(kind=kind, rank=self.rank, data=data)
         store.put(f"event/{store.count('events')}", entry.model_dump(mode="json"))
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry from the first one on, blocking in between. Raises RuntimeError when the store is gone."""
+        """Every entry from the first one on; blocks for the next one. Raises RuntimeError when the store is gone."""
         number = 1
         while True:
             store = self._count(2)
@@ -96,12 +96,12 @@ class StoreLog:
                 number += 1
 
     def announce(self, found: Announcement) -> None:
-        """Say that a compile begins, unless another rank has said so for this position."""
+        """Publish that a compile begins, unless a rank has done so for this position."""
         if self._count(1).count(f"first/{found.position.key}") == 1:
             self.tell(COMPILES, announcement=found.model_dump(mode="json"))
 
     def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
-        """Publish what was compiled at a position; (this rank is the last to do so, all posts are equal)."""
+        """Publish what was compiled at a position; returns (this rank is the last one, all posts are equal)."""
         store, key = self._count(3), position.key
         written = store.put_first(f"post/{key}", mine.model_dump(mode="json"))
         first = CompilePost.model_validate(written)
@@ -124,41 +124,41 @@ class StoreLog:
         return self._count(1).count(f"claim/{name}") == 1
 
     def say_ran(self, ran: Mapping[str, Ran], *, is_all: bool) -> None:
-        """Tell which compiled variants this rank ran."""
+        """Publish which compiled variants this rank ran."""
         self._count(1).put(f"{_ran_key(is_all=is_all)}/{self.rank}", _dumped(ran))
 
     def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
-        """What these ranks have told; with `wait_s` all that they ran."""
+        """The variants that these ranks have published; with `wait_s`, those published on leaving."""
         store = self._count(1).under(_ran_key(is_all=wait_s > 0))
         return _told(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
-        """Tell where this rank's clocks were at calls of its regions."""
+        """Publish this rank's clocks at calls of its regions."""
         self._count(1).put(f"counted/{self.rank}", _dumped(counted))
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
-        """What these ranks have told."""
+        """The clocks that these ranks have published."""
         return _told(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
 
     def raises_first(self) -> bool:
-        """Say that an exception ends this rank; True for the first rank that says so."""
+        """Publish that an exception ends this rank; True for the first rank that does."""
         return bool(self._count(1).put_first("raised", self.rank) == self.rank)
 
     def first_raised(self) -> int | None:
-        """The first rank that an exception ends, None while there is none."""
+        """The first rank that raised an exception, None while there is none."""
         found: int | None = self._count(1).peek("raised")
         return found
 
     def say_closed(self) -> None:
-        """Say that this rank has nothing more to say: its peers may end."""
+        """Publish that this rank sends nothing more, so that its peers may end."""
         self._count(1).put(f"closed/{self.rank}", True)
 
     def has_closed(self, rank: int) -> bool:
-        """True when a rank that raised has nothing more to say."""
+        """True when a rank that raised sends nothing more."""
         return bool(self._count(1).peek(f"closed/{rank}"))
 
     def run_dir(self, wanted: str) -> str:
-        """Where all ranks write their reports: `wanted` of the first rank that asks."""
+        """Directory of all ranks' reports: `wanted` of the first rank that calls this."""
         return str(self._count(1).put_first("run_dir", wanted))
 
     def answer(self, ask: str, state: RankState) -> None:
@@ -166,7 +166,7 @@ class StoreLog:
         self._count(1).put(f"state/{ask}/{self.rank}", state.model_dump(mode="json"))
 
     def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
-        """Ask all ranks what they do; the answers of these that came in time."""
+        """Ask all ranks for their state; returns the answers of `ranks` that came in time."""
         number = self.number("asks")
         self.tell("ask", ask=number)
         return self.answers(str(number), ranks, timeout_s=timeout_s)
@@ -176,7 +176,7 @@ class StoreLog:
         return _told(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
-        """Tell ranks of other domains what these do; what those have told that a group of theirs waits for."""
+        """Publish these states to other domains; returns those of their waiting ranks."""
         others = set[int]().union(*(state.waits_with for state in states.values())) - set(self.members)
         if not others:
             return {}
@@ -187,12 +187,12 @@ class StoreLog:
         return _told(board, others, RankState.model_validate)
 
     def store(self, prefix: str) -> RankStore:
-        """A client under a prefix of its own, for one exchange."""
+        """A client under its own prefix, for one exchange."""
         return self._count(0).under(prefix)
 
 
 def _told(store: RankStore, ranks: Iterable[int], load: Callable[[Any], T], *, timeout_s: float = 0.0) -> dict[int, T]:
-    """What these ranks have written there, each under its number."""
+    """What these ranks have written under their rank as key."""
     found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
     return {rank: load(value) for rank, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""A clock and SIGTERM -> events: the one thread of the sentinel that wakes up by itself."""
+"""A clock and SIGTERM -> events: the only thread of the sentinel that wakes up periodically."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Timer:
         self._thread = threading.Thread(target=self._run, name="tpcompile-sentinel-timer", daemon=True)
 
     def start(self) -> None:
-        """Begin; on the main thread, where alone Python sets signal handlers."""
+        """Start; on the main thread, since Python sets signal handlers only there."""
         self.signals.install(self._thread)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; signals stay as they are until `signals.restore`."""
+        """End the thread; signal handlers stay until `signals.restore`."""
         self._done.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=10)

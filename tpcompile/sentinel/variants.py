@@ -1,6 +1,6 @@
-"""Which of its compiled variants a region ran, call by call, on each rank -> the first call that differs: pure.
+"""The compiled variant that each call of a region ran, on each rank -> the first call that differs: pure.
 
-Nothing compiles when a rank takes another variant than its peers, and nothing hangs where both issue the same.
+A rank that runs a different variant than its peers does not compile, nor hang if both issue the same collectives.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterable, Mapping
 from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.progress import Progress, Region
 
 
 class Ran(Frozen):
-    """What one rank ran of one region."""
+    """The variants of one region that one rank ran."""
 
     region: str
     line: UserLine | None = None
     """The user's call."""
     variants: dict[int, str] = {}
-    """Call -> where its variant was compiled, or its compile id where nobody saw it compiled; the last calls."""
+    """Call -> position at which its variant was compiled, or its compile id if unknown; the last calls."""
 
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
-    """What this rank ran of regions that communicate: only of those call numbers mean the same on all ranks."""
+    """What this rank ran of regions with collectives: only their call numbers correspond on all ranks."""
     return {region.name: _ran(region) for region in progress.compared() if region.ran and region.num_collectives}
 
 
@@ -37,7 +37,7 @@ def _ran(region: Region) -> Ran:
 
 
 def wrong_variant(by_rank: Mapping[int, Mapping[str, Ran]]) -> Finding | None:
-    """The first call of a region in which ranks ran different variants that all of them have."""
+    """The first call of a region in which ranks ran different variants, all of which every rank has."""
     return first_finding(_in_region, by_name(by_rank))
 
 
@@ -54,7 +54,7 @@ def _at_call(ran: ByRank[Ran], call: int) -> Finding | None:
 
 
 def _all_have(ran: ByRank[Ran], variants: Iterable[str]) -> bool:
-    """True for variants that all ranks ran, at some call."""
+    """True for variants that every rank ran in some call."""
     wanted = set(variants)
     return all(wanted.issubset(one.variants.values()) for one in ran.values())
 
@@ -64,18 +64,18 @@ def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
     says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
     observed = (
         f"in call {call} of {ran.first.region} the ranks ran different variants of it: {says}; "
-        f"rank {ranks_text(odd)} did what is unusual"
+        f"unusual on {named_ranks(odd)}"
     )
     return Finding(Cause.WRONG_VARIANT, observed, odd, ran[odd[0]].line)
 
 
 def _unusual(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
-    """Ranks that did not do what most did, or what is usually done; all of them where nothing tells."""
+    """Ranks that differ from the majority, else those with the rarer variant, else all of them."""
     return taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
 
 
 def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
-    """Ranks that took a variant which all ranks run less often than what the others took."""
+    """Ranks that ran a variant which is run less often, over all ranks, than those of the other ranks."""
     times = Counter[str]()
     for one in ran.values():
         times.update(one.variants.values())
@@ -85,6 +85,6 @@ def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
 
 
 def _name(ran: Ran, variant: str) -> str:
-    """Say since when the rank has had it: hashes mean nothing to a person."""
+    """Name a variant by its first call."""
     first = min(call for call, one in ran.variants.items() if one == variant)
-    return f"the one of call {first}"
+    return f"the variant of call {first}"

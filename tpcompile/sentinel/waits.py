@@ -1,4 +1,4 @@
-"""A situation -> which rank waits for which, in what: only waits that cannot end unless the other rank moves. Pure."""
+"""A situation -> which rank waits for which: only waits that cannot end unless the other rank progresses. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tpcompile.sentinel.situation import Situation
 
 
 class Wait(NamedTuple):
-    """One rank waits for another one."""
+    """One rank waits for a different one."""
 
     rank: int
     target: int
     what: str
-    """In what, as the end of `rank 1 waits ...`."""
+    """What it waits for, as the end of `rank 1 waits ...`."""
 
 
 def waits_of(situation: Situation) -> list[Wait]:
@@ -36,7 +36,7 @@ def mutual_waits(situation: Situation) -> list[tuple[Wait, Wait]]:
 
 
 def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]]:
-    """In what a rank waits, and the ranks without which that does not end."""
+    """What a rank waits for, and the ranks without which the wait does not end."""
     others = situation.now.without([state.rank])
     if state.waits_at is not None:
         return f"for it at {state.waits_at}", others.where(lambda theirs: theirs.waits_at != state.waits_at).ranks

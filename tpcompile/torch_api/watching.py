@@ -216,7 +216,7 @@ def collective_numbers(members: Sequence[int]) -> dict[str, int]:
     shared = [group for group in _groups() if set(members).issubset(group.ranks)]
     found = {}
     for group in shared:
-        with suppress(RuntimeError):  # a backend of somebody else's need not count
+        with suppress(RuntimeError):  # a third-party backend need not count collectives
             found[group.label] = int(group.handle._get_sequence_number_for_group())
     return found
 

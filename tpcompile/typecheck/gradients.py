@@ -57,7 +57,7 @@ def _equal_in_varying_work(step: Step, equal: SpmdType) -> SpmdType:
         return step.flag(
             "needs-dst-R",
             why=f"the result of {equal.origin} is read by work that differs per rank, so its gradient is "
-            "another one on each rank and nobody sums it",
+            "different on each rank and is not summed",
             fix="reduce it with dst='R' (all-reduce of the gradient), or pass it through copy_to_tp where only here "
             "the work differs per rank",
         )

@@ -207,7 +207,7 @@ class ContractMode(TorchDispatchMode):
                 origin.what,
                 (result.operand,),
                 origin.site,
-                why="nobody reads the result of this collective: it is out of place, the input stays as it was",
+                why="the result of this collective is not used: the op is out of place and leaves its input unchanged",
                 fix=f"use what it returns: x = {origin.what}(x, ...)",
             )
             self.violations.insert(result.place, violation)

@@ -28,7 +28,7 @@ class Violation:
 
     def __str__(self) -> str:
         return (
-            f"{self.rule}: {self.op}({', '.join(self.operands)}) on rank {', '.join(map(str, self.ranks))}\n"
+            f"{self.rule}: {self.op}({', '.join(self.operands)}) on {_named(self.ranks)}\n"
             f"  at {self.site}\n  why: {self.why}\n  do: {self.fix}"
         )
 
@@ -50,8 +50,7 @@ class Report:
         return self.violations[0] if self.violations else None
 
     def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        checked = f"{self.num_ops} ops on rank {ranks} of tp={self.tp}"
+        checked = f"{self.num_ops} ops on {_named(self.ranks)} of tp={self.tp}"
         if not self.violations:
             return f"contract holds: {checked}"
         first, *rest = self.violations
@@ -65,3 +64,9 @@ class Report:
         """Raise DivergenceError with the whole text when the contract is broken."""
         if self.violations:
             raise DivergenceError(str(self))
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    """`rank 0` or `ranks 0, 3`."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}"

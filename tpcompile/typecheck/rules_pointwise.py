@@ -153,7 +153,7 @@ def _bias_before_reduce(step: Step, partial: SpmdType, whole: SpmdType) -> SpmdT
     return step.flag(
         "bias-before-reduce",
         why=f"a replicated tensor ({whole}) is added to the partial sum{made}: a reduce behind this op counts it "
-        f"{step.world} times, and without one every rank goes on with another sum",
+        f"{step.world} times, and without one each rank continues with a different sum",
         fix="all_reduce the partial sum first, then add",
     )
 

@@ -90,7 +90,7 @@ def test_an_inserted_op_is_named_on_the_rank_that_has_it() -> None:
 def test_a_removed_op_is_named_on_the_ranks_that_still_have_it() -> None:
     more = compiled(call("mul", "%0", "2"), RELU, reduce("%2"))
     found = only(more, more, more, compiled(call("mul", "%0", "2"), reduce("%1")))
-    assert (parts(found), found.title.endswith("on rank 0-2 only")) == ([(0, 1, 2), (3,)], True)
+    assert (parts(found), found.title.endswith("on ranks 0-2 only")) == ([(0, 1, 2), (3,)], True)
 
 
 def test_a_graph_break_on_one_rank_is_named() -> None:

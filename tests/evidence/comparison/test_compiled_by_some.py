@@ -28,7 +28,7 @@ from tpcompile.evidence.text.reasons import nearest_reason
         ("tensor 'x' dtype mismatch. expected Float, actual Double", Cause.DTYPE, "dtype of 'x' is Float"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=0",
          Cause.REQUIRES_GRAD, "requires_grad of 'x' is 0"),
-        ("GLOBAL_STATE changed: grad_mode ", Cause.GRAD_MODE, "grad_mode is as it was at the first compile"),
+        ("GLOBAL_STATE changed: grad_mode ", Cause.GRAD_MODE, "grad_mode is unchanged since the first compile"),
         ("GLOBAL_STATE changed: autocast(cpu)_enabled ", Cause.AUTOCAST, ""),
         ("tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU), actual DispatchKeySet(CPU, Python)",
          Cause.DISPATCH_KEY, "dispatch keys of 'x' is DispatchKeySet(CPU)"),
@@ -53,7 +53,7 @@ def test_a_size_that_one_rank_alone_was_fed_is_its_shape_although_torch_makes_it
     again = compiled(compile_id="0/1", recompile_reasons=(reason,), graphs=(dynamic,))
     found = between([compiled(), again], compiled())[0]
     assert found.cause == Cause.SHAPE
-    assert found.title == "size[0] of x: 4 / 8, dynamic from here on, rank 0 recompiled alone"
+    assert found.title == "size[0] of x: 4 / 8, dynamic from here on, only rank 0 recompiled"
 
 
 def test_of_two_cache_entries_the_one_that_fitted_best_says_what_changed() -> None:

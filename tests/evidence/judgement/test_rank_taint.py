@@ -245,7 +245,7 @@ def test_a_clean_run_passes_and_prints_no_table() -> None:
 
 def test_traced_code_nobody_looked_at_is_said() -> None:
     verdict = judged(*ranks(compiled(), compiled()), taint="list")
-    assert verdict.checks[0].observed == "none; traced code was not looked at"
+    assert verdict.checks[0].observed == "none; traced code was not searched"
 
 
 def test_the_gate_reads_switch_and_allow_list_from_the_config() -> None:

@@ -32,7 +32,7 @@ def test_a_directory_called_like_a_log_is_one_line(healthy: Path) -> None:
     verdict = diagnose([healthy])
     assert verdict.exit_code == 0
     assert check(verdict, NOTED).details == (
-        "dedicated_log_torch_trace_rank_2_x.log is left out: it is not a file but a directory",
+        "dedicated_log_torch_trace_rank_2_x.log is left out: it is a directory, not a file",
     )
 
 

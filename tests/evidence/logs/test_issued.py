@@ -76,7 +76,9 @@ def test_graphs_that_ran_in_another_order_are_a_finding(tmp_path: Path) -> None:
         append(job, rank, other + artifact("graph_execution", runs))
     verdict = diagnose([job])
     (found,) = [d for d in verdict.divergences if d.is_red]
-    assert verdict.exit_code == 1 and found.title.startswith("compiled graphs with collectives ran in another order")
+    assert verdict.exit_code == 1 and found.title.startswith(
+        "compiled graphs with collectives ran in a different order"
+    )
 
 
 def test_a_group_that_one_rank_alone_uses_is_a_finding(job: Path) -> None:

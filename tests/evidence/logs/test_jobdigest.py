@@ -119,4 +119,4 @@ def test_what_was_not_looked_into_is_no_pass(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(diagnose_module, "MAX_BYTES", 1)
     verdict = diagnose([tmp_path])
     assert verdict.exit_code == 6
-    assert "1 more functions differ in their text and were not looked into" in verdict.summary
+    assert "1 more functions differ in their text and were not compared" in verdict.summary

@@ -103,7 +103,7 @@ class _Compile:
 
         A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
-        is padded in the backward. Nothing of that explains why the code issues its collectives in another order. Of a
+        is padded in the backward. None of these explains collectives in a different order. Of a
         log that ended before the guards of a compile none of that can be told.
         """
         unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
@@ -130,7 +130,7 @@ class _Compile:
         if is_unknown or loaded or not reached.differ():
             return []
         groups = reached.groups()
-        row = Row(value_item("torch.compile went down to", text) for _, text in reached.sides())
+        row = Row(value_item("torch.compile lowered to", text) for _, text in reached.sides())
         return [
             Divergence(
                 layer=Layer.LOWERED,

@@ -28,7 +28,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, parse_reason
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
@@ -49,7 +49,7 @@ _NAMED = _TENSOR_CAUSES.keys() - {ReasonKind.SIZE_BOUND, ReasonKind.DYNAMIC_MARK
 """Properties of a tensor whose expected value the reason holds."""
 _NOTHING = CompileDigest(index=-1, compile_id="", phase="", frame="", layers=())
 """Stands for the compile of a rank that made none."""
-_BESIDE = "It issues no collective, and no rank waits for another in it."
+_BESIDE = "It issues no collective, so no rank waits in it."
 _VALUE_KINDS = (ReasonKind.MODULE_INT, ReasonKind.NUMBER, ReasonKind.VALUE, ReasonKind.TRAINING)
 
 
@@ -174,10 +174,10 @@ class _Alone:
 
     def title(self, cause: Cause) -> str:
         """The difference: which ranks compiled the frame."""
-        have = ranks_text(self.present)
+        have = named_ranks(self.present)
         if cause == Cause.RECOMPILE_LIMIT:
-            return f"rank {have} reached the limit and runs eager"
-        return f"{self.ours.compile.frame} compiled on rank {have} only, not on rank {ranks_text(self.absent)}"
+            return f"{have} reached the recompile limit and fell back to eager"
+        return f"{self.ours.compile.frame} compiled on {have} only, not on {named_ranks(self.absent)}"
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides, the odd ranks last."""
@@ -219,8 +219,8 @@ class _Recompiled(_Alone):
 
     def title(self, cause: Cause) -> str:
         """The difference: the value that the guard expects and the actual one."""
-        what = "runs eager" if cause == Cause.RECOMPILE_LIMIT else "recompiled"
-        return f"{self._changed()}, rank {ranks_text(self.present)} {what} alone"
+        what = "fell back to eager" if cause == Cause.RECOMPILE_LIMIT else "recompiled"
+        return f"{self._changed()}, only {named_ranks(self.present)} {what}"
 
     def _changed(self) -> str:
         """The value that the guard expects and the actual one, `size[0] of x: 4 / 5`."""
@@ -331,7 +331,7 @@ _FINDERS: Mapping[ReasonKind, Callable[[Reason], Cause]] = {
 def _held(reason: Reason) -> str:
     """The guard as it holds on the absent ranks."""
     if reason.kind == ReasonKind.GLOBAL_STATE:
-        return f"{reason.expected} is as it was at the first compile"
+        return f"{reason.expected} is unchanged since the first compile"
     if reason.kind in _NAMED:
         return f"{reason.what} of '{reason.source}' is {reason.expected}"
     return reason.guard

@@ -16,7 +16,7 @@ from tpcompile.evidence.records.causes import Cause
 
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 """Exceptions of a defect in the code that names causes; a lost store raises a different one."""
-_ADVICE = "The difference is real; that it has no name is a defect of tpcompile. Please report it with this text."
+_ADVICE = "The difference is real; that its cause has no name is a bug in tpcompile. Please report it with this text."
 
 
 def unexplained(domain: Domain, slot: Slot, absent: Sequence[int], error: Exception) -> Divergence:

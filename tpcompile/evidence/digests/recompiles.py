@@ -23,7 +23,7 @@ _ADVICE = {
         "keep it with torch._dynamo.mark_static({source}, {dim})"
     ),
     ReasonKind.SIZE_BOUND: (
-        "sizes 0 and 1 are compiled apart: torch._dynamo.decorators.mark_unbacked({source}, {dim}), or pad so that "
+        "torch specialises on sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({source}, {dim}), or pad so that "
         "the size stays in the range of the guard"
     ),
     ReasonKind.STRIDE: "call {source}.contiguous() before the compiled region, on every rank",
@@ -32,11 +32,9 @@ _ADVICE = {
         "give {source} the same requires_grad in every call: detach() it, or keep inference and training apart and "
         "warm up both"
     ),
-    ReasonKind.NUM_DIMS: "bring {source} to one number of dimensions (unsqueeze, flatten) before the compiled region",
+    ReasonKind.NUM_DIMS: "give {source} one number of dimensions in every call (unsqueeze, flatten)",
     ReasonKind.DEVICE: "move {source} to this rank's device before the compiled region",
-    ReasonKind.DISPATCH_KEYS: (
-        "create {source} in the same mode in every call: not under inference_mode here and outside it there"
-    ),
+    ReasonKind.DISPATCH_KEYS: ("create {source} in the same mode in every call: always under inference_mode, or never"),
     ReasonKind.TENSOR_TYPE: "wait for or unwrap {source}, so that it has one tensor class in every call",
     ReasonKind.DYNAMIC_MARK: "mark the tensor dynamic before the first call, not between calls, and on every rank",
     ReasonKind.GLOBAL_STATE: (
@@ -50,10 +48,10 @@ _ADVICE = {
     ),
     ReasonKind.NUMBER: "pass {source} as a 0-dim tensor, or stop changing it between calls",
     ReasonKind.VALUE: "keep {source} equal in every call, or warm up each of its few values on every rank",
-    ReasonKind.LENGTH: "keep the length of {source} (pad the list), or stack its tensors into one with a dynamic dim",
-    ReasonKind.KEYS: "keep the keys of {source} and their order; pass a tuple of tensors instead",
+    ReasonKind.LENGTH: "keep the length of {source} constant (pad the list), or stack its tensors along a dynamic dim",
+    ReasonKind.KEYS: "keep the keys of {source} and their order constant, or pass a tuple of tensors",
     ReasonKind.IDENTITY: (
-        "{source} is another object than before: make it once, outside of the loop, and pass the same one again"
+        "{source} is a different object in each call: create it once, outside of the loop, and pass the same object"
     ),
     ReasonKind.DUPLICATE: "pass two tensors, or one tensor twice, in every call and on every rank",
     ReasonKind.TYPE: "pass {source} with one Python type in every call",

@@ -26,7 +26,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.base import at_text, known, lines_of
 from tpcompile.evidence.text.lines import own_lines
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 _WRAPPER, _WRAPPER_FILE = "compile_wrapper", "_dynamo/eval_frame.py"
 _EXPECTED = "1 compiled region entered per call, on every rank"
@@ -181,7 +181,7 @@ def _lines(compiles: Iterable[CompileRecord]) -> tuple[UserLine, ...]:
 
 def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
     number = f"{split.regions_per_call} regions per call" if split.regions_per_call else "several regions"
-    return f"{number} on rank {ranks_text(ranks)}: {_why(split)}"
+    return f"{number} on {named_ranks(ranks)}: {_why(split)}"
 
 
 def _why(split: SplitCall) -> str:

@@ -12,7 +12,7 @@ from tpcompile.evidence.iterables import find, first, grouped, phrase
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 LIVE_ONLY = frozenset({
     CheckId.TIMED_OUT, CheckId.ALIVE, CheckId.AGREED, CheckId.NO_ERROR, CheckId.ARRIVED, CheckId.TOGETHER,
@@ -190,8 +190,8 @@ def kept(mode: str, ranks: Ranks) -> Check:
         "reduces that overwrite what is read later",
         found,
         "reduced buffers share no memory with live tensors",
-        overwriting if subjects else "none does",
-        on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py says what helps"],
+        overwriting if subjects else "none",
+        on_failure=["an Inductor bug: repro/inductor_all_reduce_of_cat.py has a workaround"],
         line=_first_line(subjects),
     )
     if Layer.KERNELS in _once(ranks.map(lambda digest: digest.observed)):
@@ -231,11 +231,11 @@ def num_graphs(digest: RankDigest, phase: str) -> int:
 
 
 def values_text(values: Mapping[int, object], unit: str = "") -> str:
-    """`{0: 1, 1: 1, 2: 3}` -> `1 (rank 0-1), 3 (rank 2)`; only the value where it is equal on all ranks."""
+    """`{0: 1, 1: 1, 2: 3}` -> `1 (ranks 0-1), 3 (rank 2)`; only the value where it is equal on all ranks."""
     groups = grouped(values, lambda rank: _value_text(values[rank], unit))
     if len(groups) == 1:
         return next(iter(groups))
-    return ", ".join(f"{value} (rank {ranks_text(ranks)})" for value, ranks in groups.items())
+    return ", ".join(f"{value} ({named_ranks(ranks)})" for value, ranks in groups.items())
 
 
 def _value_text(value: object, unit: str) -> str:

@@ -8,7 +8,7 @@ from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, Status
 from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 
 def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
@@ -64,8 +64,7 @@ def who_text(lead: Lead) -> str:
     """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks."""
     if not lead.ranks:
         return ""
-    name = "rank" if len(lead.ranks) == 1 else "ranks"
-    text = f"{name} {ranks_text(lead.ranks)}"
+    text = named_ranks(lead.ranks)
     return text if lead.is_rank_known else f"{text} differ"
 
 

@@ -10,7 +10,7 @@ from tpcompile.evidence.judgement.checks import phase_prefix
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, CheckId, Grade, RankDigest, Status, Taint, items_of, ranks_of
 from tpcompile.evidence.records.base import at_text, lines_of
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 _ALLOWED = "allowed"
 _KINDS = (*(grade.value for grade in Grade), _ALLOWED)
@@ -25,7 +25,7 @@ def taint_check(mode: str, digests: Sequence[RankDigest], taints: Sequence[Taint
     status, observed = (Status.INFO, _counted(mine)) if mine else _untainted(digests)
     is_code_seen = any(digest.is_code_seen for digest in digests)
     if not is_code_seen:
-        observed = f"{observed}; traced code was not looked at"
+        observed = f"{observed}; traced code was not searched"
     check = Check(
         id=CheckId.UNTAINTED,
         mode=mode,
@@ -60,7 +60,7 @@ def _counted(taints: Sequence[Taint]) -> str:
 
 def taint_text(taint: Taint) -> str:
     """One line of a report: grade, what, kind, where, values, what to do or why it is allowed."""
-    values = [f"rank {ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
+    values = [f"{named_ranks(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups)]
     why = "; ".join([taint.kind.value, *values])
     end = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
     return f"{taint.grade} {taint.what} {taint.text}{at_text(taint.line)} ({why}): {end}"

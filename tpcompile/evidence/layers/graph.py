@@ -20,7 +20,7 @@ from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import entered_at
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.text.reasons import LIMIT
 
 _ENDS = frozenset({ItemKind.BREAK, ItemKind.FAILURE})
@@ -207,7 +207,7 @@ def _symbolic(node: _Node) -> Explanation | None:
     if not is_symbolic.differ():
         return None
     ranks = ranks_in(groups, is_symbolic.where(bool))
-    says = f"an input has a dynamic size on rank {ranks_text(ranks)} only"
+    says = f"an input has a dynamic size on {named_ranks(ranks)} only"
     nothing = Row([None] * len(groups))
     return Explanation(Cause.AUTOMATIC_DYNAMIC, Directness.FED, nothing, says)
 

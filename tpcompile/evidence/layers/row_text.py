@@ -10,7 +10,7 @@ from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.groups.by_rank import Groups, ranks_in
 from tpcompile.evidence.iterables import differ, find
 from tpcompile.evidence.records import Item, ItemKind
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 _BRIEF = 80
 _SCOPE = re.compile(r"\b[LG]\['(\w+)'\]")
@@ -30,7 +30,7 @@ def headline(row: Row, groups: Groups) -> str:
         return _between(row)
     text = _alone(row.first)
     owners = ranks_in(groups, row.owners)
-    return f"{text}, on rank {ranks_text(owners)} only"
+    return f"{text}, on {named_ranks(owners)} only"
 
 
 def spoken(source: str) -> str:

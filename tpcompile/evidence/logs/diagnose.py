@@ -39,7 +39,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
 SIDE_BY_SIDE_BYTES = 30_000_000
@@ -228,7 +228,7 @@ class _Diagnosis:
         fail_types = set[str]().union(*outcomes.values())
         errors = sorted(fail_types - {""})
         if errors:
-            observed += f"; others failed with {', '.join(errors)}"
+            observed += f"; failed compiles: {', '.join(errors)}"
         return Check(id=CheckId.COMPILED, mode="", status=Status.PASS, expected=_COMPILED, observed=observed)
 
     def nothing_compiled(self) -> Check:
@@ -249,7 +249,7 @@ class _Diagnosis:
         others = sorted(fail_types - {why.fail_type})
         observed = why.failed
         if others:
-            observed += f", others with {', '.join(others)}"
+            observed += f"; further errors: {', '.join(others)}"
         return check.model_copy(update={"observed": observed, "line": why.line})
 
     def failed_alone(self) -> Iterator[Check]:
@@ -269,12 +269,12 @@ class _Diagnosis:
 
 _COMPILED = "at least 1 compile in the logs"
 _NOT_ALL = (
-    "what ran besides is not in these logs: if the job hung or crashed, the cause is not in what was compiled, and "
-    "--ended-badly says how each log ends"
+    "these logs hold compiles only: if the job hung or crashed, the cause is not in the compiles, and --ended-badly "
+    "reports how each log ends"
 )
 _UNCOUPLED = (
-    "No compiled code names a process group, so nothing says that these ranks run one program: pipeline stages and "
-    "replicas need not. If they must agree, say so: --mesh tp=2 --axis tp."
+    "No compiled code names a process group, so it is unknown whether these ranks run one program (pipeline stages "
+    "and replicas need not). If they must agree, pass --mesh and --axis, e.g. --mesh tp=2 --axis tp."
 )
 
 
@@ -295,30 +295,30 @@ def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
 
 
 def _lacking(lacking: ByRank[LogEnd]) -> Limit:
-    text = f"that of rank {ranks_text(lacking.ranks)} is not; what it lacks was not observed"
+    text = f"not on {named_ranks(lacking.ranks)}; what is missing there was not observed"
     note = _information(WHOLE, text, lacking.map(str).values())
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    doubt = f"what was logged agrees, and that is not all: {lacking.first}{more}"
+    doubt = f"what was logged agrees, but the logs are incomplete: {lacking.first}{more}"
     return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
 
 
 def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
-    doubt = f"the compiles agree; the cause is not in what was compiled. {endings(ends)}"
+    doubt = f"the compiles agree; the cause is not in them. {endings(ends)}"
     return Limit(0, _information(WHOLE, "yes", ends.map(str).values()), doubt)
 
 
 def _not_looked_into(num_left: int) -> list[Limit]:
     if not num_left:
         return []
-    text = f"{num_left} more functions differ in their text and were not looked into"
-    return [Limit(2, _information(EXAMINED, text, []), f"what was looked into agrees: {text}")]
+    text = f"{num_left} more functions differ in their text and were not compared"
+    return [Limit(2, _information(EXAMINED, text, []), f"what was compared agrees: {text}")]
 
 
 def _left_out(names: Sequence[str]) -> list[Check]:
     """Files that are named like a log and were left out."""
     if not names:
         return []
-    return [_information(NOTED, f"{len(names)} called like a log and left out", names)]
+    return [_information(NOTED, f"{len(names)} named like a log, but not read", names)]
 
 
 def _hanging(divergences: Iterable[Divergence]) -> set[str]:
@@ -333,7 +333,7 @@ def _failure_check(rank: int, compile_: LoggedCompile) -> Check:
         mode="",
         status=Status.FAIL,
         expected="every compile ends",
-        observed=f"{how}; the other logs end inside of that compile",
+        observed=f"{how}; the remaining logs end inside that compile",
         ranks=(rank,),
         line=compile_.line,
         cause=Cause.COMPILE_FAILED,

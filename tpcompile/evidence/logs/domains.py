@@ -97,7 +97,7 @@ class _Kind(Enum):
     """How the ranks of one part, connected by process groups, relate to the other parts."""
 
     SHARED = "several ranks, connected by groups"
-    ALONE = "one rank, which names groups that nobody else names"
+    ALONE = "one rank, which names groups that no other rank names"
     SILENT = "one rank, which names no group"
 
 

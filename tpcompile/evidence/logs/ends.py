@@ -9,7 +9,7 @@ from enum import Enum
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import grouped, last
 from tpcompile.evidence.logs.ranklog import LoggedCompile, RankLog
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 
 class Lack(Enum):
@@ -63,7 +63,7 @@ def log_ends(logs: ByRank[RankLog], missing: Sequence[int]) -> ByRank[LogEnd]:
 def endings(ends: ByRank[LogEnd]) -> str:
     """The last compile of every rank; ranks with equal ones in one phrase."""
     alike = grouped(ends, lambda rank: ends[rank].last_compile)
-    return "; ".join(f"rank {ranks_text(ranks)}: {last}" for last, ranks in alike.items())
+    return "; ".join(f"{named_ranks(ranks)}: {last}" for last, ranks in alike.items())
 
 
 def _end(log: RankLog) -> LogEnd:

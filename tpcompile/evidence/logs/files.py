@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 PATTERN = "dedicated_log_torch_trace_*.log"
 MAX_RANK = 999_999
@@ -75,7 +75,7 @@ def _unusable(path: Path) -> str:
     if stat.S_ISREG(mode):
         return ""
     kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
-    return f"it is not a file but {kind}"
+    return f"it is {kind}, not a file"
 
 
 def _check_one_job(paths: ByRank[set[Path]]) -> None:
@@ -84,8 +84,8 @@ def _check_one_job(paths: ByRank[set[Path]]) -> None:
         return
     shown = ", ".join(map(str, sorted(several.first)[:3]))
     raise ConfigError(
-        f"rank {ranks_text(several.ranks)} has more than one log ({shown}): two jobs, or one "
-        "that was restarted; give the logs of one run only"
+        f"more than one log of {named_ranks(several.ranks)} ({shown}): two jobs, or one that was "
+        "restarted; give the logs of one run only"
     )
 
 
@@ -93,8 +93,8 @@ def _too_few(paths: ByRank[set[Path]], folders: Sequence[Path]) -> str:
     found = f"only that of rank {paths.ranks[0]}" if paths else "none"
     return (
         f"need the trace logs of two ranks, found {found} in {', '.join(map(str, folders))}; "
-        "run the job with TORCH_TRACE=DIR on every rank, it writes DIR/dedicated_log_torch_trace_rank_*.log; "
-        "a rank that compiles nothing leaves none: say how many there were, --world-size N"
+        "run the job with TORCH_TRACE=DIR on every rank, which writes DIR/dedicated_log_torch_trace_rank_*.log; "
+        "a rank that compiles nothing writes none: pass the number of ranks with --world-size N"
     )
 
 

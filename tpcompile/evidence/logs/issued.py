@@ -16,7 +16,7 @@ from tpcompile.evidence.logs.job import DomainLogs, Member, Step
 from tpcompile.evidence.logs.ranklog import LoggedCompile
 from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, RankGroup, UserLine, value_item
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.text.ranks import ranks_text
+from tpcompile.evidence.text.ranks import named_ranks
 
 _OP = "torch.ops._c10d_functional."
 _WAIT = "wait_tensor"
@@ -24,7 +24,9 @@ _SCHEDULED = (
     "The graphs are the same; Inductor reordered, bucketed or dropped collectives on some ranks only. Compare "
     "torch._inductor.config (reorder_for_compute_comm_overlap, bucketing) and its environment on these ranks."
 )
-_EXECUTED = "Every rank has the same graphs and calls them in another order. Look at what decides which one is called."
+_EXECUTED = (
+    "Every rank has the same graphs and calls them in a different order. Look at what decides which one is called."
+)
 
 
 Orders = ByRank[tuple[str, ...]]
@@ -55,7 +57,7 @@ def _rescheduled(logs: DomainLogs, step: Step, orders: Orders) -> Divergence:
     return _divergence(
         logs,
         f"compile {step.compiles[orders.ranks[0]].compile_id} of {step.frame}",
-        f"Inductor scheduled other collectives, first at number {place}",
+        f"Inductor scheduled different collectives, first at number {place}",
         orders.map(lambda order: _at(order, place)),
         Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
         _SCHEDULED,
@@ -69,7 +71,7 @@ def executed(logs: DomainLogs) -> Iterator[Divergence]:
     if not runs.differ(tuple):
         return
     place = _first_difference(runs)
-    title = f"compiled graphs with collectives ran in another order, first as number {place}"
+    title = f"compiled graphs with collectives ran in a different order, first at number {place}"
     yield _divergence(logs, "", title, runs.map(lambda run: _at(run, place)), Cause.ORDER_FORWARD, _EXECUTED)
 
 
@@ -103,7 +105,7 @@ def _in_other_groups(logs: DomainLogs, step: Step, place: int) -> Divergence:
     return _divergence(
         logs,
         f"compile of {step.frame}",
-        f"collective number {place} is issued in groups of other names",
+        f"collective number {place} is issued in process groups of different names",
         calls.map(lambda call: f"{call[0]} in group {call[1]!r}"),
         Cause.GROUP,
         Cause.GROUP.advice,
@@ -167,7 +169,7 @@ def _divergence(
 ) -> Divergence:
     """The finding: what each rank has, and the line."""
     sides = said.groups(str)
-    differing = " against ".join(f"{said[ranks[0]]} on rank {ranks_text(ranks)}" for ranks in sides)
+    differing = " against ".join(f"{said[ranks[0]]} on {named_ranks(ranks)}" for ranks in sides)
     return Divergence(
         layer=Layer.COLLECTIVES,
         cls=DivergenceClass.COLLECTIVES,

@@ -72,7 +72,7 @@ class Cause(StrEnum):
     RANK_PARAMETRIC = "lowered constants address this rank's shard"
     # Calls of compiled code.
     CALL_COUNT = "one rank made more or fewer calls"
-    WRONG_VARIANT = "one rank ran another of the compiled variants"
+    WRONG_VARIANT = "one rank ran a different compiled variant"
     UNKNOWN = "unknown"
 
     @property
@@ -97,20 +97,20 @@ ADVICE: dict[Cause, str] = {
         "turns the next one into an error."
     ),
     Cause.COMPILE_DISABLED: (
-        "One part of the ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "
+        "Some ranks never compiled this region. Look for `torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, "
         "`torch._dynamo.config.suppress_errors`, or an `if rank == 0` around `torch.compile` there."
     ),
     Cause.COMPILE_FAILED: (
-        "The compiler raised on this rank; the others wait for it, or fail like it. Read the error; where only one "
-        "rank has it, a compiler, a cache or a disk that its machine lacks is the usual reason."
+        "The compiler raised on this rank; the remaining ranks wait for it, or fail with the same error. Read the "
+        "error; if only one rank has it, its machine usually lacks a compiler, a cache or disk space."
     ),
     Cause.NOTHING_COMPILED: (
-        "Where a compile failed, read its error. Else call the compiled function inside the session; look for "
-        "`torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or an object that is called in place of what torch.compile "
-        "returned."
+        "If a compile failed, read its error. Otherwise call the compiled function inside the session, and look for "
+        "`torch.compiler.disable`, `TORCH_COMPILE_DISABLE`, or an object that is called in place of the one that "
+        "torch.compile returned."
     ),
     Cause.EXTRA_COMPILE: (
-        "One part of the ranks compiled code the others never asked for. Look at what decides whether this line is "
+        "Some ranks compiled code that no other rank calls. Look at what decides whether this line is "
         "reached; move rank-dependent work (logging, checks) out of the compiled region, or call it on all ranks."
     ),
     Cause.RECOMPILE_LIMIT: (
@@ -136,8 +136,8 @@ ADVICE: dict[Cause, str] = {
         "Tie the same weights on all ranks, before the first call; tie them again after loading a checkpoint."
     ),
     Cause.ALIAS: (
-        "One tensor object is passed for two arguments on some ranks, two objects on the others. Pass a clone, or the "
-        "same object on all ranks."
+        "Some ranks pass one tensor object for two arguments, the remaining ranks pass two objects. Pass a clone on "
+        "all ranks, or the same object on all ranks."
     ),
     Cause.SET_ORDER: (
         "The region iterates over a set: its order follows hashes and the history of the process, and Dynamo does not "
@@ -169,17 +169,17 @@ ADVICE: dict[Cause, str] = {
         "ranks."
     ),
     Cause.REGIONAL_COMPILE: (
-        "Some ranks compile the whole model, others its parts, so they fuse and recompile differently. Compile the "
-        "same modules on all ranks."
+        "Some ranks compile the whole model, the remaining ranks its submodules, so fusion and recompiles differ. "
+        "Compile the same modules on all ranks."
     ),
     Cause.DISPATCH_KEY: (
-        "The tensor carries other dispatch keys on one rank: made under inference mode, a functorch transform or "
-        "another autocast. Create it in the same mode on all ranks; clone it outside `torch.inference_mode()` where "
-        "that is not possible."
+        "The tensor has different dispatch keys on one rank: it was made under inference mode, a functorch transform "
+        "or a different autocast. Create it in the same mode on all ranks; clone it outside `torch.inference_mode()` "
+        "where that is not possible."
     ),
     Cause.TENSOR_SUBCLASS: (
-        "One rank was fed a different tensor class, e.g. an AsyncCollectiveTensor nobody waited for yet, or a DTensor. "
-        "Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
+        "One rank was fed a different tensor class, e.g. a DTensor, or an AsyncCollectiveTensor that was not waited "
+        "for. Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
     ),
     Cause.AUTOMATIC_DYNAMIC: (
         "In a first compile, torch.compile(dynamic=...) or mark_dynamic differs between the ranks. In a later one, "
@@ -193,16 +193,17 @@ ADVICE: dict[Cause, str] = {
     ),
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "
-        "all ranks, or stop reading it in the compiled region; an intended difference goes to gate.allow."
+        "all ranks, or stop reading it in the compiled region; declare an intended difference in gate.allow."
     ),
     Cause.AUTOTUNE: (
-        "Each rank timed the candidates by itself and they chose differently. Pin the choice: one shared warm cache, "
-        "the same max_autotune settings, no per-rank autotuning. Inductor also times whether padding a matmul makes it "
-        "faster: make sizes multiples of 8, or set torch._inductor.config.shape_padding = False."
+        "Each rank timed the candidates itself, and the ranks chose different ones. Pin the choice: one shared warm "
+        "cache, the same max_autotune settings, no per-rank autotuning. Inductor also times whether padding a matmul "
+        "makes it faster: make sizes multiples of 8, or set torch._inductor.config.shape_padding = False."
     ),
     Cause.PARTITIONER: (
-        "Forward and backward were cut at another place, so the ranks save other activations and may recompute other "
-        "ops, collectives among them. Set the same activation memory budget and the same partitioner everywhere."
+        "The joint graph was split into forward and backward at a different point, so the ranks save different "
+        "activations and may recompute different ops, collectives among them. Set the same activation memory budget "
+        "and the same partitioner on all ranks."
     ),
     Cause.COMPILER_PASS: (
         "The programs agree, but they were lowered differently: look for a compiler pass, a compiler setting, a cache "
@@ -225,31 +226,32 @@ ADVICE: dict[Cause, str] = {
         "the compiler may reorder: use the same forward on all ranks and the same reordering passes."
     ),
     Cause.EXTRA_COLLECTIVE: (
-        "One part of the ranks issues a collective the others never join: they hang, or it meets the wrong partner. "
-        "Issue the same collectives in the same order on every rank; put no collective under a rank-local condition."
+        "Some ranks issue a collective that no other rank issues: they hang, or it is matched with a different "
+        "collective. Issue the same collectives in the same order on every rank; put no collective under a rank-local "
+        "condition."
     ),
     Cause.COLLECTIVE_SIZES: (
         "The ranks bring different shapes, dtypes or split sizes to one collective. Exchange the sizes first, pad, or "
         "use the variant with explicit split sizes on all ranks."
     ),
     Cause.UNWAITED: (
-        "The result of a collective is read before it is there. Call `wait_tensor` on it on every rank, or use a "
-        "collective that waits."
+        "The result of a collective is read before the collective has completed. Call `wait_tensor` on it on every "
+        "rank, or use a collective that waits."
     ),
     Cause.UNUSED_RESULT: (
         "A functional collective returns its result and leaves its input alone; here the result is dropped. Use the "
         "returned tensor, or delete the call on all ranks."
     ),
     Cause.STUCK_COLLECTIVE: (
-        "A rank waits in a collective that no compiled graph holds. Look at the stack of that rank and at what decides "
-        "whether the others reach the same call."
+        "A rank waits in a collective that is in no compiled graph. Look at the stack of that rank and at what decides "
+        "whether the remaining ranks reach the same call."
     ),
     Cause.ENVIRONMENT: (
         "Make the environment equal on all ranks before compiling: same image, versions, variables, compiler settings."
     ),
     Cause.INPUT_VALUES: (
-        "Tensors that should be equal on these ranks hold other values. Broadcast the batch, or seed the data loader "
-        "and the dropout the same on all ranks of the group."
+        "Tensors that should be equal on these ranks hold different values. Broadcast the batch, or seed the data "
+        "loader and the dropout the same on all ranks of the group."
     ),
     Cause.WEIGHTS: (
         "Replicated weights are not equal any more. Broadcast them from one rank, and check which gradient is not "
@@ -257,42 +259,42 @@ ADVICE: dict[Cause, str] = {
     ),
     Cause.KILLED: (
         "The process was ended from outside. Look for the out-of-memory killer, a preempted node or a launcher that "
-        "gave up; the other ranks only waited for it."
+        "ended the job; the remaining ranks only waited for this rank."
     ),
     Cause.NEVER_ARRIVED: (
-        "This rank never reached the point where the others wait. Look at its last log line: start-up, a barrier or an "
-        "early return on this rank only."
+        "This rank never reached the point where the remaining ranks wait. Look at its last log line: start-up, a "
+        "barrier or an early return on this rank only."
     ),
-    Cause.RAISED: "Read the exception of this rank; the other ranks only wait for it.",
+    Cause.RAISED: "Read the exception of this rank; the remaining ranks only wait for it.",
     Cause.STOPPED_RESPONDING: (
-        "The process lives but does nothing: a lock, a debugger, a stuck file system or a GPU fault. Take its stack "
-        "(py-spy dump --pid) before it is killed."
+        "The process is alive but makes no progress: a lock, a debugger, a stuck file system or a GPU fault. Take its "
+        "stack (py-spy dump --pid) before it is killed."
     ),
     Cause.CACHE_SPLIT: (
-        "Some ranks loaded their code from a compile cache, others compiled it; the content is equal. Harmless by "
-        "itself, but the ranks arrive at the first collective minutes apart: warm the cache on all ranks, or raise the "
-        "timeout of the process group over the first step."
+        "Some ranks loaded their code from a compile cache, the remaining ranks compiled it; the content is equal. "
+        "Harmless by itself, but the ranks arrive at the first collective minutes apart: warm the cache on all ranks, "
+        "or raise the timeout of the process group over the first step."
     ),
     Cause.COMPILE_SKEW: (
-        "The ranks reach the first collective at other times. Harmless while the skew stays below the timeout of the "
-        "process group; share a warm cache, or raise the timeout over the first step."
+        "The ranks reach the first collective at different times. Harmless while the skew stays below the timeout of "
+        "the process group; share a warm cache, or raise the timeout over the first step."
     ),
     Cause.COMPILE_ORDER: (
-        "Equal programs under other labels; harmless, unless your code depends on the order of compiles."
+        "The programs are equal, their compile ids differ; harmless, unless your code depends on the order of compiles."
     ),
     Cause.RANK_PARAMETRIC: (
         "Equal programs whose lowering addresses this rank's shard (a bound, an offset, an index that is affine in the "
         "mesh coordinate). Expected for DTensor; nothing to do."
     ),
     Cause.CALL_COUNT: (
-        "All ranks compiled the same, and one called it more or less often. Look at what decides whether this call is "
-        "made (a batch that is skipped, an early break, a loss that is not finite) and decide it alike on all ranks: "
-        "all-reduce the flag, or let every rank make the call."
+        "All ranks compiled the same code, and one rank called it more or less often. Look at what decides whether "
+        "this call is made (a batch that is skipped, an early break, a loss that is not finite) and make the same "
+        "decision on all ranks: all-reduce the flag, or let every rank make the call."
     ),
     Cause.WRONG_VARIANT: (
-        "The same call took another of the variants that all ranks have compiled: an argument, a flag or a size is not "
-        "the same on all ranks. Nothing compiles then and nothing hangs, the numbers are wrong. Make that value equal "
-        "on all ranks before the call."
+        "All ranks have the same compiled variants, and one rank ran a different one at this call: an argument, a flag "
+        "or a size is not the same on all ranks. There is no recompile and no hang, but the numbers are wrong. Make "
+        "that value equal on all ranks before the call."
     ),
     Cause.UNKNOWN: (
         "The ranks traced different programs. A value that depends on the rank reached the compiled region: keep it in "

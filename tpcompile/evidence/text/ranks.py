@@ -11,3 +11,17 @@ def ranks_text(ranks: Sequence[int]) -> str:
     runs = grouped(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]).values()
     ends = [dict.fromkeys([run[0][1], run[-1][1]]) for run in runs]
     return ",".join("-".join(map(str, pair)) for pair in ends)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """`rank 7` or `ranks 0-6`."""
+    return f"{_noun(len(ranks))} {ranks_text(ranks)}"
+
+
+def num_ranks(number: int) -> str:
+    """`1 rank` or `2 ranks`."""
+    return f"{number} {_noun(number)}"
+
+
+def _noun(number: int) -> str:
+    return "rank" if number == 1 else "ranks"

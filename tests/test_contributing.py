@@ -1,0 +1,52 @@
+"""What CONTRIBUTING.md adds, applied to a copy of the package, is there: one file and one registration each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DIFFS = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+SHOWS = {
+    "layer": """
+from tests.evidence.samples import compiled, divergences, line, record
+ranks = [record(rank, compiled(stack=(line(10 + rank),))) for rank in (0, 1)]
+print(*(found.layer for found in divergences(*ranks)))
+""",
+    "fault": "from tpcompile.faults.case import load; print(*load('programs'))",
+    "check": """
+from tests.evidence.samples import compiled
+from tests.gate.test_checks import failed, healthy
+print(failed("C", healthy(0), healthy(1, compiles=[compiled()] * 9)))
+""",
+    "cli": "import sys; from tpcompile.cli import app; app(['causes'], standalone_mode=False)",
+}
+"""What is added -> a program that prints `SHOWN` if it is there."""
+SHOWN = {"layer": "callers", "fault": "mode_string", "check": "'few compiles': (1,)", "cli": "graph break: "}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("git") is None, reason="git, which applies the diffs, is not here"),
+]
+
+
+def shown(what: str, tree: Path) -> bool:
+    """Does the program print what it should, with the package of this tree?"""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tree)!r})\n{SHOWS[what]}"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=200)
+    assert what == "cli" or done.returncode == 0, done.stderr
+    return SHOWN[what] in done.stdout
+
+
+@pytest.mark.parametrize(("what", "diff"), list(zip(SHOWS, DIFFS, strict=True)), ids=SHOWS)
+def test_what_a_diff_adds_is_there_with_it_and_not_without(what: str, diff: str, tmp_path: Path) -> None:
+    for name in ("tpcompile", "tests", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    assert not shown(what, tmp_path)
+    subprocess.run(["git", "apply"], input=diff, text=True, cwd=tmp_path, check=True)
+    assert shown(what, tmp_path)
