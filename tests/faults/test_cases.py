@@ -12,6 +12,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import CASES, Case, chosen, fault, load
 from tpcompile.faults.generated.operators import ALL as OPERATORS
+from tpcompile.faults.injected.fault import injects
 
 _GREEN_OR_UNKNOWN = {
     Cause.CACHE_SPLIT, Cause.COMPILE_SKEW, Cause.COMPILE_ORDER, Cause.RANK_PARAMETRIC, Cause.UNKNOWN,
@@ -63,6 +64,11 @@ def test_a_second_case_of_one_name_is_refused() -> None:
     with pytest.raises(ValueError, match="there are two cases named 'stride'"):
         fault(Cause.STRIDE, name="stride")(_program)
     assert CASES["stride"].program is not _program
+
+
+def test_a_second_injected_fault_of_one_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are two faults named 'killed'"):
+        injects("phase", name="killed")(_program)
 
 
 def test_a_program_without_the_line_that_its_case_blames_is_refused() -> None:

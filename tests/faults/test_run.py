@@ -17,7 +17,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import __main__, injected, run
 from tpcompile.faults.case import CASES
 from tpcompile.faults.judge import Outcome
-from tpcompile.faults.run import run_case, torchrun
+from tpcompile.faults.run import run_case, torchrun_with
 from tpcompile.faults.sweep import sweep
 from tpcompile.gate.replay import replay
 
@@ -50,7 +50,7 @@ def test_a_healthy_program_with_drawn_parameters_stays_green_and_a_control_is_an
 
 def test_variables_of_a_rank_are_set_before_python_starts() -> None:
     own = {0: {}, 1: {"A": "it's 1", "PYTHONHASHSEED": "0"}}
-    shell = torchrun(["-c", "pass"], nproc=2, own=own)
+    shell = torchrun_with(["-c", "pass"], nproc=2, own=own)
     code = "import os, sys; print(os.environ.get('A'), sys.flags.hash_randomization)"
     at = shell.index("sh")
     for rank, said in (("0", "None 1"), ("1", "it's 1 0")):

@@ -66,7 +66,9 @@ def run(
         str, typer.Option(metavar="TOOL,...", help="Tools to compare with: tlparse, detail, spmd_check.")
     ] = "",
     device: Annotated[Literal["auto", "cpu"], typer.Option(help="auto: GPUs where there are two, else CPU.")] = "auto",
-    run_dir: Annotated[Path | None, typer.Option(help="Keep logs and verdicts in this folder; default: not kept.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Keep logs and verdicts in this folder; default: not kept.")
+    ] = None,
 ) -> None:
     """Run cases for real; exit 0 only when every fault is named and no healthy program is red."""
     logs.setup(rank=0)

@@ -26,17 +26,17 @@ def judge(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | 
 def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> list[str]:
     """Everything that makes the run an alarm."""
     ranks = found_by_rank(folder)
-    alarms = ["no end in time"] if ended["timed_out"] else []
+    raised = ["no end in time"] if ended["timed_out"] else []
     if ended["exit_code"]:
-        alarms.append(f"exit code {ended['exit_code']}")
-    alarms += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
+        raised.append(f"exit code {ended['exit_code']}")
+    raised += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
     missing = [rank for rank in range(draw.nproc) if rank not in ranks]
-    alarms += [f"no result of rank {rank}" for rank in missing]
+    raised += [f"no result of rank {rank}" for rank in missing]
     for rank, found in sorted(ranks.items()):
-        alarms += [f"rank {rank}: {text}" for text in _of_rank(found)]
+        raised += [f"rank {rank}: {text}" for text in _of_rank(found)]
     if not missing:
-        alarms += _compiles(program, ranks)
-    return alarms
+        raised += _compiles(program, ranks)
+    return raised
 
 
 def found_by_rank(folder: Path) -> dict[int, Found]:

@@ -38,7 +38,7 @@ from tpcompile.faults.alarms import alarms, found_by_rank
 from tpcompile.faults.case import load
 from tpcompile.faults.drawn import Draw, Program
 from tpcompile.faults.matrix import made_with
-from tpcompile.faults.run import Ended, environment, rank_command, run_in_tree, torchrun
+from tpcompile.faults.run import Ended, environment, rank_command, run_in_tree, torchrun_with
 from tpcompile.request import RunRequest
 
 STATES = ("cold", "warm", "split")
@@ -110,7 +110,7 @@ def _timed(
     seed = random.randrange(1 << 31)
     environ = environment(folder, gpus=gpus)
     del environ["TORCHINDUCTOR_COMPILE_THREADS"]  # compiling in worker processes is part of what is run
-    command = torchrun(rank, nproc=nproc, own=own_variables(state, folder, nproc=nproc, seed=seed))
+    command = torchrun_with(rank, nproc=nproc, own=own_variables(state, folder, nproc=nproc, seed=seed))
     start = time.perf_counter()
     ended = run_in_tree(command, run_dir, environ=environ, limit_s=limit_s)
     return ended, {"cache": state, "seed": seed, "wall_s": round(time.perf_counter() - start, 1)}

@@ -47,12 +47,6 @@ class Draw:
     slow_s: float = 4.0
     hang_after_s: float = 3.0
 
-    @classmethod
-    def from_json(cls, program: Program, text: str) -> Draw:
-        """The parameters in `text`; the others are the defaults of the program."""
-        given = {"program": program.name, "backend": program.backends[-1], "nproc": program.world_size}
-        return cls(**(given | json.loads(text)))
-
     def to_json(self) -> str:
         """For the command line of a rank."""
         return json.dumps(asdict(self))
@@ -78,6 +72,11 @@ class Program(Case):
     """What the process does before there is a sentinel; the program finds the result in `run.prepared`."""
     is_clean: bool = True
     """False for a negative control: it diverges, and a run of it must be an alarm."""
+
+    def first_draw(self) -> Draw:
+        """Parameters of a run of this program alone, with a backend that compiles in a moment where it takes one."""
+        backend = "aot_eager" if "aot_eager" in self.backends else self.backends[0]
+        return self.draw(0, backend=backend, slow=False, nproc=self.world_size)
 
     def draw(self, seed: int, *, backend: str, slow: bool, nproc: int = 0, most: int = 8) -> Draw:
         """Parameters; equal seeds and backends give equal compiles, `slow` decides only how ranks part in time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 from pathlib import Path
 
@@ -21,15 +22,14 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="without the sentinel")
     parser.add_argument("--backend", default="aot_eager", help="backend of programs in which it is not the point")
     parser.add_argument("--spmd-check", action="store_true", help="switch Inductor's own check on")
-    parser.add_argument("--draw", default="{}", help="parameters of a healthy program, as JSON")
+    parser.add_argument("--draw", help="parameters of a healthy program, as JSON")
     arguments = parser.parse_args()
     importlib.import_module(arguments.module)
     case, rank = CASES.find(arguments.case), int(os.environ["RANK"])
     if arguments.spmd_check:
         backends.switch_on_spmd_check()
     if isinstance(case, drawn.Program):
-        draw = drawn.Draw.from_json(case, arguments.draw)
-        drawn.play(case, draw, rank=rank, run_dir=arguments.run_dir)
+        drawn.play(case, drawn.Draw(**json.loads(arguments.draw)), rank=rank, run_dir=arguments.run_dir)
         return
     context.play(case, rank=rank, run_dir=arguments.run_dir, is_watched=not arguments.bare, backend=arguments.backend)
 

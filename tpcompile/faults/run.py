@@ -14,8 +14,9 @@ from pathlib import Path
 import tpcompile
 from tpcompile.faults import alarms
 from tpcompile.faults.case import Case
-from tpcompile.faults.drawn import Draw, Program
+from tpcompile.faults.drawn import Program
 from tpcompile.faults.judge import Result, gather, judge
+from tpcompile.launch import torchrun
 
 _LEFT_S = 30.0
 """Seconds after the limit in which the process tree must have been killed."""
@@ -28,14 +29,14 @@ def run_case(case: Case, directory: Path, *, gpus: str | None = None) -> Result:
     """Run one case with the sentinel and judge it; `gpus` as in `environment`."""
     folder = directory / case.name
     environ = environment(folder / "cache", gpus=gpus)
-    if not isinstance(case, Program):
-        ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
-        verdict = folder / "run" / "verdict.json"
-        codes = (int(ended["exit_code"]),)
-        return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
-    draw = Draw.from_json(case, "{}")
-    outcome = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
-    return alarms.judge(case, draw, folder, outcome)
+    if isinstance(case, Program):
+        draw = case.first_draw()
+        ended = launch(case, folder, environ=environ, limit_s=case.limit_s, options=["--draw", draw.to_json()])
+        return alarms.judge(case, draw, folder, ended)
+    ended = launch(case, folder, environ=environ, limit_s=case.limit_s)
+    verdict = folder / "run" / "verdict.json"
+    codes = (int(ended["exit_code"]),)
+    return judge(case, gather(folder, verdict, is_hang=bool(ended["timed_out"]), codes=codes))
 
 
 def environment(cache: Path, *, gpus: str | None = None) -> dict[str, str]:
@@ -59,7 +60,7 @@ def launch(
     case: Case, folder: Path, *, environ: Mapping[str, str], limit_s: float, options: Sequence[str] = ()
 ) -> Ended:
     """Run a case under torchrun with its variables of each rank; `options` are those of `tpcompile.faults.rank`."""
-    command = torchrun(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
+    command = torchrun_with(rank_command(case, folder, options), nproc=case.world_size, own=case.env)
     return run_in_tree(command, folder, environ=environ, limit_s=limit_s)
 
 
@@ -69,15 +70,14 @@ def rank_command(case: Case, folder: Path, options: Sequence[str] = ()) -> list[
     return ["-m", "tpcompile.faults.rank", module, case.name, "--run-dir", str(folder), *options]
 
 
-def torchrun(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
+def torchrun_with(rank: Sequence[str], *, nproc: int, own: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Command that starts Python with the arguments `rank` on `nproc` ranks, each with variables of its own.
 
     A shell sets them: Python reads its hash seed when it starts, and torch reads variables when it is imported.
     """
     exports = [f"{rank}) export {_assignments(variables)} ;;" for rank, variables in own.items() if variables]
     shell = f'case $RANK in {" ".join(exports)} esac; exec "$0" "$@"'
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    return [*launcher, "--no-python", "sh", "-c", shell, sys.executable, *rank]
+    return torchrun(nproc, ["--no-python", "sh", "-c", shell, sys.executable, *rank])
 
 
 def _assignments(variables: Mapping[str, str]) -> str:
