@@ -5,7 +5,7 @@
 
 Every copy of the job's compiles is a function of its own (name, line, shapes in the text), as in a large model; object
 ids and addresses differ between the ranks, as they do. `--faulty N` keeps the fault of the job in N copies, the other
-copies are rank 0's compiles on both ranks; default: in all. `--filler` adds that many bytes of events nobody reads to
+copies are rank 0's compiles on both ranks; default: in all. `--filler` adds that many bytes of unread events to
 every byte that is read: a real log has about six.
 """
 

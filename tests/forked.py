@@ -206,11 +206,11 @@ def _close_sockets() -> None:
 
 
 def _ask_for_stacks(folder: Path) -> None:
-    """Where every rank of a job that hangs stands, into its stderr."""
+    """Where every rank of a job that hangs stands, into its stderr; one by one, since each writes piece by piece."""
     for rank in folder.glob("rank_*"):
         with suppress(OSError):
             os.kill(int(rank.name.removeprefix("rank_")), _SHOW_STACKS)
-    time.sleep(_STACKS_S)
+            time.sleep(_STACKS_S)
 
 
 def _sweep(folder: Path, sessions: Iterable[int | None]) -> tuple[str, ...]:

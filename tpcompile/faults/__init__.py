@@ -15,5 +15,5 @@ matrix.py      results -> the detection matrix
 columns.py     the same case without the sentinel: what tlparse, DETAIL and spmd_check say
 __main__.py    the body of `tpcompile faults`
 clean_runs.py  many runs of healthy programs, drawn; scripts/clean_runs.py
-generated/     faults that nobody wrote by hand, drawn from seeds; scripts/generated_faults.py
+generated/     faults that were not written by hand, drawn from seeds; scripts/generated_faults.py
 """

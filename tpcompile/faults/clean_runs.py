@@ -14,7 +14,7 @@ sentinel also shared (one empty cache for all ranks), and none (a backend withou
 
 A run is an alarm when it ends with another exit code than 0, or not in time; with the sentinel also when a verdict was
 written, a sentinel has a finding or stopped watching, a rank left no result, or ranks of one tensor-parallel group
-compiled another number of times without the program saying so. Exit 1 on any alarm.
+compiled a different number of times without the program saying so. Exit 1 on any alarm.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Program(Case):
     dp: int = 1
     """Size of the data-parallel axis."""
     compiles_differ: bool = False
-    """By its nature ranks compile another number of times."""
+    """By its nature ranks compile a different number of times."""
     can_repeat: bool = True
     """May run twice in a process."""
     prepare: Callable[[Run], Any] | None = None

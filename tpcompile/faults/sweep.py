@@ -1,4 +1,4 @@
-"""Many cases, side by side, with the sentinel and with other tools -> results in the order of the cases."""
+"""Many cases, in parallel, with the sentinel and with other tools -> results in the order of the cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command -> exit code and timeout as JSON: `run_tree` in a process of its own, so that many can run side by side.
+"""Command -> exit code and timeout as JSON: `run_tree` in a process of its own, so that many can run in parallel.
 
     python -m tpcompile.faults.tree LIMIT_S OUTCOME_JSON -- COMMAND...
 

@@ -1,4 +1,4 @@
-"""Faults of rank divergence that nobody wrote by hand: an operator changes the source of a program, a seed says how.
+"""Faults of rank divergence, not written by hand: an operator changes the source of a program, a seed says how.
 
 operators/        what is changed, and what must be said of it
 programs/         what is changed: real programs with marked places

@@ -78,7 +78,7 @@ class Ended:
 
 def supervise(launch: Launch) -> Ended:
     """Run the ranks of a launch to their end. Called in a process of its own."""
-    # It listens from here on, so that nobody else gets the port; the store has threads, and comes after the forks.
+    # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
     listener = socket.create_server(("127.0.0.1", 0))
     pids = {rank: _start(launch, rank, listener) for rank in range(launch.world_size)}
     store = _host_store(listener)
@@ -122,7 +122,7 @@ class _Watch:
         self._looked_at = 0.0
 
     def is_hang(self, pids: Iterable[int]) -> bool:
-        """True when the limit is over, or when the fault acts and nobody uses the CPU."""
+        """True when the limit is over, or when the fault acts and no process uses the CPU."""
         now = time.time()
         if now - self.began_at > self._launch.limit_s:
             return True
@@ -263,7 +263,7 @@ def preload(modules: Sequence[str]) -> list[str]:
 
 
 class Runs:
-    """Runs side by side, each under a forked supervisor."""
+    """Parallel runs, each under a forked supervisor."""
 
     def __init__(self, jobs: int, done: Callable[[Launch, Ended], None]) -> None:
         self._jobs = jobs
@@ -271,7 +271,7 @@ class Runs:
         self._active: dict[int, Launch] = {}
 
     def add(self, launch: Launch, caches: Path) -> None:
-        """Start a run as soon as there is room. Runs side by side have caches of their own: a lock is idle time."""
+        """Start a run as soon as there is room. Parallel runs have caches of their own: a lock is idle time."""
         while len(self._active) >= self._jobs:
             self._wait_for_one()
         launch.out.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _list()
         return 0
     if max(args.seeds) >= HELD_OUT and not args.held_out:
-        parser.error(f"seeds from {HELD_OUT} on are held out: they measure, nobody develops on them (--held-out)")
+        parser.error(f"seeds from {HELD_OUT} on are held out: they are for measuring only (--held-out)")
     return _sweep(args)
 
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--program", default="", help="draw only from this program")
     parser.add_argument("--operator", default="", help="draw only from this operator")
     parser.add_argument("--each", action="store_true", help="every operator once, for the first seed")
-    parser.add_argument("--jobs", type=int, default=2, help="cases side by side")
+    parser.add_argument("--jobs", type=int, default=2, help="cases to run in parallel")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--keep", type=Path, help="keep programs, logs and verdicts below this folder")
     parser.add_argument("--held-out", action="store_true", help="allow seeds from 1000 on")

@@ -26,7 +26,7 @@ from tpcompile.faults.generated.template import (
 )
 
 HELD_OUT = 1000
-"""Seeds from here on are run once, by nobody who develops."""
+"""Seeds from here on are run once, to measure, never to develop on."""
 MAX_RANKS = 4
 """As many as the largest program has; fewer where there are fewer GPUs."""
 _IMPORTS = Insert(
@@ -235,7 +235,7 @@ def _goes(template: Template, form: Sequence[Edit], edit: Edit, spot: Spot) -> b
 
 def _truth(program: Program, operator: Operator, source: Source, *, rank: int, world_size: int) -> Truth:
     if operator.blame == Blame.ALL:
-        # Every group has the fault; which of them is met first is nobody's choice.
+        # Every group has the fault; which of them is met first is left to chance.
         domains = {program.domain(other, world_size=world_size) for other in range(world_size)}
         ranks = (frozenset[int](), *map(frozenset, sorted(domains)))
     else:

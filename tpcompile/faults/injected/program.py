@@ -87,7 +87,7 @@ class GetRankConstant(Wrapped):
 
 @injects("program", name="one_rank_output")
 class OneRankOutput(Wrapped):
-    """Wrong numbers on one rank under equal graphs: a buffer holds another value."""
+    """Wrong numbers on one rank under equal graphs: a buffer holds a different value."""
 
     def __init__(self, inner: nn.Module, context: FaultContext) -> None:
         super().__init__(inner, context)
@@ -100,7 +100,7 @@ class OneRankOutput(Wrapped):
 
 @torch.library.custom_op("tpcompile_faults::local_scale", mutates_args=())
 def local_scale(x: Tensor) -> Tensor:
-    """A custom op nobody declared TP-aware."""
+    """A custom op that is not declared TP-aware."""
     return x * 1.0
 
 

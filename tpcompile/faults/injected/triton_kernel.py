@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 @triton.jit
 def local_scale_kernel(x_ptr, y_ptr, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy `numel` elements, as any fused kernel that nobody checked on a shard."""
+    """Copy `numel` elements, as any fused kernel that was not checked on a shard."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < numel
     tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=mask), mask=mask)

@@ -1,4 +1,4 @@
-"""One rank issues other collectives: more, fewer, in another order, of another kind, on another group."""
+"""One rank issues different collectives: more, fewer, in a different order, of a different kind or group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNWAITED = "torchtitan#1769: 495 unwaited collective calls"
     step=3,
 )
 def extracoll(context: Context) -> None:
-    """Rank 1 recompiles for another shape at step 3, and the new code has one more all-reduce."""
+    """Rank 1 recompiles for a different shape at step 3, and the new code has one more all-reduce."""
     w_DD, group = context.randn(16, 16), context.group
 
     def block(x_BD: Tensor) -> Tensor:  # fault: recompile with a collective

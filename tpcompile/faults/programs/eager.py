@@ -1,4 +1,4 @@
-"""Collectives in eager code around compiled code: under a local condition, in another order, of other sizes."""
+"""Collectives in eager code around compiled code: under a local condition, in a different order, of different sizes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def debug_same_size(context: Context) -> None:
 @fault(
     Cause.STUCK_COLLECTIVE,
     _LOCAL,
-    "pytorch#189454: a compiled recv and a barrier in another order hang",
+    "pytorch#189454: a compiled recv and a barrier in a different order hang",
     marker="# fault: barrier",
     step=2,
 )
@@ -148,8 +148,8 @@ def eager_split_sizes(context: Context) -> None:
 
 @fault(
     Cause.STUCK_COLLECTIVE,
-    "pytorch#189454, torchcomms#3095: send and recv in another order hang every night",
-    marker="# blamed: the send nobody receives",
+    "pytorch#189454, torchcomms#3095: send and recv in a different order hang every night",
+    marker="# blamed: the send that no rank receives",
     step=2,
     on_gpus=False,
 )
@@ -159,7 +159,7 @@ def missing_receive(context: Context) -> None:
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
         if context.rank == 0:
-            dist.send(y_BD, 1, group=context.group)  # blamed: the send nobody receives
+            dist.send(y_BD, 1, group=context.group)  # blamed: the send that no rank receives
         elif not context.faulty(step):
             dist.recv(y_BD, 0, group=context.group)
 

@@ -57,7 +57,7 @@ def attribute(context: Context) -> None:
 
 @fault(Cause.PYTHON_VALUE, _SCALE, "Megatron-LM#1754: loss of tensor parallelism off by 50%", marker=_ATTRIBUTE)
 def attribute_constant(context: Context) -> None:
-    """An attribute of the module has another value on rank 1 from the beginning."""
+    """An attribute of the module has a different value on rank 1 from the beginning."""
     block = Block(context)
     if context.faulty(0):
         block.scale = 0.75

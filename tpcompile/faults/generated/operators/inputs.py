@@ -41,7 +41,7 @@ OPERATORS = (
     ),
     Operator(
         name="input_dtype",
-        what="rank R is fed another dtype",
+        what="rank R is fed a different dtype",
         edits=(_at_step("$x = $x.to(frame.other_dtype($x))"),),
         causes=causes("dtype", "compile_failed"),  # where a layer does not take the dtype, its compile fails
         tags=_ENTERS,
@@ -75,7 +75,7 @@ OPERATORS = (
     ),
     Operator(
         name="async_tensor",
-        what="the batch of rank R is a collective's result that nobody waited for yet",
+        what="the batch of rank R is the result of a collective that was not waited for",
         edits=(
             Insert(
                 "loop",

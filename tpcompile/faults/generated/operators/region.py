@@ -176,7 +176,7 @@ OPERATORS = (
     ),
     Operator(
         name="attribute_constant",
-        what="an attribute of the module has another value on rank R from the beginning",
+        what="an attribute of the module has a different value on rank R from the beginning",
         edits=(
             Insert("region", "$x = $x * $module.strength  # fault"),
             Insert(
