@@ -53,7 +53,7 @@ def _of_rank(found: Found) -> list[str]:
 
 
 def _compiles(program: Program, ranks: Mapping[int, Found]) -> list[str]:
-    """Ranks of a group that compiled different numbers of times, and programs that compile nothing: they test nothing."""
+    """Ranks of a group that compiled different numbers of times, and programs that compile nothing and test nothing."""
     counts: dict[str, dict[int, int]] = {}
     for rank, found in sorted(ranks.items()):
         counts.setdefault(found["domain"], {})[rank] = found["compiles"]
