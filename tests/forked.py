@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import multiprocessing
 import os
 import runpy
@@ -17,7 +18,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,39 @@ def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str)
     outputs = [os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
     _become(environ, *outputs)
     if tuple(command[:2]) == TORCHRUN:
+        from torch.distributed.elastic.multiprocessing.api import SubprocessContext
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         SubprocessHandler._popen = _start_rank
+        SubprocessContext._start = functools.partialmethod(_start_ranks, SubprocessContext._start)
     _play(command)
+
+
+class _Starting:
+    """The ranks that are being started go on when all are forked: both ends of a pipe that nothing is written to.
+
+    A rank that connects to the agent's store makes a thread of the agent take the lock of the C library's resolver. The
+    next rank, forked at that moment, would find it locked for ever.
+    """
+
+    ends: tuple[int, int]
+
+
+def _start_ranks(context: Any, start: Callable[[Any], None]) -> None:
+    """Stands for `SubprocessContext._start`."""
+    _Starting.ends = os.pipe()
+    try:
+        start(context)
+    finally:
+        for end in _Starting.ends:
+            os.close(end)
+
+
+def _wait_for_all_ranks() -> None:
+    reads, writes = _Starting.ends
+    os.close(writes)
+    os.read(reads, 1)  # returns when the agent and all ranks have closed the other end
+    os.close(reads)
 
 
 def _start_rank(handler: Any, command: Sequence[str], environ: dict[str, str]) -> Any:
@@ -130,6 +160,7 @@ def _start_rank(handler: Any, command: Sequence[str], environ: dict[str, str]) -
     if pid:
         return _Rank(pid)
     os.setsid()
+    _wait_for_all_ranks()
     _close_sockets()
     _become(environ, output.fileno() if output else 1, errors.fileno() if errors else 2)
     _play(command[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import run_python, torchrun
+from tests.forked import PYTHONPATH, run_python, torchrun
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
@@ -56,6 +56,31 @@ def test_a_job_past_its_limit_is_killed_with_its_ranks_which_show_where_they_sto
     assert ended.returncode == 124
     assert len(ended.left_running) == 2
     assert ended.stderr.count(f'File "{program}"') >= 2
+
+
+STARTS = """
+import os, time
+from tests import forked
+
+def start(context):
+    if not os.fork():
+        forked._wait_for_all_ranks()
+        print("goes on", time.monotonic(), flush=True)
+        os._exit(0)
+    time.sleep(0.5)  # the next rank is forked now
+    print("all are forked", time.monotonic(), flush=True)
+
+forked._start_ranks(None, start)
+os.wait()
+"""
+
+
+def test_a_rank_goes_on_when_all_are_forked(tmp_path: Path) -> None:
+    """One that connects to the agent's store meanwhile leaves the next rank a lock that is never freed."""
+    path = tmp_path / "starts.py"
+    path.write_text(STARTS)
+    ended = run_python([path], environ={**os.environ, "PYTHONPATH": PYTHONPATH})
+    assert [line.rpartition(" ")[0] for line in ended.stdout.splitlines()] == ["all are forked", "goes on"]
 
 
 def test_what_a_job_leaves_running_is_said_and_killed(program: Path) -> None:
