@@ -142,9 +142,9 @@ def _messages(rank: int) -> dict[str, str]:
     """Only rank 0 makes the mistakes: if one of them communicated, it would wait for rank 1 until the time limit."""
     g, x = dist.group.WORLD, torch.ones(3, 5)
     mistakes: dict[str, Callable[[], Any]] = {  # the types say so, too: those are the mistakes
-        "not a tensor": lambda: tp.all_reduce([1.0], group=g),  # type: ignore[arg-type]
-        "dst": lambda: tp.all_reduce(x, group=g, dst="P"),  # type: ignore[arg-type]
-        "gather dst": lambda: tp.all_gather_single(x, dim=0, group=g, dst="P"),  # type: ignore[arg-type]
+        "not a tensor": lambda: tp.all_reduce([1.0], group=g),  # type: ignore[arg-type]  # wrong on purpose
+        "dst": lambda: tp.all_reduce(x, group=g, dst="P"),  # type: ignore[arg-type]  # wrong on purpose
+        "gather dst": lambda: tp.all_gather_single(x, dim=0, group=g, dst="P"),  # type: ignore[arg-type]  # wrong on purpose
         "op": lambda: tp.all_reduce(x, group=g, op="mean"),
         "product with gradient": lambda: tp.all_reduce(x.clone().requires_grad_(), group=g, op="product"),
         "indivisible": lambda: tp.reduce_scatter_single(x, dim=1, group=g),

@@ -153,7 +153,7 @@ class Wrapped(Tensor):
         return Wrapped(args[0].inner, args[0].context)  # only `detach` comes here
 
     def __tensor_flatten__(self) -> tuple[list[str], object]:
-        return ["inner"], self.context  # type: ignore[attr-defined]
+        return ["inner"], self.context  # type: ignore[attr-defined]  # set in __new__, as above
 
 
 def test_functions_and_device_indices_in_the_context_of_a_wrapper_do_not_count() -> None:

@@ -23,7 +23,7 @@ LINE = UserLine(file="/repo/models/block.py", line=12, function="forward", code=
 def check(name: str = "graphs", status: Status = Status.PASS, mode: str = "C", **fields: object) -> Check:
     """A check with plain texts unless told."""
     values = {"expected": "1 on every rank", "observed": "1 on ranks 0-7"} | fields
-    return Check(name=name, mode=mode, status=status, **values)  # type: ignore[arg-type]
+    return Check(name=name, mode=mode, status=status, **values)  # type: ignore[arg-type]  # pydantic checks them
 
 
 def divergence(cls: DivergenceClass = DivergenceClass.CONTENT, **fields: object) -> Divergence:
@@ -39,7 +39,7 @@ def divergence(cls: DivergenceClass = DivergenceClass.CONTENT, **fields: object)
         "title": "argument 2 of node 4 (mul) is 1 on ranks 0-6 and 8 on rank 7",
         "advice": "make the constant a buffer, or declare it under gate.allow",
     }
-    return Divergence(cls=cls, **(values | fields))  # type: ignore[arg-type]
+    return Divergence(cls=cls, **(values | fields))  # type: ignore[arg-type]  # pydantic checks them
 
 
 def failing() -> Verdict:

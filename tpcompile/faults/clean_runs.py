@@ -187,20 +187,30 @@ def write(path: Path, rows: list[Row]) -> None:
 
 def merge(paths: list[Path], out: Path | None) -> list[Row]:
     """The rows of several files as one file, with what they were made on; refuses to mix machines or versions."""
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise SystemExit(f"not merged: {', '.join(missing)} is not there; did its part end?")
-    found = [json.loads(path.read_text()) for path in paths]
-    made = [{key: one[key] for key in ("machine", "python", "torch")} for one in found]
-    if any(one != made[0] for one in made):
-        raise SystemExit(f"not merged: made on {made}")
+    found = _read(paths)
+    made = _made_on(found)
     rows = [row for one in found for row in one["rows"]]
     commands = {re.sub(r"\S+\.json|\b\d+(?=/\d+\b)", "*", one["command"]) for one in found}
     counts = {"runs": len(rows), "false_alarms": sum(row["exit_code"] != 0 for row in rows)}
     if out is not None:
-        head = {"command": f"{len(found)} beside each other: {' | '.join(sorted(commands))}"} | made[0] | counts
+        head = {"command": f"{len(found)} beside each other: {' | '.join(sorted(commands))}"} | made | counts
         out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
     return rows
+
+
+def _read(paths: list[Path]) -> list[dict[str, Any]]:
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise SystemExit(f"not merged: {', '.join(missing)} is not there; did its part end?")
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def _made_on(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Machine and versions of the files, which have the same."""
+    made = [{key: one[key] for key in ("machine", "python", "torch")} for one in found]
+    if any(one != made[0] for one in made):
+        raise SystemExit(f"not merged: made on {made}")
+    return made[0]
 
 
 def part(text: str) -> tuple[int, int]:
