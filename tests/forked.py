@@ -33,13 +33,6 @@ TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """For a process that a test starts: this tree, and what the caller has there, a torch for example."""
-_PRELOADED = (
-    "pytest", "torch", "torch._dynamo", "torch._dynamo.backends.common", "torch._functorch.aot_autograd",
-    "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch.distributed.device_mesh",
-    "torch.distributed.launcher.api", "torch.distributed.tensor.parallel", "torch.distributed._functional_collectives",
-    "tpcompile.torch_api.forked", "tpcompile.gate", "tpcompile.preflight", "tpcompile.sentinel",
-    "tpcompile.testing",
-)  # fmt: skip
 _JOB = "TPCOMPILE_TESTS_JOB"
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SHOW_STACKS = signal.SIGUSR1
@@ -49,7 +42,7 @@ _KILLED_S = 10.0
 """A process that was killed is gone by then."""
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(list(_PRELOADED))
+SERVER.set_forkserver_preload(["tests.preloaded"])
 
 
 @dataclass(frozen=True, kw_only=True)

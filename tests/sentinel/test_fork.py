@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ def test_the_end_of_a_child_is_not_taken_for_ones_own(signals: SigtermPipe) -> N
     assert signals.terminated(timeout_s=5)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="asyncio, which loguru imports, detaches every forked child")
 def test_without_that_the_end_of_a_child_would_be_ones_own(signals: SigtermPipe) -> None:
     child = terminated_child(signals, forgets=False)
     assert signals.terminated(timeout_s=5)

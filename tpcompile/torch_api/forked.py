@@ -2,6 +2,7 @@
 
 name                                    why
 _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
+_logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
 _inductor.config, _functorch.config     caches are switched off by variables that are read at import
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 import torch._functorch.config
 import torch._inductor.config
 import torch._logging._internal as logging_internal
+import torch._logging.structured
 
 
 def new_trace_handler() -> None:
-    """Read TORCH_TRACE again."""
+    """Read TORCH_TRACE again, for a trace of its own."""
+    torch._logging.structured.INTERN_TABLE.clear()
     logging_internal.LOG_TRACE_HANDLER = None
     logging_internal._init_logs()
 

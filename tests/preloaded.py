@@ -1,0 +1,37 @@
+"""What every forked rank would import and set up again for its first compile; imported by the server of forks."""
+
+from __future__ import annotations
+
+import os
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import pytest  # noqa: F401
+import torch
+import torch._functorch.aot_autograd
+import torch._inductor.codegen.cpp
+import torch._inductor.compile_fx
+import torch.distributed._functional_collectives
+import torch.distributed.device_mesh
+import torch.distributed.launcher.api
+import torch.distributed.tensor.experimental
+import torch.distributed.tensor.parallel
+
+import tpcompile.gate
+import tpcompile.preflight
+import tpcompile.sentinel
+import tpcompile.testing
+import tpcompile.torch_api.forked  # noqa: F401
+
+
+def _compile_once() -> None:
+    """Imports, tables and keys that torch leaves to the first compile."""
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        torch.compile(torch.mm)(torch.ones(2, 2), torch.ones(2, 2))  # no kernel of Inductor's own: no C++ compiler
+    torch._dynamo.reset()
+
+
+if (
+    not torch.cuda.is_available()
+):  # the key of the cache asks for the GPU's properties, and CUDA does not survive a fork
+    _compile_once()
