@@ -15,9 +15,12 @@ from tpcompile.launch import count_gpus
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # A pool of compile workers imports torch once more for each rank, to compile a handful of small kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# Ranks are forked from a server that imports torch. Where there are GPUs, what is imported counts them by CUDA unless
-# this is set, and a process that is forked after that cannot use CUDA.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Ranks are CPU processes, forked from one that has imported torch, which CUDA does not survive, and a GPU that one of
+# them finds would change what it does: only tests that are marked `gpu` see GPUs.
+GPUS = os.environ.setdefault(
+    "TPCOMPILE_TEST_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))
+)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks and pytest workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -66,11 +69,15 @@ def names_in(code: CodeType) -> set[str]:
     return names
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`@pytest.mark.gpu(n)`: skip where there are fewer than n GPUs."""
-    for mark in item.iter_markers("gpu"):
-        if count_gpus() < mark.args[0]:
-            pytest.skip(f"needs {mark.args[0]} GPU(s), here are {count_gpus()}")
+@pytest.fixture(autouse=True)
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`@pytest.mark.gpu(n)`: see the GPUs, or skip where there are fewer than n."""
+    mark = request.node.get_closest_marker("gpu")
+    if mark is None:
+        return
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GPUS)
+    if count_gpus() < mark.args[0]:
+        pytest.skip(f"needs {mark.args[0]} GPU(s), here are {count_gpus()}")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -12,7 +13,8 @@ import pytest
 
 from tests import forked
 from tests import rank_jobs as ranks
-from tests.conftest import starts_ranks
+from tests.conftest import GPUS, starts_ranks
+from tpcompile.launch import count_gpus
 
 TESTS = Path(__file__).resolve().parent
 
@@ -84,3 +86,23 @@ def test_a_test_that_comes_to_ranks_by_any_helper_is_told_from_one_that_does_not
     assert starts_ranks([_by_a_helper])
     assert starts_ranks([_alone, _by_torchrun])
     assert not starts_ranks([_alone])
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("nvidia_smi")
+def test_a_test_sees_no_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_gpus() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert count_gpus() == 1
+
+
+@pytest.mark.gpu(0)
+def test_a_test_that_is_marked_sees_the_gpus() -> None:
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == GPUS
