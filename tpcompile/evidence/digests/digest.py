@@ -129,7 +129,7 @@ def frame_name(compile_: CompileRecord) -> str:
 
 def observed_layers(compile_: CompileRecord) -> Iterator[tuple[Layer, str]]:
     """(layer, part) pairs that were observed, from cause to effect; all others are *not observed*."""
-    return ((spec.layer, part) for spec in SPECS.values() for part in spec.parts(compile_))
+    return ((layer, part) for layer, spec in SPECS.items() for part in spec.parts(compile_))
 
 
 def layer_items(compile_: CompileRecord, layer: Layer, part: str = "") -> tuple[Item, ...]:

@@ -1,19 +1,9 @@
-"""One file per layer of a digest, from cause to effect; a new layer is a file and a line here."""
+"""One file per layer of a digest, named as in `Layer`, with its `SPEC`."""
 
-from tpcompile.evidence.layers import collectives, environment, graph, guards, inputs, kernels, lowered
+from importlib import import_module
+
 from tpcompile.evidence.layers.spec import LayerSpec
 from tpcompile.evidence.records import Layer
 
-SPECS: dict[Layer, LayerSpec] = {
-    spec.layer: spec
-    for spec in (
-        environment.SPEC,
-        inputs.SPEC,
-        graph.SPEC,
-        guards.SPEC,
-        collectives.SPEC,
-        lowered.SPEC,
-        kernels.SPEC,
-    )
-}
+SPECS: dict[Layer, LayerSpec] = {layer: import_module(f"{__name__}.{layer}").SPEC for layer in Layer}
 """Layer -> how its items are made, compared and explained, from cause to effect."""

@@ -154,4 +154,4 @@ def issued(difference: Difference) -> Explanation | None:
     return explained(items, rows)
 
 
-SPEC = LayerSpec(layer=Layer.COLLECTIVES, explain=_explain, items=_items, parts=_parts)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpcompile.evidence.layers import process_settings as state
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import Item, Layer, RankRecord, value_item
+from tpcompile.evidence.records import Item, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
 
 
@@ -20,4 +20,4 @@ def _explain(difference: Difference) -> Explanation:
     return Explanation(cause, Directness.STATE, row)
 
 
-SPEC = LayerSpec(layer=Layer.ENVIRONMENT, explain=_explain, of_rank=_items, is_ordered=False)
+SPEC = LayerSpec(explain=_explain, of_rank=_items, is_ordered=False)

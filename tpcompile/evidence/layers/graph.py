@@ -298,7 +298,7 @@ def _is_unused(collective: Item) -> bool:
     return UNUSED in collective.notes
 
 
-SPEC = LayerSpec(layer=Layer.GRAPH, explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=bounds_in_program)
 
 
 def first_nodes(difference: Difference) -> Row:

@@ -252,4 +252,4 @@ def _healthy(difference: Difference) -> Followed:
     return difference.following([*shards.rows, *bounds.rows], "; ".join(says))
 
 
-SPEC = LayerSpec(layer=Layer.GUARDS, explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_healthy, is_ordered=False)

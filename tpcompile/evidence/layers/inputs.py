@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
-from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind, Layer
+from tpcompile.evidence.records import CompileRecord, InputTensor, Item, ItemKind
 from tpcompile.evidence.records.causes import Cause
 
 _CAUSES = {
@@ -74,4 +74,4 @@ def shared_cause(sources: Iterable[str]) -> Cause:
     return Cause.TIED_WEIGHTS if all(_PARAMETERS in source for source in sources) else Cause.ALIAS
 
 
-SPEC = LayerSpec(layer=Layer.INPUTS, explain=_explain, items=_items, parts=_parts, is_ordered=False)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, is_ordered=False)

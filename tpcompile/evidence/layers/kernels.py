@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel
 from tpcompile.evidence.records.causes import Cause
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
@@ -56,4 +56,4 @@ def _issued(items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
     return tuple(calls)
 
 
-SPEC = LayerSpec(layer=Layer.KERNELS, explain=_explain, items=_items, parts=_parts, is_strict=False)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, is_strict=False)

@@ -9,7 +9,7 @@ from tpcompile.evidence.layers.collectives import issued
 from tpcompile.evidence.layers.graph import graph_items
 from tpcompile.evidence.layers.rank_parametric import lowered_constants
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, Layer
+from tpcompile.evidence.records import CompileRecord, Item
 from tpcompile.evidence.records.causes import Cause
 
 _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
@@ -47,6 +47,4 @@ def _num_saved(items: Sequence[Item]) -> int:
     return sum(len(item.notes["reads"].split()) for item in items if item.fields["op"] == "output")
 
 
-SPEC = LayerSpec(
-    layer=Layer.LOWERED, explain=_explain, items=_items, parts=_parts, follow=lowered_constants, is_strict=False
-)
+SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=lowered_constants, is_strict=False)

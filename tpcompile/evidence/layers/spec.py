@@ -115,7 +115,6 @@ def in_one_part(*, is_observed: bool) -> Sequence[str]:
 class LayerSpec:
     """How the items of a layer are made, compared and explained."""
 
-    layer: Layer
     explain: Callable[[Difference], Explanation]
     items: Callable[[CompileRecord, str], Iterable[Item]] = lambda _compile, _part: ()
     parts: Callable[[CompileRecord], Sequence[str]] = lambda _compile: ()
