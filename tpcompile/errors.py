@@ -2,6 +2,7 @@
 
     TpCompileError                    3  our own bug unless a subclass says better
     |-- DivergenceError               1  ranks disagree, or a check of the gate failed
+    |-- FastPathError                 1  a fused kernel that is not TP-aware was called on a shard
     |-- ConfigError                   2  the user's command line, YAML or module arguments
     |   `-- DirectoryTakenError       a run directory that already holds a run
     `-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
@@ -34,6 +35,12 @@ class TpCompileError(Exception):
 
 class DivergenceError(TpCompileError):
     """Ranks disagree, or a check of the gate failed."""
+
+    exit_code = ExitCode.FAIL
+
+
+class FastPathError(TpCompileError):
+    """A fused kernel that is not TP-aware was called on a shard."""
 
     exit_code = ExitCode.FAIL
 

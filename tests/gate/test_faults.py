@@ -103,7 +103,7 @@ SHARED = {
         detail="rank 1: first wrong in the program around",
     ),
     "custom_op": Red(
-        check="undeclared custom ops and Triton kernels",
+        check="custom ops and Triton kernels",
         summary="tpcompile_faults::local_scale",
         code="x = local_scale(x)",
         detail="gate.tp_aware_ops",
@@ -193,10 +193,10 @@ class FirstOfThree(nn.Module):
         return x.sin()
 
 
-@pytest.mark.gpu(1)
+@pytest.mark.gpu(2)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
-    run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", nproc=1, device="cuda")
-    found = run.failed()["undeclared custom ops and Triton kernels"]
+    run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="cuda")
+    found = run.failed()["custom ops and Triton kernels"]
     assert "tpcompile.faults.injected.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None
     assert "local_scale_kernel[" in found.line.code
@@ -213,13 +213,14 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
     x = torch.ones(4, 8)
     with CaptureSession() as session, session.phase("C/first"):
         torch.compile(program, backend=lambda graph, inputs: lambda *args: (x,))(x, x, x)
-    found = session.record(rank=0, world_size=1).undeclared_ops
+    found = session.record(rank=0, world_size=2).refused_ops
     assert [item.text.partition(" ")[0] for item in found] == [
         "tpcompile.faults.injected.triton_kernel.local_scale_kernel"
     ]
     assert found[0].line is not None
     assert "local_scale_kernel[" in found[0].line.code
-    assert session.record(rank=0, world_size=1, tp_aware=["local_scale_kernel"]).undeclared_ops == ()
+    assert session.record(rank=0, world_size=2, tp_aware=["local_scale_kernel"]).refused_ops == ()
+    assert session.record(rank=0, world_size=1).refused_ops == ()  # there are no shards
 
 
 def check_named(run: GateRun, red: Red) -> None:

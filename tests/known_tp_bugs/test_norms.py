@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.known_tp_bugs.criteria import errors_of, first_three, skewed, wrong
 from tests.known_tp_bugs.job import Found
 from tpcompile.capture import CaptureSession
-from tpcompile.capture.undeclared import undeclared_ops
+from tpcompile.capture.foreign import foreign_ops
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.attention import Attention, HeadLayout
@@ -124,7 +124,7 @@ def bf16_statistics(comm: Collectives) -> dict[str, Any]:
 
 
 def fused_kernel(comm: Collectives) -> dict[str, Any]:
-    """Known TP bug 14: errors under compile, and the ops that nobody declared."""
+    """Known TP bug 14: errors under compile, and the custom ops in its graphs."""
     found: dict[str, Any] = {}
     for name, build in (("mistake", FusedNorm), ("ours", _ours)):
         torch._dynamo.reset()
@@ -132,7 +132,7 @@ def fused_kernel(comm: Collectives) -> dict[str, Any]:
             errors = errors_of(_reference(build, train=False), comm, backend="aot_eager")
         found[name] = {
             "errors": errors,
-            "undeclared": [i.text for i in undeclared_ops(session.compiles(), declared=())],
+            "foreign": [i.text for i in foreign_ops(session.compiles())],
         }
     return found
 
@@ -243,8 +243,8 @@ def test_bug_08_a_dropped_all_reduce_result_divides_a_local_sum_by_the_global_wi
     assert wrong([r["ours", values] for r in ranks]) == {}
 
 
-def test_bug_14_a_fused_norm_sees_a_local_width_and_is_reported_as_undeclared(two_ranks: Found) -> None:
+def test_bug_14_a_fused_norm_sees_a_local_width_and_is_reported(two_ranks: Found) -> None:
     for r in two_ranks["fused_kernel"]:
         assert wrong([r["mistake"]["errors"]])["forward"] > 0.2
-        assert r["mistake"]["undeclared"][0].startswith("tpcompile_known_bugs::fused_norm")
-        assert wrong([r["ours"]["errors"]]) == {} and r["ours"]["undeclared"] == []
+        assert r["mistake"]["foreign"][0].startswith("tpcompile_known_bugs::fused_norm")
+        assert wrong([r["ours"]["errors"]]) == {} and r["ours"]["foreign"] == []

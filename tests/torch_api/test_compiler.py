@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.fx.graph as fx_graph
+from torch import Tensor
 from torch.distributed._functional_collectives import all_reduce as all_reduce_of_torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.collectives import all_reduce
+from tpcompile.fastpath.source import python_function
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.torch_api import compiler as compat
 
@@ -214,7 +216,7 @@ def test_without_a_process_group_there_are_no_roles() -> None:
     assert compat.group_roles() == {}
 
 
-def test_a_users_triton_kernel_has_its_module_and_name() -> None:
+def test_a_users_triton_kernel_is_found_by_its_index() -> None:
     triton = pytest.importorskip("triton")
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
@@ -224,9 +226,17 @@ def test_a_users_triton_kernel_has_its_module_and_name() -> None:
 
     configs = [triton.Config({}, num_warps=1)]
     kernels = [my_kernel, triton.autotune(configs=configs, key=[])(my_kernel)]
-    names = [compat.triton_kernel_name(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
-    assert [name.rpartition(".")[2] for name in names] == ["my_kernel", "my_kernel"]
-    assert all("test_compiler" in name for name in names)
+    found = [compat.triton_kernel(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
+    assert [python_function(kernel) for kernel in found] == [my_kernel.fn] * 2
+
+
+def test_a_custom_op_has_its_name_and_a_function_none() -> None:
+    @torch.library.custom_op("tpcompile_tests::named", mutates_args=())
+    def named(x: Tensor) -> Tensor:
+        return x.clone()
+
+    assert compat.custom_op_name(named) == "tpcompile_tests::named"
+    assert compat.custom_op_name(test_a_custom_op_has_its_name_and_a_function_none) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from tpcompile.capture.foreign import foreign_ops
+from tpcompile.capture.launches import Launches
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
-from tpcompile.capture.undeclared import undeclared_ops
 from tpcompile.evidence.compiles import trace
 from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord, RegionCount
+from tpcompile.fastpath import ban
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
 
@@ -68,6 +70,7 @@ class CaptureSession:
         """The same, after the event was recorded."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._regions = RegionCounter() if count_regions else None
+        self._launches = Launches()
         self._with_graph: set[str] = set()
         """Compiles that made a graph."""
         self._stack = ExitStack()
@@ -144,24 +147,33 @@ class CaptureSession:
         world_size: int,
         domain: str = "tp",
         coordinate: int | None = None,
+        tp_size: int | None = None,
         tp_aware: Iterable[str] = (),
         facts: dict[str, Any] | None = None,
     ) -> RankRecord:
-        """The record of this rank. `coordinate` is its place in the symmetry domain, by default its rank."""
+        """The record of this rank.
+
+        `coordinate` is its place in the symmetry domain, by default its rank; `tp_size` the number of ranks over which
+        its tensors are sharded, by default all; `tp_aware` the custom ops and Triton kernels that are declared right on
+        a shard.
+        """
         compiles = self.compiles()
+        found = foreign_ops(compiles)
+        judged = ban.judge(found, tp_size=world_size if tp_size is None else tp_size, declared=set(tp_aware))
         return RankRecord(
             rank=rank,
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
-            environment=tuple(sorted(self._environment.items())),
+            environment=tuple(sorted({**self._environment, **ban.sources(found, self._launches.sources)}.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),
             regions=self.region_counts(),
             skipped=tuple(compat.failed_frames()),
             places=_places(),
-            undeclared_ops=undeclared_ops(compiles, declared=tp_aware),
+            refused_ops=judged.refused,
+            fast_paths=judged.statuses,
             facts=facts or {},
         )
 
@@ -191,6 +203,8 @@ class CaptureSession:
     def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:
         if self.before_event is not None:
             self.before_event(metadata)
+        if payload is not None:
+            payload = self._launches.named(payload)
         found = trace.event(metadata, payload, phase=self._current, step=self.step)
         if found is not None:
             self._keep(found)

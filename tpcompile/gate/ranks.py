@@ -59,6 +59,7 @@ def check_ranks(
         world_size=world_size,
         domain=f"{axis} {ranks_text(members)}",
         coordinate=mesh.get_local_rank(axis),
+        tp_size=len(members),
         tp_aware=tp_aware,
     )
     prefix = f"tpcompile/check/{next(_NUMBERS)}"

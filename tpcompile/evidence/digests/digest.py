@@ -54,7 +54,8 @@ def digest_rank(record: RankRecord) -> RankDigest:
         places=record.places,
         suspects=_suspects(record),
         is_code_seen=any(compile_.rank_reads is not None for compile_ in compiles),
-        undeclared_ops=record.undeclared_ops,
+        refused_ops=record.refused_ops,
+        fast_paths=record.fast_paths,
         overwritten=tuple(overwritten),
         facts=record.facts,
     )

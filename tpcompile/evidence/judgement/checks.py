@@ -166,16 +166,19 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 
 
 def tp_aware(mode: str, ranks: Ranks) -> Check:
-    """Check that every custom op and Triton kernel is declared to be correct on a shard."""
-    found = ranks.map(lambda digest: digest.undeclared_ops).where(bool)
+    """Check that every custom op and Triton kernel is registered or declared to be correct on a shard."""
+    found = ranks.map(lambda digest: digest.refused_ops).where(bool)
     subjects = _by_subject(found)
     return make_check(
         mode,
-        "undeclared custom ops and Triton kernels",
+        "custom ops and Triton kernels",
         found,
-        "only ops declared TP-aware",
-        ", ".join(subjects) or "none",
-        on_failure=["declare it with gate.tp_aware_ops once its maths is right on a shard"],
+        "only TP-aware ones",
+        ", ".join(subjects) or "none refused",
+        details=[f"{name}: {status}" for name, status in _once(ranks.map(lambda digest: digest.fast_paths))],
+        on_failure=[
+            "register it as a TP-aware fast path, or declare it with gate.tp_aware_ops once it is right on a shard"
+        ],
         line=_first_line(subjects),
     )
 

@@ -29,6 +29,8 @@ _STRING = re.compile(r"'[^']*'")
 _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
+_PLACES = frozenset({"kernel_idx", "constant_args_idx"})
+"""Arguments of a Triton launch in a log: places in a table of the process. A capture has names and constants there."""
 _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
@@ -60,7 +62,8 @@ def graph_items(graph: Graph) -> Iterator[Item]:
 def _node_item(nodes: Sequence[Node], index: int) -> Item:
     """What is compared of a node; its constants and the nodes that it reads are notes too."""
     node = nodes[index]
-    args = ", ".join([*node.args, *(f"{key}={value}" for key, value in node.kwargs)])
+    named = [f"{key}={value}" for key, value in node.kwargs if key not in _PLACES]
+    args = ", ".join([*node.args, *named])
     reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
     notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}
     if _COLLECTIVE.match(node.target):

@@ -292,7 +292,9 @@ class RankRecord(Frozen):
     """Numbers that tell this rank from others besides its rank and coordinate: `local rank`, `device index`."""
     is_cut: bool = False
     """True when the log of this rank ends inside a record or a compile."""
-    undeclared_ops: tuple[Item, ...] = ()
-    """Custom ops and user Triton kernels found in graphs that no list declares TP-aware."""
+    refused_ops: tuple[Item, ...] = ()
+    """Custom ops and user Triton kernels in graphs that may not run on a shard; the note `why` says why."""
+    fast_paths: tuple[tuple[str, str], ...] = ()
+    """Name of each fast path, custom op or kernel -> `used`, `refused: why` or `not applicable: why`."""
     facts: dict[str, Any] = {}
     """Measured values a check needs (errors, timings), plain JSON."""

@@ -111,7 +111,8 @@ class RankDigest(Frozen):
     """Rank reads and guards with a rank's name, each once."""
     is_code_seen: bool = False
     """True when the traced code was searched for reads of the rank."""
-    undeclared_ops: tuple[Item, ...] = ()
+    refused_ops: tuple[Item, ...] = ()
+    fast_paths: tuple[tuple[str, str], ...] = ()
     overwritten: tuple[Item, ...] = ()
     """In-place all-reduces that clobber a buffer which Inductor's code reads later."""
     facts: dict[str, Any] = {}

@@ -1,8 +1,4 @@
-"""Compiled graphs -> custom ops and user Triton kernels that are not declared TP-aware.
-
-Denied by default: a fused kernel that sees one shard computes a local mean where a global one was meant, and digests
-cannot show it, because the result is wrong in the same way on every rank.
-"""
+"""Compiled graphs -> the custom ops and user Triton kernels in them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from collections.abc import Iterable
 
 from tpcompile.evidence.compiles.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, value_item
-from tpcompile.torch_api import compiler as compat
 
 TORCH_NAMESPACES = frozenset({
     "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
@@ -24,15 +19,13 @@ _OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)")
 _TRITON = re.compile(r"triton_kernel_wrap|triton_kernel_wrapper")
 
 
-def undeclared_ops(compiles: Iterable[CompileRecord], *, declared: Iterable[str]) -> tuple[Item, ...]:
-    """Each undeclared op or kernel once: `namespace::op` or `module.kernel`, and the user's line."""
-    allowed = set(declared)
+def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
+    """Each custom op and user Triton kernel once, by name: `namespace::op` or `module.kernel`, with the user's line."""
     found: dict[str, Item] = {}
     for compile_ in compiles:
         for graph in compile_.graphs:
             found = _foreign_items(graph) | found  # the first use of a name stays
-    undeclared = [name for name in sorted(found) if allowed.isdisjoint({name, name.rpartition(".")[2]})]
-    return tuple(found[name] for name in undeclared)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _foreign_items(graph: Graph) -> dict[str, Item]:
@@ -52,8 +45,7 @@ def foreign_name(node: Node) -> str:
     if node.op != "call" or match is None:
         return ""
     if _TRITON.search(node.target):
-        index = dict(node.kwargs).get("kernel_idx", "")
-        return compat.triton_kernel_name(int(index)) if index.isdigit() else "triton kernel"
+        return dict(node.kwargs).get("kernel", "triton kernel").strip("'")
     namespace, op = match.groups()
     if namespace in TORCH_NAMESPACES:
         return ""

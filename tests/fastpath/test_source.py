@@ -1,0 +1,77 @@
+"""One hash for all that a launcher runs: an edit anywhere in it changes the hash, a comment does not."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpcompile.errors import ConfigError
+from tpcompile.fastpath.source import Source, source_of
+
+pytest.importorskip("triton")
+KERNELS = Path(__file__).with_name("kernels.py")
+
+
+def read(folder: Path, monkeypatch: pytest.MonkeyPatch, *edit: str) -> Source:
+    """Source of the launcher in a copy of the kernels, with one text replaced by another."""
+    text = KERNELS.read_text()
+    if edit:
+        assert text.count(edit[0]) == 1
+        text = text.replace(*edit)
+    (folder / "copied_kernels.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "copied_kernels", raising=False)
+    importlib.invalidate_caches()
+    return source_of(importlib.import_module("copied_kernels").launch)
+
+
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *edit: str) -> Source:
+    folder = tmp_path / name  # apart, or Python would take a module of the same second from its cache
+    folder.mkdir()
+    return read(folder, monkeypatch, *edit)
+
+
+def test_the_kernels_of_a_launcher_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = source(tmp_path, monkeypatch, "plain").kernels
+    assert found == {"copied_kernels.norm_kernel", "copied_kernels.scale"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("tl.load(x_ptr + offsets,", "tl.load(x_ptr + offsets + 1,"),
+        ("return x * eps", "return x + eps"),
+        ("tl.constexpr(128)", "tl.constexpr(256)"),
+        ("triton.cdiv(size, 4)", "triton.cdiv(size, 8)"),
+        ("EPS = 1e-6", "EPS = 1e-5"),
+        ("y = torch.empty_like(x)\n    norm_kernel[(b", "y = torch.zeros_like(x)\n    norm_kernel[(b"),
+    ],
+    ids=["kernel", "helper kernel", "constexpr", "grid", "constant", "launcher"],
+)
+def test_an_edit_changes_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[str, str]) -> None:
+    before, after = source(tmp_path, monkeypatch, "before"), source(tmp_path, monkeypatch, "after", *edit)
+    assert before.sha256 != after.sha256
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [("    offsets = tl.arange(0, SIZE)\n", "    # all of them\n    offsets = tl.arange(0,  SIZE)\n"),
+     ("return x * 128", "return x * 129")],
+    ids=["comment and layout", "what it does not run"],
+)  # fmt: skip
+def test_what_changes_nothing_leaves_the_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: tuple[str, str]
+) -> None:
+    assert source(tmp_path, monkeypatch, "before") == source(tmp_path, monkeypatch, "after", *edit)
+
+
+def test_a_launcher_without_source_is_refused() -> None:
+    scope: dict[str, object] = {"__name__": "typed"}
+    exec("def typed(x): return x", scope)
+    with pytest.raises(ConfigError, match=r"no source of typed\.typed"):
+        source_of(scope["typed"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is not a Python function"):
+        source_of(len)

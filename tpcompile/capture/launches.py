@@ -1,0 +1,57 @@
+"""Graphs as torch prints them -> with the names of a user's Triton kernels where torch has numbers.
+
+A graph holds a kernel and its constants as places in a table of the process, in order of what was traced so far: ranks
+with different histories have different numbers for equal launches, and a reset empties the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tpcompile.errors import ConfigError
+from tpcompile.fastpath.source import kernel_name, python_function, source_of
+from tpcompile.torch_api import compiler as compat
+
+_LAUNCH = "triton_kernel_wrap"
+_NUMBER = re.compile(r"\b(kernel_idx|constant_args_idx) = (\d+)")
+
+
+class Launches:
+    """The Triton kernels that graphs of this process launch."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, str] = {}
+        """Name of each kernel -> hash of its source, empty where Python has none."""
+
+    def named(self, graph: str) -> str:
+        """The text of a graph with names and constants for numbers; call it while the graph is new."""
+        return _NUMBER.sub(self._named, graph) if _LAUNCH in graph else graph
+
+    def _named(self, number: re.Match[str]) -> str:
+        what, place = number[1], int(number[2])
+        if what == "constant_args_idx":
+            return f"constants = {_text(compat.triton_constants(place))!r}"
+        return f"kernel = {self._kernel(compat.triton_kernel(place))!r}"
+
+    def _kernel(self, kernel: Any) -> str:
+        function = python_function(kernel)
+        if function is None:
+            return "triton kernel"
+        name = kernel_name(function)
+        if name not in self.sources:
+            try:
+                self.sources[name] = source_of(kernel).sha256
+            except ConfigError:
+                self.sources[name] = ""
+        return name
+
+
+def _text(constants: Mapping[str, Any]) -> str:
+    """Values that print alike in every process, of others their type."""
+    plain = bool | int | float | str | None
+    return ", ".join(
+        f"{name}={value if isinstance(value, plain) else type(value).__name__}"
+        for name, value in sorted(constants.items())
+    )

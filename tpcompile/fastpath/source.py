@@ -1,0 +1,121 @@
+"""Launcher of a fused kernel -> one hash: its source, the Triton kernels and helpers that it names, their constants."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from tpcompile.errors import ConfigError
+
+_WRAPS = ("fn", "__wrapped__", "_init_fn")
+"""Where a wrapper keeps its function: Triton's kernels and autotuners, functools, torch's custom ops."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a launcher runs."""
+
+    sha256: str
+    """Of the code without comments and layout, 16 hex digits."""
+    kernels: frozenset[str]
+    """Names of its Triton kernels, `module.function`."""
+
+
+def source_of(launcher: Callable[..., Any]) -> Source:
+    """Follow what a launcher, or a Triton kernel, names within its own top-level package.
+
+    Raises ConfigError when Python has no source of it, as for code that was typed in.
+    """
+    parts: dict[str, str] = {}
+    kernels: set[str] = set()
+    _read(launcher, parts, kernels)
+    text = "\n".join(f"{name}\n{parts[name]}" for name in sorted(parts))
+    return Source(hashlib.sha256(text.encode()).hexdigest()[:16], frozenset(kernels))
+
+
+def python_function(wrapped: Any) -> FunctionType | None:
+    """The Python function below Triton's, functools' and torch's wrappers; None when there is none."""
+    while not isinstance(wrapped, FunctionType) or hasattr(wrapped, "__wrapped__"):
+        inner = next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
+        if inner is None:
+            return None
+        wrapped = inner
+    return wrapped
+
+
+def kernel_name(function: FunctionType) -> str:
+    """As it stands in a graph: `module.function`."""
+    return f"{function.__module__}.{function.__name__}"
+
+
+def _read(wrapped: Any, parts: dict[str, str], kernels: set[str]) -> None:
+    function = python_function(wrapped)
+    if function is None:
+        raise ConfigError(f"{wrapped!r} is not a Python function, nor a Triton kernel or custom op made from one")
+    key = f"{function.__module__}.{function.__qualname__}"
+    if _is_triton(wrapped):
+        kernels.add(kernel_name(function))
+    if key in parts:
+        return
+    parts[key] = _text(function)
+    for name, value in _named(function):
+        if _is_followed(value, function):
+            _read(value, parts, kernels)
+        elif _is_constant(value):
+            parts[f"{key}: {name}"] = repr(getattr(value, "value", value))
+
+
+def _text(function: FunctionType) -> str:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError) as error:
+        name = kernel_name(function)
+        raise ConfigError(f"no source of {name}, so that its edits would go unseen; put it into a file") from error
+    return ast.unparse(ast.parse(textwrap.dedent(source)))
+
+
+def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Globals and closure variables that its code names, and of modules what it may take from them."""
+    names = _names(function.__code__)
+    closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    outer = {**function.__globals__, **{name: cell.cell_contents for name, cell in closure}}
+    for name in sorted(names & outer.keys()):
+        value = outer[name]
+        if isinstance(value, ModuleType) and _package(value.__name__) == _package(function.__module__):
+            yield from ((f"{name}.{part}", getattr(value, part)) for part in sorted(names & vars(value).keys()))
+        else:
+            yield name, value
+
+
+def _names(code: CodeType) -> set[str]:
+    names = {*code.co_names, *code.co_freevars}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _is_followed(value: Any, user: FunctionType) -> bool:
+    """True for a Triton kernel, and for a function of the same package."""
+    function = python_function(value) if callable(value) and not isinstance(value, type) else None
+    if function is None:
+        return False
+    return _package(function.__module__) == _package(user.__module__)
+
+
+def _is_triton(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "triton"
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str | tuple) or (_is_triton(value) and hasattr(value, "value"))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
