@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,7 @@ def run_blocks() -> list[str]:
         torch.compiler.reset()
         given = dict(known)
         given["step"] = 7 if "step=step" in text else given["step"]
+        linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)  # as a notebook does
         exec(compile(text, where, "exec"), given)  # the page's own text
         done.append(where)
     dist.barrier()

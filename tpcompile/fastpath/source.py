@@ -117,5 +117,5 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | tuple) or (_is_triton(value) and hasattr(value, "value"))
 
 
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+def _package(module: str | None) -> str:
+    return (module or "__main__").partition(".")[0]  # None for code that was executed without a module
