@@ -15,6 +15,9 @@ TORCH_NAMESPACES = frozenset({
 })  # fmt: skip
 """Namespaces of torch itself; symm_mem is not among them, its fused ops make TP assumptions of their own."""
 
+NAMELESS = "triton kernel"
+"""A launch of which only its number in a table of the process is known."""
+
 _OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)")
 _TRITON = re.compile(r"triton_kernel_wrap|triton_kernel_wrapper")
 
@@ -34,6 +37,8 @@ def _foreign_items(graph: Graph) -> dict[str, Item]:
     nodes = list(graph.nodes)
     for index, node in enumerate(nodes):
         name = foreign_name(node)
+        if name == NAMELESS and graph.kind != "dynamo":
+            continue  # text of a cache; the call that launches it is in the Dynamo graph
         if name and name not in found:
             found[name] = value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
     return found
@@ -45,7 +50,7 @@ def foreign_name(node: Node) -> str:
     if node.op != "call" or match is None:
         return ""
     if _TRITON.search(node.target):
-        return dict(node.kwargs).get("kernel", "triton kernel").strip("'")
+        return dict(node.kwargs).get("kernel", NAMELESS).strip("'")
     namespace, op = match.groups()
     if namespace in TORCH_NAMESPACES:
         return ""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.compiles.trace import TraceEvent
 from tpcompile.fastpath.source import kernel_name, python_function, source_of
 from tpcompile.torch_api import compiler as compat
 
+_LOWERED_HERE = frozenset({"aotautograd_cache_miss", "aotautograd_cache_bypass"})
 _LAUNCH = "triton_kernel_wrap"
 _NUMBER = re.compile(r"\b(kernel_idx|constant_args_idx) = (\d+)")
 
@@ -24,10 +27,17 @@ class Launches:
     def __init__(self) -> None:
         self.sources: dict[str, str] = {}
         """Name of each kernel -> hash of its source, empty where Python has none."""
+        self._lowered_here: set[str | None] = set()
+        """Compiles whose AOT graphs are no text of a cache, with the numbers of a different process."""
 
-    def named(self, graph: str) -> str:
-        """The text of a graph with names and constants for numbers; call it while the graph is new."""
-        return _NUMBER.sub(self._named, graph) if _LAUNCH in graph else graph
+    def named(self, event: TraceEvent) -> TraceEvent:
+        """The event with names and constants for numbers in the text of its graph; call it while the graph is new."""
+        if event.name in _LOWERED_HERE:
+            self._lowered_here.add(event.compile_id)
+        is_new = event.name == "dynamo_output_graph" or event.compile_id in self._lowered_here
+        if not is_new or _LAUNCH not in event.payload:
+            return event
+        return replace(event, payload=_NUMBER.sub(self._named, event.payload))
 
     def _named(self, number: re.Match[str]) -> str:
         what, place = number[1], int(number[2])

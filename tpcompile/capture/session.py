@@ -203,11 +203,9 @@ class CaptureSession:
     def _receive(self, metadata: dict[str, Any], payload: str | None) -> None:
         if self.before_event is not None:
             self.before_event(metadata)
-        if payload is not None:
-            payload = self._launches.named(payload)
         found = trace.event(metadata, payload, phase=self._current, step=self.step)
         if found is not None:
-            self._keep(found)
+            self._keep(self._launches.named(found))
         if self.after_event is not None:
             self.after_event(metadata)
 
