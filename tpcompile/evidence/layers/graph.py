@@ -30,7 +30,9 @@ _VALUE = re.compile(r"^([\w(]+)(\[[^\]]*\])(\[[^\]]*\])?")
 """What torch prints of a tensor: `f32[8, 16][16, 1]cpu`."""
 _COLLECTIVE = re.compile(r"^torch\.ops\.(?:_c10d_functional(?:_autograd)?|symm_mem)\.(?!wait_tensor)\w+")
 _PLACES = frozenset({"kernel_idx", "constant_args_idx"})
-"""Arguments of a Triton launch in a log: places in a table of the process. A capture has names and constants there."""
+"""Arguments of a Triton launch in a log: places in a table of the process."""
+_NAMES = frozenset({"kernel", "constants"})
+"""What a capture has there. Lowered graphs that were loaded from a cache have none; the graph of Dynamo always has."""
 _METADATA = {1: Cause.DTYPE, 2: Cause.SHAPE, 3: Cause.STRIDE}
 """Group of `_VALUE` that differs -> cause."""
 _SAYS_MORE = frozenset({*_METADATA.values(), Cause.AUTOMATIC_DYNAMIC, Cause.SET_ORDER, Cause.UNUSED_RESULT})
@@ -55,14 +57,16 @@ def _failures(compile_: CompileRecord) -> list[Item]:
 
 def graph_items(graph: Graph) -> Iterator[Item]:
     """Items of one FX graph, a node each, in order."""
+    left_out = _PLACES if graph.kind == "dynamo" else _PLACES | _NAMES
     for nodes in graph.scopes:
-        yield from (_node_item(nodes, index) for index in range(len(nodes)))
+        yield from (_node_item(nodes, index, left_out) for index in range(len(nodes)))
 
 
-def _node_item(nodes: Sequence[Node], index: int) -> Item:
+def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> Item:
     """What is compared of a node; its constants and the nodes that it reads are notes too."""
     node = nodes[index]
-    named = [f"{key}={value}" for key, value in node.kwargs if key not in _PLACES]
+    is_launch = "triton_kernel_wrap" in node.target
+    named = [f"{key}={value}" for key, value in node.kwargs if not (is_launch and key in left_out)]
     args = ", ".join([*node.args, *named])
     reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
     notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}
