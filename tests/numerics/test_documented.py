@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests import rank_jobs as ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
-from tpcompile.testing import check_numerics, run_on_ranks
+from tpcompile.testing import check_numerics
 from tpcompile.typecheck import check_contract
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tp-maths.md"
@@ -66,7 +66,7 @@ def test_the_documented_comparison_passes_on_a_correct_module() -> None:
 
 
 def test_inputs_that_differ_between_ranks_are_refused_on_all_ranks_alike() -> None:
-    first, second = ranks.run_on_ranks(_refusals)
+    first, second = run_on_ranks(_refusals)
     assert first == second
     assert first[0].startswith("inputs differ between ranks: input is float32[2, 64] ")
     assert " on rank 0; float32[2, 64] " in first[0] and " on rank 1. Every rank gives the full tensors" in first[0]
