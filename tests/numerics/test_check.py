@@ -16,7 +16,6 @@ from tpcompile.collectives.strategies import Collectives, DisabledCollectives, I
 from tpcompile.testing import NumericsReport, check_numerics
 
 COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")
-MODES = (Collectives, InPlaceCollectives, DisabledCollectives)
 
 
 class NotReduced(Collectives):
@@ -49,9 +48,9 @@ def _worker_2() -> dict[str, NumericsReport]:
     world = dist.group.WORLD
     found = {
         "clean": check(group=world, dtypes=("float32", "bfloat16")),
-        "modes": check(group=world, strategies=MODES),
+        "modes": check(group=world, strategies=(InPlaceCollectives, DisabledCollectives)),
         "inductor": check(group=world, programs=("inductor",)),
-        "B with gradients": check(group=world, strategies=(InPlaceCollectives,), backward=True),
+        "B with gradients": check(group=world, strategies=(InPlaceCollectives,), programs=("eager",), backward=True),
         "nothing compiled": check_numerics(Hidden, inputs=inputs, group=world, programs=("aot_eager",)),
         "not reduced": check_numerics(
             LinearPair, inputs=inputs, group=world, programs=("eager",), strategies=(NotReduced,), backward=False
@@ -119,9 +118,10 @@ def test_eager_and_compiled_issue_the_same_collectives(ranks: list[dict[str, Num
 
 
 def test_modes_without_a_gradient_contract_are_compared_forward_only(ranks: list[dict[str, NumericsReport]]) -> None:
-    names = {p.strategy: {t.name for t in p.tensors} for p in ranks[0]["modes"].programs}
+    programs = [*ranks[0]["clean"].programs, *ranks[0]["modes"].programs]
+    names = {p.strategy: {t.name for t in p.tensors} for p in programs}
     assert names["InPlaceCollectives"] == names["DisabledCollectives"] == {"forward"} < names["Collectives"]
-    breaks = {p.strategy: p.breaks for p in ranks[0]["modes"].programs if p.program == "aot_eager"}
+    breaks = {p.strategy: p.breaks for p in programs if p.program == "aot_eager"}
     assert breaks["DisabledCollectives"] > 0 == breaks["Collectives"]
 
 
