@@ -100,7 +100,7 @@ class Rank:
         self.issued: list[Issued] = []
         self.contents: dict[Position, str] = {}
         self.line = self.step = 0
-        self.is_dead = self.has_left = False
+        self.is_dead = self.has_left = self.has_heard_itself_leave = False
         self.heard = 0
         self.next_tick_s = job.draw.uniform(0, _TICK_S)
         self.question: tuple[int, tuple[int, ...], float] | None = None
@@ -117,7 +117,7 @@ class Rank:
         moves: list[Callable[[], None]] = []
         if not self.has_left and self.wait():
             moves.append(self._step)
-        if self.heard < len(self.store.entries) and not self._has_heard_itself_leave():
+        if self.heard < len(self.store.entries) and not self.has_heard_itself_leave:
             moves.append(self._hear)
         if not self.has_left and self.job.now_s >= self.next_tick_s:
             moves.append(self._tick)
@@ -135,12 +135,10 @@ class Rank:
             self.has_left = True
 
     def _hear(self) -> None:
-        kind, _, data = self.store.entries[self.heard]
+        kind, rank, data = self.store.entries[self.heard]
         self.heard += 1
+        self.has_heard_itself_leave |= (kind, rank) == ("left", self.rank)
         self.on(data if kind != "alarm" else ev.AlarmHeard(data))
-
-    def _has_heard_itself_leave(self) -> bool:
-        return any(kind == "left" and rank == self.rank for kind, rank, _ in self.store.entries[: self.heard])
 
     def _tick(self) -> None:
         self.next_tick_s = self.job.now_s + _TICK_S
