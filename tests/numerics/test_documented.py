@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.rank_jobs import run_on_ranks
+from tpcompile import testing
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
+from tpcompile.ranks import processes
 from tpcompile.testing import check_numerics
 from tpcompile.typecheck import check_contract
 
@@ -63,6 +65,10 @@ def _refusals() -> list[str]:
 
 def test_the_documented_comparison_passes_on_a_correct_module() -> None:
     assert run_on_ranks(_documented, timeout_s=200) == [12, 12]
+
+
+def test_the_public_start_of_ranks_is_the_one_that_other_tests_spawn_ranks_with() -> None:
+    assert testing.run_on_ranks is processes.run_on_ranks
 
 
 def test_inputs_that_differ_between_ranks_are_refused_on_all_ranks_alike() -> None:
