@@ -31,7 +31,6 @@ def _compile_once() -> None:
     torch._dynamo.reset()
 
 
-if (
-    not torch.cuda.is_available()
-):  # the key of the cache asks for the GPU's properties, and CUDA does not survive a fork
+# With a GPU the key of the cache asks for its properties, and CUDA does not survive a fork.
+if not torch.cuda.is_available():
     _compile_once()

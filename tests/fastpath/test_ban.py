@@ -212,3 +212,14 @@ def test_a_name_is_taken_once_and_a_declaration_is_checked() -> None:
         fast_path("double", replaces=kernels.plain)(kernels.launch)
     with pytest.raises(ConfigError, match=r"fast path other: tp='heads' is none of none, per_head"):
         fast_path("other", replaces=kernels.plain, tp="heads")
+
+
+def test_a_rank_that_does_not_call_the_kernel_is_told_at_the_program_not_in_its_environment(
+    traced_only: Capture,
+) -> None:
+    def captured(rank: int) -> RankRecord:
+        is_first = torch._dynamo.assume_constant_result(lambda: rank == 0)
+        return traced_only(lambda x: kernels.launch(x) if is_first() else kernels.plain(x), rank=rank)
+
+    (found,) = (found for found in divergences(captured(0), captured(1)) if found.is_red)
+    assert (found.layer, found.cause) == (Layer.GRAPH, Cause.RANK_BRANCH)

@@ -19,7 +19,6 @@ NAMELESS = "triton kernel"
 """A launch of which only its number in a table of the process is known."""
 
 _OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)")
-_TRITON = re.compile(r"triton_kernel_wrap|triton_kernel_wrapper")
 
 
 def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
@@ -49,7 +48,7 @@ def foreign_name(node: Node) -> str:
     match = _OP.match(node.target)
     if node.op != "call" or match is None:
         return ""
-    if _TRITON.search(node.target):
+    if node.is_launch:
         return dict(node.kwargs).get("kernel", NAMELESS).strip("'")
     namespace, op = match.groups()
     if namespace in TORCH_NAMESPACES:

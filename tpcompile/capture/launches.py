@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tpcompile.capture.foreign import NAMELESS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compiles.trace import TraceEvent
 from tpcompile.fastpath.source import kernel_name, python_function, source_of
@@ -48,7 +49,7 @@ class Launches:
     def _kernel(self, kernel: Any) -> str:
         function = python_function(kernel)
         if function is None:
-            return "triton kernel"
+            return NAMELESS
         name = kernel_name(function)
         if name not in self.sources:
             try:

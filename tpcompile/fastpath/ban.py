@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from tpcompile.evidence.layers.environment import SOURCE_OF
 from tpcompile.evidence.records import Item
 from tpcompile.fastpath.registry import FastPath, registered
 
@@ -54,7 +55,9 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str]) -> 
         why = "" if tp_size == 1 else refusal(item.about, declared)
         if why:
             refused.append(item.model_copy(update={"notes": {**item.notes, "why": why}}))
-        statuses[_label(item.about)] = f"refused: {why}" if why else "used"
+            statuses[_label(item.about)] = f"refused: {why}"
+        else:
+            statuses.setdefault(_label(item.about), "used")
     for name in registered():
         statuses.setdefault(name, "not applicable: no compiled graph calls it")
     return Judged(tuple(refused), tuple(sorted(statuses.items())))
@@ -64,11 +67,9 @@ def refusal(name: str, declared: Collection[str]) -> str:
     """Why an op or kernel may not run on a shard; empty when it may."""
     if not {name, name.rpartition(".")[2]}.isdisjoint(declared):
         return ""
-    owners = [path for path in registered().values() if name in path.names]
-    if any(path.is_tp_aware for path in owners):
-        return ""
-    if owners:
-        return f"fast path {owners[0].name} is declared tp={owners[0].tp}, at {owners[0].line}"
+    path = owner(name)
+    if path is not None:
+        return "" if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
     for known in single_gpu_packages():
         if any(fnmatchcase(name, pattern) for pattern in known.names):
             return f"{known.package} (looked at in {known.version}): {known.reason}"
@@ -91,7 +92,7 @@ def sources(found: Iterable[Item], kernels: Mapping[str, str]) -> dict[str, str]
         path = owner(item.about)
         sha256 = path.source.sha256 if path else kernels.get(item.about, "")
         if sha256:
-            hashes[f"source of {_label(item.about)}"] = sha256
+            hashes[f"{SOURCE_OF}{_label(item.about)}"] = sha256
     return hashes
 
 

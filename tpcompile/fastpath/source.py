@@ -12,8 +12,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tpcompile.errors import ConfigError
+from tpcompile.torch_api import compiler as compat
 
-_WRAPS = ("fn", "__wrapped__", "_init_fn")
+_WRAPS = ("fn", "__wrapped__", compat.CUSTOM_OP_FUNCTION)
 """Where a wrapper keeps its function: Triton's kernels and autotuners, functools, torch's custom ops."""
 
 
@@ -77,7 +78,10 @@ def _text(function: FunctionType) -> str:
     except (OSError, TypeError) as error:
         name = kernel_name(function)
         raise ConfigError(f"no source of {name}, so that its edits would go unseen; put it into a file") from error
-    return ast.unparse(ast.parse(textwrap.dedent(source)))
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(source)))
+    except SyntaxError:  # a lambda, whose source is the line around it
+        return source
 
 
 def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -236,6 +236,10 @@ def triton_constants(index: int) -> dict[str, Any]:
     return kernel_side_table.get_constant_args(index)
 
 
+CUSTOM_OP_FUNCTION = "_init_fn"
+"""Where such a custom op keeps the function that it was made from."""
+
+
 def custom_op_name(launcher: Any) -> str:
     """`namespace::op` of what torch.library.custom_op or triton_op made; empty for anything else."""
     return launcher._qualname if isinstance(launcher, CustomOpDef) else ""

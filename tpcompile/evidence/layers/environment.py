@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from tpcompile.evidence.groups.by_group import Row
 from tpcompile.evidence.layers import process_settings as state
-from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
+from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
 from tpcompile.evidence.records import Item, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
+
+SOURCE_OF = "source of "
+"""Start of the item that has the hash of a fused kernel's source."""
 
 
 def _items(record: RankRecord) -> list[Item]:
@@ -20,4 +24,14 @@ def _explain(difference: Difference) -> Explanation:
     return Explanation(cause, Directness.STATE, row)
 
 
-SPEC = LayerSpec(explain=_explain, of_rank=_items, is_ordered=False)
+def _uncalled(difference: Difference) -> Followed:
+    """A kernel that some ranks do not call has no source there: what differs is the program, which has a finding."""
+    rows = list(filter(_is_uncalled, difference.rows))
+    return difference.following(rows, "a fused kernel that some ranks do not call")
+
+
+def _is_uncalled(row: Row) -> bool:
+    return not row.is_full and row.first.about.startswith(SOURCE_OF)
+
+
+SPEC = LayerSpec(explain=_explain, of_rank=_items, follow=_uncalled, is_ordered=False)

@@ -65,8 +65,7 @@ def graph_items(graph: Graph) -> Iterator[Item]:
 def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> Item:
     """What is compared of a node; its constants and the nodes that it reads are notes too."""
     node = nodes[index]
-    is_launch = "triton_kernel_wrap" in node.target
-    named = [f"{key}={value}" for key, value in node.kwargs if not (is_launch and key in left_out)]
+    named = [f"{key}={value}" for key, value in node.kwargs if not (node.is_launch and key in left_out)]
     args = ", ".join([*node.args, *named])
     reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
     notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}

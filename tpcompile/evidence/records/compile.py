@@ -27,6 +27,11 @@ class Node(Frozen):
     line: UserLine | None = None
 
     @property
+    def is_launch(self) -> bool:
+        """True for the launch of a user's Triton kernel."""
+        return "triton_kernel_wrap" in self.target
+
+    @property
     def arguments(self) -> list[str]:
         """Positional and keyword arguments, without the keywords."""
         return [*self.args, *(value for _, value in self.kwargs)]
