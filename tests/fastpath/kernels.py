@@ -14,12 +14,12 @@ BLOCK = tl.constexpr(128)
 
 
 @triton.jit
-def scale(x, eps):  # type: ignore[no-untyped-def]
+def scale(x, eps):  # type: ignore[no-untyped-def]  # Triton's arguments
     return x * eps
 
 
 @triton.jit
-def norm_kernel(x_ptr, y_ptr, size, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def norm_kernel(x_ptr, y_ptr, size, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's arguments
     offsets = tl.arange(0, SIZE)
     x = tl.load(x_ptr + offsets, mask=offsets < size)
     tl.store(y_ptr + offsets, scale(x, BLOCK), mask=offsets < size)

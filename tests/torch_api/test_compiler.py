@@ -15,12 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.fx.graph as fx_graph
-from torch import Tensor
 from torch.distributed._functional_collectives import all_reduce as all_reduce_of_torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.collectives import all_reduce
-from tpcompile.fastpath.source import python_function
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.torch_api import compiler as compat
 
@@ -214,29 +212,6 @@ def test_two_groups_of_the_same_ranks_have_two_roles() -> None:
 
 def test_without_a_process_group_there_are_no_roles() -> None:
     assert compat.group_roles() == {}
-
-
-def test_a_users_triton_kernel_is_found_by_its_index() -> None:
-    triton = pytest.importorskip("triton")
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    @triton.jit
-    def my_kernel(pointer, size):
-        pass
-
-    configs = [triton.Config({}, num_warps=1)]
-    kernels = [my_kernel, triton.autotune(configs=configs, key=[])(my_kernel)]
-    found = [compat.triton_kernel(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
-    assert [python_function(kernel) for kernel in found] == [my_kernel.fn] * 2
-
-
-def test_a_custom_op_has_its_name_and_a_function_none() -> None:
-    @torch.library.custom_op("tpcompile_tests::named", mutates_args=())
-    def named(x: Tensor) -> Tensor:
-        return x.clone()
-
-    assert compat.custom_op_name(named) == "tpcompile_tests::named"
-    assert compat.custom_op_name(test_a_custom_op_has_its_name_and_a_function_none) == ""
 
 
 @pytest.mark.parametrize(
