@@ -17,9 +17,10 @@ from tpcompile.capture import CaptureSession
 from tpcompile.capture.foreign import foreign_ops
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
+from tpcompile.fastpath.plain import stat_dtype
 from tpcompile.nn.attention import Attention, HeadLayout
 from tpcompile.nn.norm import DistributedRMSNorm
-from tpcompile.nn.sharding import ShardSpec, stat_dtype
+from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.measure import error_of
 from tpcompile.numerics.reference import Reference

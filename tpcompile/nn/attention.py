@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.fastpath.plain import rotate
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
@@ -167,22 +168,6 @@ def attend(q_BShE: Tensor, keys_values: KeysValues, *, mask: Tensor | None, caus
         q_BhSE, k_BgTE, v_BgTE, attn_mask=mask, is_causal=causal, enable_gqa=grouped
     )
     return o_BhSE.transpose(1, 2)
-
-
-def rotate(x_BShE: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotary embedding in the tables' dtype, cast back; tables are [S, E / 2].
-
-    Pairs are element i and i + E / 2 of a head, or 2i and 2i + 1 when `interleaved`. Real tables as inputs, because
-    complex RoPE computed inside (as in Wan's own code) does not trace.
-    """
-    cos_S1R, sin_S1R = cos_SR.unsqueeze(1), sin_SR.unsqueeze(1)
-    if interleaved:
-        a_BShR, b_BShR = x_BShE.unflatten(-1, (-1, 2)).unbind(-1)
-    else:
-        a_BShR, b_BShR = x_BShE.chunk(2, -1)
-    rotated = (a_BShR * cos_S1R - b_BShR * sin_S1R, b_BShR * cos_S1R + a_BShR * sin_S1R)
-    joined = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
-    return joined.to(x_BShE.dtype)
 
 
 def _norm(args: BlockArgs, width: Part, comm: TpComm, dtype: torch.dtype) -> DistributedRMSNorm | PerHeadRMSNorm | None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.nn.sharding import Declared, ShardSpec, entered, stat_dtype
+from tpcompile.fastpath.plain import stat_dtype
+from tpcompile.nn.sharding import Declared, ShardSpec, entered
 
 
 class Modulation(nn.Module):

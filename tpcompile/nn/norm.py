@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced, stat_dtype
+from tpcompile.fastpath.plain import normalized, stat_dtype, sum_of_squares
+from tpcompile.nn.sharding import Declared, Part, ShardSpec, entered, reduced
 
 
 class RMSNorm(nn.Module):
@@ -126,11 +127,11 @@ class DistributedRMSNorm(nn.Module):
 
     def local_sum(self, x_d: Tensor) -> Tensor:
         """Sum of squares of this rank's shard, [..., 1]."""
-        return x_d.to(stat_dtype(x_d.dtype)).square().sum(-1, keepdim=True)
+        return sum_of_squares(x_d)
 
     def scale(self, x_d: Tensor, sum_1: Tensor) -> Tensor:
         """Normalise with the global sum of squares, cast back, multiply by the weight."""
-        return _normalize(x_d, sum_1 / self.num_summed, self.eps) * self.replica_comm.copy_to_tp(self.weight)
+        return normalized(x_d, sum_1 / self.num_summed, self.eps) * self.replica_comm.copy_to_tp(self.weight)
 
     def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for activations with the leading dims of `shape`."""
@@ -224,8 +225,4 @@ class PerHeadQKNorm(nn.Module):
 
 
 def _normalize_last(x: Tensor, eps: float) -> Tensor:
-    return _normalize(x, x.to(stat_dtype(x.dtype)).square().mean(-1, keepdim=True), eps)
-
-
-def _normalize(x: Tensor, mean_square: Tensor, eps: float) -> Tensor:
-    return (x.to(mean_square.dtype) * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    return normalized(x, x.to(stat_dtype(x.dtype)).square().mean(-1, keepdim=True), eps)

@@ -1,4 +1,4 @@
-"""Head size and positions -> cos and sin tables for `tpcompile.nn.attention.rotate`, computed in float64.
+"""Head size and positions -> cos and sin tables for `tpcompile.fastpath.plain.rotate`, computed in float64.
 
 One table serves both pairings of RoPE, "half" (Llama, Qwen3) and "interleaved" (Wan): pair i turns by the same angle,
 only the elements that form the pair differ.

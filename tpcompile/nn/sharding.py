@@ -185,11 +185,6 @@ def specs_of(module: nn.Module) -> dict[str, ShardSpec]:
     return specs
 
 
-def stat_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype of norm statistics: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _fill(rows: Tensor, dim: int, size: int) -> Tensor:
     """Zeros after the rows of `dim`, up to `size`."""
     missing = size - rows.shape[dim]

@@ -1,0 +1,60 @@
+"""Launcher of Triton kernels -> custom op, and its arguments checked before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import CustomOpDef, custom_op, triton_op, wrap_triton
+
+from tpcompile.errors import FastPathError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Element types of the kernels; statistics are in float32 for all of them."""
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""True when this process runs kernels in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors and NumPy."""
+
+
+def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make a launcher the op `name`: a `triton_op`, whose kernels Inductor sees, or an opaque one when interpreted.
+
+    The interpreter cannot run on the fake tensors with which Inductor traces a `triton_op`.
+    """
+    make = custom_op if INTERPRETED else triton_op
+    return make(name, mutates_args=())
+
+
+def launchable(kernel: Any) -> Any:
+    """A kernel as launchers index it by a grid: visible to torch.compile, unless interpreted."""
+    return kernel if INTERPRETED else wrap_triton(kernel)
+
+
+def block_of(size: int) -> int:
+    """Smallest power of two that holds `size`: what a Triton range needs."""
+    return int(triton.next_power_of_2(size))
+
+
+def check_rows(op: str, **tensors: Tensor) -> None:
+    """Refuse what no kernel here can take: dtypes, dense last dims, devices; FastPathError before the launch."""
+    first = next(iter(tensors.values()))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise FastPathError(f"{op}: {name} is {tensor.dtype}; it takes float32, bfloat16 and float16")
+        if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise FastPathError(
+                f"{op}: {name} has stride {tensor.stride(-1)} in its last dim; pass {name}.contiguous()"
+            )
+        if tensor.device != first.device:
+            raise FastPathError(f"{op}: {name} is on {tensor.device} and the first tensor on {first.device}")
+    if first.device.type != "cuda" and not INTERPRETED:
+        raise FastPathError(f"{op}: tensors are on {first.device}; Triton needs a GPU, or TRITON_INTERPRET=1")
+
+
+def check_width(op: str, name: str, found: int, expected: int, why: str) -> None:
+    """Refuse a width that does not fit the others."""
+    if found != expected:
+        raise FastPathError(f"{op}: {name} is {found} wide, and {why} {expected}")
