@@ -82,7 +82,7 @@ def test_a_clean_report_raises_nothing_and_says_what_was_followed() -> None:
 STACK_FAULTS = {
     "dropped result": (DroppedResult, "result-dropped", "collectives.all_reduce(x, group=self.group, dst=dst)"),
     "double copy": (DoubleCopy, "double-copy", "return super().copy_to_tp(super().copy_to_tp(x))"),
-    "local norm": (LocalNorm, "partial-used-as-whole", "torch.rsqrt(mean_square + eps)"),
+    "local norm": (LocalNorm, "partial-used-as-whole", "torch.rsqrt(mean_square_1 + eps)"),
     "in place": (InPlaceCollectives, "missing-copy", "F.linear("),
     "disabled": (DisabledCollectives, "missing-copy", "F.linear("),
 }

@@ -3,8 +3,18 @@
 # B batch, S sequence, D normalised width, h heads, E head size, R = E / 2 rotary pairs
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+AllReduce = Callable[[Tensor], Tensor]
+"""Partial sums -> their sum over the ranks, with a partial gradient: `comm.all_reduce(x, dst="R")`."""
+
+
+def alone(partial: Tensor) -> Tensor:
+    """The all-reduce of a group of one."""
+    return partial
 
 
 def stat_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -36,3 +46,64 @@ def rotate(x_BShE: Tensor, cos_SR: Tensor, sin_SR: Tensor, *, interleaved: bool 
     rotated = (a_BShR * cos_S1R - b_BShR * sin_S1R, b_BShR * cos_S1R + a_BShR * sin_S1R)
     joined = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
     return joined.to(x_BShE.dtype)
+
+
+def qk_norm_rope(
+    q_BSd: Tensor,
+    k_BSc: Tensor,
+    q_weight_d: Tensor,
+    k_weight_c: Tensor,
+    cos_SR: Tensor,
+    sin_SR: Tensor,
+    *,
+    counts: tuple[int, int],
+    eps: float,
+    interleaved: bool = False,
+    all_reduce: AllReduce = alone,
+) -> tuple[Tensor, Tensor]:
+    """Norm of q and k over their full widths, weight, RoPE: [B, S, d], [B, S, c] -> [B, h, S, E], [B, g, S, E].
+
+    `counts` are the numbers that the sums of squares of q and k run over, on all ranks. The sums travel in one
+    all-reduce of [B, S, 2], whose gradient is partial (dst="R").
+    """
+    sums_BS2 = all_reduce(torch.cat((sum_of_squares(q_BSd), sum_of_squares(k_BSc)), -1))
+    outputs = []
+    for x, sum_1, count, weight in zip(
+        (q_BSd, k_BSc), sums_BS2.split(1, -1), counts, (q_weight_d, k_weight_c), strict=True
+    ):
+        heads_BShE = (normalized(x, sum_1 / count, eps) * weight).unflatten(-1, (-1, 2 * cos_SR.shape[-1]))
+        outputs.append(rotate(heads_BShE, cos_SR, sin_SR, interleaved=interleaved).transpose(1, 2))
+    return outputs[0], outputs[1]
+
+
+def qk_head_norm_rope(
+    q_BSd: Tensor,
+    k_BSc: Tensor,
+    q_weight_E: Tensor,
+    k_weight_E: Tensor,
+    cos_SR: Tensor,
+    sin_SR: Tensor,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Norm of every head on its own, weight, RoPE: [B, S, d], [B, S, c] -> [B, h, S, E], [B, g, S, E]."""
+    size = 2 * cos_SR.shape[-1]
+    q_BShE, k_BSgE = q_BSd.unflatten(-1, (-1, size)), k_BSc.unflatten(-1, (-1, size))
+    q_BShE = normalized(q_BShE, sum_of_squares(q_BShE) / size, eps) * q_weight_E
+    k_BSgE = normalized(k_BSgE, sum_of_squares(k_BSgE) / size, eps) * k_weight_E
+    q_BSd, k_BSc = q_BShE.flatten(-2), k_BSgE.flatten(-2)
+    return _packed(q_BSd, cos_SR, sin_SR, interleaved), _packed(k_BSc, cos_SR, sin_SR, interleaved)
+
+
+def add_rms_norm(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + branch, its norm over the last dim times the weight)."""
+    sum_D = x_D + branch_D
+    mean_square_1 = sum_of_squares(sum_D) / sum_D.shape[-1]
+    return sum_D, normalized(sum_D, mean_square_1, eps) * weight_D
+
+
+def _packed(x_BSd: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
+    """Rotated, [B, S, h * E] -> [B, h, S, E]."""
+    x_BShE = x_BSd.unflatten(-1, (-1, 2 * cos_SR.shape[-1]))
+    return rotate(x_BShE, cos_SR, sin_SR, interleaved=interleaved).transpose(1, 2)

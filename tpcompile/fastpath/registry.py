@@ -44,6 +44,7 @@ class FastPath:
     """The plain code with the same result."""
     tp: TpSupport
     source: Source
+    launcher: Callable[..., Any] = field(repr=False, compare=False)
     line: UserLine
     """Where the launcher is."""
     op: str = ""
@@ -66,8 +67,8 @@ class FastPath:
 
     @property
     def names(self) -> frozenset[str]:
-        """Its op and its Triton kernels, as they stand in graphs."""
-        return self.source.kernels | ({self.op} if self.op else set())
+        """Its ops and its Triton kernels, as they stand in graphs."""
+        return self.source.kernels | self.source.ops
 
     def __str__(self) -> str:
         return f"{self.name} (tp {self.tp}, source {self.source.sha256}) at {self.line}"
@@ -98,6 +99,7 @@ def fast_path(
             replaces=replaces,
             tp=supports,
             source=source_of(launcher),
+            launcher=launcher,
             line=_line_of(launcher),
             op=compat.custom_op_name(launcher),
             contiguous=contiguous,

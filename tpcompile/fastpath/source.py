@@ -7,9 +7,11 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api import compiler as compat
@@ -26,6 +28,19 @@ class Source:
     """Of the code without comments and layout, 16 hex digits."""
     kernels: frozenset[str]
     """Names of its Triton kernels, `module.function`."""
+    ops: frozenset[str] = frozenset()
+    """Names of its custom ops, `namespace::op`."""
+    functions: frozenset[FunctionType] = field(default=frozenset(), compare=False)
+    """All Python functions that were read: the launcher, kernels, helpers and backwards."""
+
+
+@dataclass
+class _Found:
+    parts: dict[str, str] = field(default_factory=dict)
+    """`module.function`, or that and the name of a constant -> text."""
+    kernels: set[str] = field(default_factory=set)
+    ops: set[str] = field(default_factory=set)
+    functions: set[FunctionType] = field(default_factory=set)
 
 
 def source_of(launcher: Callable[..., Any]) -> Source:
@@ -33,11 +48,15 @@ def source_of(launcher: Callable[..., Any]) -> Source:
 
     Raises ConfigError when Python has no source of it, as for code that was typed in.
     """
-    parts: dict[str, str] = {}
-    kernels: set[str] = set()
-    _read(launcher, parts, kernels)
-    text = "\n".join(f"{name}\n{parts[name]}" for name in sorted(parts))
-    return Source(hashlib.sha256(text.encode()).hexdigest()[:16], frozenset(kernels))
+    found = _Found()
+    _read(launcher, found)
+    text = "\n".join(f"{name}\n{found.parts[name]}" for name in sorted(found.parts))
+    return Source(
+        hashlib.sha256(text.encode()).hexdigest()[:16],
+        frozenset(found.kernels),
+        frozenset(found.ops),
+        frozenset(found.functions),
+    )
 
 
 def python_function(wrapped: Any) -> FunctionType | None:
@@ -55,21 +74,31 @@ def kernel_name(function: FunctionType) -> str:
     return f"{function.__module__}.{function.__name__}"
 
 
-def _read(wrapped: Any, parts: dict[str, str], kernels: set[str]) -> None:
+def _read(wrapped: Any, found: _Found) -> None:
     function = python_function(wrapped)
     if function is None:
         raise ConfigError(f"{wrapped!r} is not a Python function, nor a Triton kernel or custom op made from one")
     key = f"{function.__module__}.{function.__qualname__}"
     if _is_triton(wrapped):
-        kernels.add(kernel_name(function))
-    if key in parts:
+        found.kernels.add(kernel_name(function))
+    if function in found.functions:
         return
-    parts[key] = _text(function)
+    found.functions.add(function)
+    found.parts[_free(key, found)] = _text(function)
+    if isinstance(wrapped, CustomOpDef):
+        found.ops.add(compat.custom_op_name(wrapped))
+        for part in compat.custom_op_backward(wrapped):
+            _read(part, found)
     for name, value in _named(function):
         if _is_followed(value, function):
-            _read(value, parts, kernels)
+            _read(value, found)
         elif _is_constant(value):
-            parts[f"{key}: {name}"] = repr(getattr(value, "value", value))
+            found.parts[f"{key}: {name}"] = repr(getattr(value, "value", value))
+
+
+def _free(key: str, found: _Found) -> str:
+    """`key`, marked where two functions have one name."""
+    return key if key not in found.parts else _free(f"{key}'", found)
 
 
 def _text(function: FunctionType) -> str:

@@ -240,6 +240,12 @@ CUSTOM_OP_FUNCTION = "_init_fn"
 """Where such a custom op keeps the function that it was made from."""
 
 
+def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
+    """The backward that was registered with a custom op, and its context, if any."""
+    parts = (op._backward_fn, op._setup_context_fn)
+    return [part for part in parts if part is not None]
+
+
 def custom_op_name(launcher: Any) -> str:
     """`namespace::op` of what torch.library.custom_op or triton_op made; empty for anything else."""
     return launcher._qualname if isinstance(launcher, CustomOpDef) else ""

@@ -54,7 +54,23 @@ def check_rows(op: str, **tensors: Tensor) -> None:
         raise FastPathError(f"{op}: tensors are on {first.device}; Triton needs a GPU, or TRITON_INTERPRET=1")
 
 
-def check_width(op: str, name: str, found: int, expected: int, why: str) -> None:
-    """Refuse a width that does not fit the others."""
-    if found != expected:
-        raise FastPathError(f"{op}: {name} is {found} wide, and {why} {expected}")
+def check_heads(op: str, *, tables: tuple[Tensor, Tensor], **activations: tuple[Tensor, Tensor]) -> None:
+    """Refuse widths that the head size does not divide, weights and rotary tables of a different size.
+
+    `activations` are pairs of activation [B, S, heads * E] and weight [heads * E]; `tables` are [S, E / 2].
+    """
+    cos_SR, sin_SR = tables
+    size = 2 * cos_SR.shape[-1]
+    for name, (x, weight) in activations.items():
+        _batch, num_tokens, width = x.shape
+        if width % size:
+            raise FastPathError(
+                f"{op}: {name} is {width} wide, no multiple of the head size {size} of the rotary tables"
+            )
+        if weight.shape != (width,):
+            raise FastPathError(
+                f"{op}: {name} is {width} wide and its weight {list(weight.shape)}; pass this rank's slice"
+            )
+        if cos_SR.shape[0] != num_tokens or cos_SR.shape != sin_SR.shape:
+            shapes = f"{list(cos_SR.shape)} and {list(sin_SR.shape)}"
+            raise FastPathError(f"{op}: {name} has {num_tokens} tokens; cos and sin are {shapes}")

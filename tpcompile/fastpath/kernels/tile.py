@@ -1,10 +1,9 @@
-"""Device functions of the norms: one token's heads as a tile of rotary pairs, normalised, weighted, rotated.
+"""Device functions of the norms: one token's heads as a tile of rotary pairs, normalised, weighted, rotated, packed.
 
 A tile is [HEADS, PAIRS] twice: the first and the second element of every rotary pair. The pairs of a head are elements
 i and i + PAIRS_PER_HEAD, or 2i and 2i + 1 when INTERLEAVED. Ranges are padded to powers of two and masked.
 """
 
-# h heads on this rank, E head size, R = E / 2 rotary pairs of a head
 from __future__ import annotations
 
 import triton
@@ -12,13 +11,13 @@ import triton.language as tl
 
 
 @triton.jit
-def pair_offsets(heads, pairs, PAIRS_PER_HEAD: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Offsets of both elements of every pair within one token's row of heads."""
+def pair_offsets(pairs, PAIRS_PER_HEAD: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Places of both elements of every pair within a head."""
     if INTERLEAVED:
-        first = heads * (2 * PAIRS_PER_HEAD) + 2 * pairs
+        first = 2 * pairs
         second = first + 1
     else:
-        first = heads * (2 * PAIRS_PER_HEAD) + pairs
+        first = pairs
         second = first + PAIRS_PER_HEAD
     return first, second
 
@@ -32,17 +31,27 @@ def load_pairs(row, first, second, mask):
 
 
 @triton.jit
-def finish_pairs(a, b, inverse, weight_a, weight_b, cos, sin, dtype: tl.constexpr):
-    """Normalise, round to `dtype`, multiply by the weight, round, rotate: as the plain code rounds."""
-    a = (a * inverse).to(dtype).to(tl.float32)
-    b = (b * inverse).to(dtype).to(tl.float32)
-    a = (a * weight_a).to(dtype).to(tl.float32)
-    b = (b * weight_b).to(dtype).to(tl.float32)
-    return a * cos - b * sin, b * cos + a * sin
+def norm_rope_pack(
+    row, inverse, weight, cos, sin, out, batch, token, num_tokens, num_heads,
+    PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """One token's heads at `row`, scaled by `inverse`, -> `out`, [batch, num_heads, num_tokens, head size].
 
-
-@triton.jit
-def store_pairs(out, first, second, a, b, mask):
-    """Both elements, rounded to the type of `out`."""
-    tl.store(out + first, a.to(out.dtype.element_ty), mask=mask)
-    tl.store(out + second, b.to(out.dtype.element_ty), mask=mask)
+    `weight` has one number per element of the row; `cos` and `sin` are [num_tokens, PAIRS_PER_HEAD]. `batch` and
+    `token` must be 64-bit: offsets pass 2^31.
+    """
+    heads = tl.arange(0, HEADS)[:, None]
+    pairs = tl.arange(0, PAIRS)[None, :]
+    mask = (heads < num_heads) & (pairs < PAIRS_PER_HEAD)
+    first, second = pair_offsets(pairs, PAIRS_PER_HEAD, INTERLEAVED)
+    head = heads * (2 * PAIRS_PER_HEAD)
+    a, b = load_pairs(row, head + first, head + second, mask)
+    weight_a, weight_b = load_pairs(weight, head + first, head + second, mask)
+    table = token * PAIRS_PER_HEAD + pairs
+    cosine = tl.load(cos + table, mask=pairs < PAIRS_PER_HEAD, other=0.0).to(tl.float32)
+    sine = tl.load(sin + table, mask=pairs < PAIRS_PER_HEAD, other=0.0).to(tl.float32)
+    a = a * inverse * weight_a
+    b = b * inverse * weight_b
+    packed = ((batch * num_heads + heads) * num_tokens + token) * (2 * PAIRS_PER_HEAD)
+    tl.store(out + packed + first, a * cosine - b * sine, mask=mask)
+    tl.store(out + packed + second, b * cosine + a * sine, mask=mask)

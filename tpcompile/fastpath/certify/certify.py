@@ -1,0 +1,160 @@
+"""Fast path with cases -> certificate: its worst error over ranks and dtypes, and which mutations its cases miss."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from tpcompile.errors import ConfigError, DivergenceError
+from tpcompile.fastpath.certificate import MAX_RATIO, Certificate, Survivor, Worst, device_kind
+from tpcompile.fastpath.certify.children import in_children
+from tpcompile.fastpath.certify.measure import Setting, ratios
+from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
+from tpcompile.fastpath.certify.trial import Call, Trial, trial_of
+from tpcompile.fastpath.registry import FastPath, TpSupport, registered
+
+TP_SIZES = (2, 1, 4, 8)
+"""Two ranks first: they catch most mutations."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case in one setting."""
+
+    case: str
+    ratios: dict[str, float]
+
+    @property
+    def worst(self) -> Worst:
+        """The tensor with the largest error; NaN is larger than any."""
+        tensor = max(self.ratios, key=lambda name: _order(self.ratios[name]))
+        return Worst(ratio=self.ratios[tensor], case=self.case, tensor=tensor)
+
+
+def certify(
+    name: str, *, tp_sizes: Sequence[int] = TP_SIZES, jobs: int = 1, num_mutations: int | None = None, command: str = ""
+) -> Certificate:
+    """Run all cases of a registered fast path, then its mutations through the same cases.
+
+    `num_mutations` takes that many, evenly spread; None all. Raises ConfigError for a path that is not registered, has
+    no cases or is not TP-aware; DivergenceError when a case fails, with the case, the tensor and the numbers.
+    """
+    path = _registered(name)
+    trial = trial_of(name)
+    settings = _settings(path, tp_sizes)
+    (measured,) = in_children([partial(_measured, path, trial, settings)], jobs=1, timeout_s=_TIMEOUT_S * 10)
+    if measured.failure:
+        raise DivergenceError(f"fast path {name}: {measured.failure}")
+    results: list[Result] = measured.result
+    worst = max((result.worst for result in results), key=lambda found: _order(found.ratio))
+    if not worst.ratio <= MAX_RATIO:
+        raise DivergenceError(
+            f"fast path {name}: {worst.tensor} has {worst.ratio:.3g} times the error of the plain code on one device "
+            f"in {worst.case} (limit {MAX_RATIO:g})"
+        )
+    mutations = _spread(list(_mutations(path, trial, settings)), num_mutations)
+    return Certificate(
+        name=name,
+        tp=path.tp,
+        source=path.source.sha256,
+        device=device_kind(),
+        machine=torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        torch=torch.__version__,
+        triton=version("triton"),
+        command=command,
+        tp_sizes=tuple(sorted({setting.tp for setting in settings})),
+        dtypes=tuple(dict.fromkeys(str(setting.dtype).removeprefix("torch.") for setting in settings)),
+        num_cases=len(results),
+        worst=worst,
+        num_mutations=len(mutations),
+        survivors=_survivors(path, trial, settings, mutations, jobs),
+    )
+
+
+def _registered(name: str) -> FastPath:
+    path = registered().get(name)
+    if path is None:
+        known = ", ".join(sorted(registered())) or "none"
+        raise ConfigError(f"no fast path is called {name} (registered: {known}); import the module that declares it")
+    if path.tp == TpSupport.NONE:
+        raise ConfigError(f"fast path {name} is declared tp=none: there is nothing to certify, it is refused on shards")
+    return path
+
+
+def _settings(path: FastPath, tp_sizes: Iterable[int]) -> list[Setting]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtypes = path.dtypes or _DTYPES
+    return [Setting(tp, dtype, device) for dtype in dtypes for tp in tp_sizes]
+
+
+def _measured(path: FastPath, trial: Trial, settings: Iterable[Setting]) -> list[Result]:
+    _prepare()
+    return list(_results(path, trial, settings))
+
+
+def _results(path: FastPath, trial: Trial, settings: Iterable[Setting]) -> Iterator[Result]:
+    for setting in settings:
+        for case in trial.cases(setting.tp):
+            yield Result(f"{case.name}, {setting}", ratios(path, trial, case, setting))
+
+
+def _mutations(path: FastPath, trial: Trial, settings: Sequence[Setting]) -> Iterator[Mutation]:
+    yield from source_mutations(path.source.functions)
+    largest = max(setting.tp for setting in settings)
+    yield from argument_mutations(next(iter(trial.cases(min(2, largest)))))
+
+
+def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
+    if number is None or number >= len(mutations):
+        return mutations
+    return [mutations[index * len(mutations) // number] for index in range(number)]
+
+
+def _survivors(
+    path: FastPath, trial: Trial, settings: Sequence[Setting], mutations: list[Mutation], jobs: int
+) -> tuple[Survivor, ...]:
+    runs: list[Callable[[], Any]] = [partial(_survives, path, trial, settings, mutation) for mutation in mutations]
+    survivors = []
+    for mutation, ended in zip(mutations, in_children(runs, jobs=jobs, timeout_s=_TIMEOUT_S), strict=True):
+        if ended.result:
+            reason = trial.unreachable.get(mutation.change, "")
+            survivors.append(Survivor(place=mutation.place, change=mutation.change, reason=reason))
+    return tuple(survivors)
+
+
+def _survives(path: FastPath, trial: Trial, settings: Sequence[Setting], mutation: Mutation) -> bool:
+    """True when all cases pass with the mutation in place; a raise, a crash or a hang is a catch."""
+    _prepare()
+    if isinstance(mutation, ArgumentMutation):
+        trial = _spoiled(trial, mutation)
+    else:
+        mutation.apply()
+    return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, settings))
+
+
+def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
+    def on_ranks(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[torch.Tensor, ...]]:
+        return trial.on_ranks(call, mutation.spoil(ranks))
+
+    return replace(trial, on_ranks=on_ranks)
+
+
+def _prepare() -> None:
+    """In a child: one thread, and bfloat16 rounded as on GPUs."""
+    torch.set_num_threads(1)
+    if device_kind() == "interpreter":
+        from tpcompile.torch_api.interpreted import round_to_nearest
+
+        round_to_nearest()
+
+
+def _order(ratio: float) -> float:
+    return float("inf") if ratio != ratio else ratio

@@ -1,0 +1,166 @@
+"""Fast path and case -> its error on shards, as a multiple of the plain code's on one device in the same dtype.
+
+One device holds the shards of all ranks and runs them in turn, so any number of ranks needs one device. What autograd
+sees is one graph from the whole leaves to the joined outputs, sums over ranks included: its gradients are the gradients
+of the whole, and no rank can miss its part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.errors import DivergenceError
+from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
+from tpcompile.fastpath.certify.trial import Call, Case, Trial
+from tpcompile.fastpath.registry import FastPath
+from tpcompile.nn.sharding import ShardSpec
+from tpcompile.numerics.measure import error_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a case is run."""
+
+    tp: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"tp {self.tp}, {str(self.dtype).removeprefix('torch.')}"
+
+
+def ratios(path: FastPath, trial: Trial, case: Case, setting: Setting) -> dict[str, float]:
+    """Output or gradient -> its error on shards over the plain code's on one device."""
+    is_trained = path.autograd and not case.forward_only
+    exact = _results(_whole(path.replaces), case, torch.float64, setting, is_trained)
+    plain = _results(_whole(path.replaces), case, setting.dtype, setting, is_trained)
+    shards = _on_shards(path, trial, case, setting)
+    found = _results(shards, case, setting.dtype, setting, is_trained)
+    return {name: error_of(found[name], plain[name], exact[name])["ratio"] for name in exact}
+
+
+def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
+    """Run every rank up to its next all-reduce, sum, and run all again with that sum; until all are through.
+
+    Raises DivergenceError when some ranks reduce more often than others.
+    """
+    sums: list[Tensor] = []
+    while True:
+        outputs = []
+        partials = []
+        for arguments in ranks:
+            try:
+                outputs.append(call(arguments, _Replayed(sums)))
+            except _NeedsSumError as needs:
+                partials.append(needs.partial)
+        if not partials:
+            return outputs
+        if outputs:
+            done = f"{len(outputs)} of {len(ranks)} ranks"
+            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the others once more")
+        sums.append(spaced(torch.stack(partials).sum(0)))
+
+
+class _NeedsSumError(Exception):
+    """A rank has come to an all-reduce whose sum is not known yet."""
+
+    def __init__(self, partial: Tensor) -> None:
+        super().__init__()
+        self.partial = partial
+
+
+class _Replayed:
+    """The all-reduce of a rank: gives the known sums in order."""
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self._left = iter(sums)
+
+    def __call__(self, partial: Tensor) -> Tensor:
+        known = next(self._left, None)
+        if known is None:
+            raise _NeedsSumError(partial)
+        return known
+
+
+Program = Callable[[dict[str, Any]], tuple[Tensor, ...]]
+"""Whole arguments -> whole outputs."""
+
+
+def _whole(function: Callable[..., Any]) -> Program:
+    return lambda arguments: _tuple(function(**arguments))
+
+
+def _on_shards(path: FastPath, trial: Trial, case: Case, setting: Setting) -> Program:
+    takes_all_reduce = "all_reduce" in inspect.signature(path.replaces).parameters
+
+    def call(arguments: Mapping[str, Any], all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        extra = {"all_reduce": all_reduce} if takes_all_reduce else {}
+        return _tuple(path.launcher(**arguments, **extra))
+
+    def run(whole: dict[str, Any]) -> tuple[Tensor, ...]:
+        ranks = [_shard(whole, case, rank=rank, size=setting.tp) for rank in range(setting.tp)]
+        with fenced_allocations():
+            outputs = trial.on_ranks(call, ranks)
+        return tuple(_joined(spec, shards) for spec, *shards in zip(case.outputs, *outputs, strict=True))
+
+    return run
+
+
+def _shard(whole: dict[str, Any], case: Case, *, rank: int, size: int) -> dict[str, Any]:
+    own = {**whole, **case.rank_arguments}
+    for name, value in whole.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            spec = case.shards.get(name, ShardSpec())
+            place = case.memory.get(name, fenced)
+            own[name] = place(spec.take(value, rank=rank, size=size))
+    return own
+
+
+def _joined(spec: ShardSpec, shards: list[Tensor]) -> Tensor:
+    """The whole; DivergenceError unless each rank holds its slice of it: replicas are equal, and padding is zero."""
+    whole = spec.join(shards)
+    for rank, shard in enumerate(shards):
+        if not torch.equal(shard, spec.take(whole, rank=rank, size=len(shards))):
+            raise DivergenceError(f"rank {rank} holds a different result from the ranks that hold the same part")
+    return whole
+
+
+def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting, is_trained: bool) -> dict[str, Tensor]:
+    """Outputs, and the gradients of a fixed weighted sum of them."""
+    leaves = {}
+    for name, value in case.arguments.items():
+        kept = torch.float32 if name in case.wide and dtype != torch.float64 else dtype
+        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.wide)
+    with torch.set_grad_enabled(is_trained):
+        outputs = program(leaves)
+    found = {f"output {index}": output.detach() for index, output in enumerate(outputs)}
+    if is_trained:
+        sum((output.double() * _direction(output)).sum() for output in outputs).backward()
+        for name, leaf in leaves.items():
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                found[f"grad {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return found
+
+
+def _leaf(value: Any, dtype: torch.dtype, device: torch.device, *, needs_grad: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not value.is_floating_point():
+        return value.to(device)
+    return value.detach().to(device, dtype).requires_grad_(needs_grad)
+
+
+def _direction(output: Tensor) -> Tensor:
+    """Weights that differ for every element, equal for equal shapes."""
+    generator = torch.Generator().manual_seed(output.numel())
+    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
+
+
+def _tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,178 @@
+"""Functions of a fast path -> its mutations: one small change each, of the source or of the arguments on the ranks.
+
+A case that cannot tell a mutated kernel from the right one proves little about the right one.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import inspect
+import linecache
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from tpcompile.fastpath.certify.trial import Case
+from tpcompile.nn.sharding import ShardSpec
+
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv,
+    ast.BitAnd: ast.BitOr,
+}
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.Eq: ast.NotEq}
+_DROPPED_CALLS = frozenset({"to", "contiguous", "float", "transpose", "flatten"})
+_REPLACED_CALLS = {"rsqrt": "sqrt", "sum": "max"}
+
+
+@dataclass(frozen=True)
+class SourceMutation:
+    """One function with one change."""
+
+    function: FunctionType
+    tree: ast.FunctionDef
+    line: int
+    """In the file, of the change."""
+    change: str
+    """`before -> after`."""
+
+    @property
+    def place(self) -> str:
+        """`file:line`."""
+        return f"{Path(self.function.__code__.co_filename).name}:{self.line}"
+
+    def apply(self) -> None:
+        """Let this process run the mutated function from here on: for a child process, which then ends."""
+        with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+            file.write(ast.unparse(ast.Module([self.tree], [])))
+        module = compile(Path(file.name).read_text(), file.name, "exec", dont_inherit=True)
+        self.function.__code__ = _code_of(module, self.function.__name__)
+        linecache.checkcache(file.name)
+
+
+@dataclass(frozen=True)
+class ArgumentMutation:
+    """One argument that the ranks get wrong, as a caller would."""
+
+    name: str
+    change: str
+    wrong: Callable[[Any], Any] | None = None
+    """Value -> wrong value; None to give every rank the slice of the next one."""
+
+    @property
+    def place(self) -> str:
+        """Which argument."""
+        return f"argument {self.name}"
+
+    def spoil(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The arguments of every rank with the mistake in them."""
+        if self.wrong is not None:
+            return [{**arguments, self.name: self.wrong(arguments[self.name])} for arguments in ranks]
+        slices = [arguments[self.name] for arguments in ranks]
+        shifted = [*slices[1:], slices[0]]
+        return [{**arguments, self.name: own} for arguments, own in zip(ranks, shifted, strict=True)]
+
+
+Mutation = SourceMutation | ArgumentMutation
+
+
+def source_mutations(functions: Iterable[FunctionType]) -> Iterator[SourceMutation]:
+    """All single changes of the functions, in the order of their files and lines."""
+    for function in sorted(functions, key=lambda f: (f.__code__.co_filename, f.__code__.co_firstlineno)):
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        if not isinstance(tree, ast.FunctionDef):
+            continue
+        tree.decorator_list = []
+        for place, changed in _changes(tree):
+            mutated = _with(tree, place, changed)
+            line = first + place.lineno - 1
+            yield SourceMutation(function, mutated, line, f"{ast.unparse(place)} -> {_text(changed)}")
+
+
+def argument_mutations(case: Case) -> Iterator[ArgumentMutation]:
+    """What a caller can get wrong: the slice of the wrong rank, a wrong number, a flag."""
+    for name, value in case.arguments.items():
+        if isinstance(value, Tensor) and case.shards.get(name, ShardSpec()).dim is not None:
+            yield ArgumentMutation(name, "the slice of the next rank")
+        elif isinstance(value, bool):
+            yield ArgumentMutation(name, "the other value", lambda flag: not flag)
+        elif isinstance(value, int | float):
+            yield ArgumentMutation(name, "twice the value", lambda number: number * 2)
+        elif isinstance(value, tuple):
+            yield ArgumentMutation(name, "half the numbers", lambda numbers: tuple(n // 2 for n in numbers))
+
+
+def _changes(tree: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST | None]]:
+    """(node, what replaces it); None deletes a statement."""
+    for node in _walked(tree):
+        yield from ((node, changed) for changed in _changed(node))
+
+
+def _walked(node: ast.AST) -> Iterator[Any]:
+    """All nodes below but messages of errors, and types."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.Raise | ast.arguments | ast.AnnAssign):
+            yield child
+            yield from _walked(child)
+
+
+def _changed(node: ast.AST) -> Iterator[ast.AST | None]:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        yield ast.BinOp(node.left, _OPERATORS[type(node.op)](), node.right)
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
+        yield ast.Compare(node.left, [_COMPARISONS[type(node.ops[0])]()], node.comparators)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+        yield node.operand
+    elif isinstance(node, ast.If) and node.orelse:
+        yield ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield None
+    elif isinstance(node, ast.Call):
+        yield from _changed_calls(node)
+
+
+def _changed_calls(call: ast.Call) -> Iterator[ast.AST]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if isinstance(call.func, ast.Attribute) and name in _DROPPED_CALLS:
+        yield call.func.value
+    if isinstance(call.func, ast.Attribute) and name in _REPLACED_CALLS:
+        yield ast.Call(ast.Attribute(call.func.value, _REPLACED_CALLS[name], ast.Load()), call.args, call.keywords)
+    if isinstance(call.func, ast.Name) and name not in vars(builtins) and len(call.args) == 1:
+        yield call.args[0]
+    for index, keyword in enumerate(call.keywords):
+        if keyword.arg == "mask":
+            yield ast.Call(call.func, call.args, call.keywords[:index] + call.keywords[index + 1 :])
+    for index in range(len(call.args) - 1):
+        if all(isinstance(argument, ast.Name) for argument in call.args[index : index + 2]):
+            swapped = [*call.args]
+            swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
+            yield ast.Call(call.func, swapped, call.keywords)
+
+
+def _with(tree: ast.FunctionDef, place: ast.AST, changed: ast.AST | None) -> ast.FunctionDef:
+    """A copy of the function in which `changed` stands for the node `place`."""
+    memo = {id(place): copy.deepcopy(changed) if changed is not None else ast.Pass()}
+    mutated = copy.deepcopy(tree, memo)
+    return ast.fix_missing_locations(mutated)
+
+
+def _text(changed: ast.AST | None) -> str:
+    return ast.unparse(ast.fix_missing_locations(copy.deepcopy(changed))) if changed is not None else "nothing"
+
+
+def _code_of(module: CodeType, name: str) -> CodeType:
+    codes = [constant for constant in module.co_consts if isinstance(constant, CodeType) and constant.co_name == name]
+    return codes[0]

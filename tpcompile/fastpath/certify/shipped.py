@@ -1,0 +1,126 @@
+"""Cases of the fast paths that ship with tpcompile.
+
+Data is skewed: heads differ in scale by a factor of 16, and tokens by 1000, the smallest near the norm's epsilon. On
+random-normal data alone a norm over the local shard is off by 1 to 3 %, inside the tolerance of bfloat16.
+"""
+
+# B batch, S sequence, H and G heads of q and k, E head size, R = E / 2
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tpcompile.fastpath.kernels.qk_norm  # noqa: F401  registers it
+from tpcompile.fastpath.certify.fences import far_apart, spaced
+from tpcompile.fastpath.certify.trial import Case, trial
+from tpcompile.nn.sharding import Part, ShardSpec
+
+_EPS = 1e-6
+_TENSORS = ("q_BSd", "k_BSc", "cos_SR", "sin_SR")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Shape of q and k."""
+
+    name: str
+    batch: int = 1
+    tokens: int = 3
+    q: int = 8
+    kv: int = 8
+    size: int = 64
+    interleaved: bool = False
+    strided: bool = False
+    padded: bool = False
+    far: bool = False
+
+    def parts(self, tp: int) -> tuple[Part, Part]:
+        """Layout of q and of k over the ranks: whole kv heads, or replicas of them when there are more ranks."""
+        replicas = max(1, tp // self.kv)
+        group = self.q // self.kv if replicas == 1 else 1
+        q = Part(self.q * self.size, unit=group * self.size, padded=self.padded)
+        return q, Part(self.kv * self.size, unit=self.size, replicas=replicas, padded=self.padded)
+
+
+HEADS = (
+    Heads("batch of 2", batch=2),
+    Heads("grouped, interleaved, head size 128", q=16, kv=2, size=128, tokens=1, interleaved=True),
+    Heads("5 heads of 80, padded", q=5, kv=5, size=80, padded=True),
+    Heads("rows with gaps, 7 tokens", tokens=7, batch=2, q=8, kv=8, size=16, strided=True),
+    Heads("no tokens", tokens=0),
+)
+
+
+@trial("qk_norm_rope")
+def qk_norm_rope(tp: int) -> Iterator[Case]:
+    """Full-width norm of q and k."""
+    for heads in _shapes(tp):
+        q_part, kv_part = heads.parts(tp)
+        arguments = _activations(heads)
+        arguments["q_weight_d"] = _weight(q_part.size)
+        arguments["k_weight_c"] = _weight(kv_part.size)
+        counts = (q_part.size * q_part.replicas, kv_part.size * kv_part.replicas)
+        yield _case(heads, tp, {**arguments, "counts": (q_part.size, kv_part.size)}, counts=counts)
+
+
+def _case(heads: Heads, tp: int, arguments: dict[str, Any], **numbers: Any) -> Case:
+    q_part, kv_part = heads.parts(tp)
+    q_heads, kv_heads = (_as_heads(part, heads.size) for part in (q_part, kv_part))
+    shards = {
+        "q_BSd": ShardSpec(dim=2, parts=(q_part,)),
+        "k_BSc": ShardSpec(dim=2, parts=(kv_part,)),
+        "q_weight_d": ShardSpec(dim=0, parts=(q_part,)),
+        "k_weight_c": ShardSpec(dim=0, parts=(kv_part,)),
+    }
+    return Case(
+        name=heads.name,
+        arguments={**arguments, "eps": _EPS, "interleaved": heads.interleaved},
+        rank_arguments=numbers,
+        shards={name: spec for name, spec in shards.items() if name in arguments},
+        outputs=(ShardSpec(dim=1, parts=(q_heads,)), ShardSpec(dim=1, parts=(kv_heads,))),
+        wide=frozenset({"cos_SR", "sin_SR"}),
+        memory=_memory(heads),
+        forward_only=heads.far,
+    )
+
+
+def _shapes(tp: int) -> Iterator[Heads]:
+    yield from HEADS
+    if tp == 1:
+        yield Heads("rows 2^30 elements apart", size=16, far=True)
+
+
+def _memory(heads: Heads) -> dict[str, Callable[[Tensor], Tensor]]:
+    if heads.far:
+        return dict.fromkeys(("q_BSd", "k_BSc"), far_apart)
+    return dict.fromkeys(_TENSORS, spaced) if heads.strided else {}
+
+
+def _as_heads(part: Part, size: int) -> Part:
+    return Part(part.size // size, unit=part.unit // size, replicas=part.replicas, padded=part.padded)
+
+
+def _activations(heads: Heads) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(heads.size * 100 + heads.tokens)
+    angles_SR = torch.randn(heads.tokens, heads.size // 2, generator=generator, dtype=torch.float64) * 3
+    return {
+        "q_BSd": _skewed(heads, heads.q, generator),
+        "k_BSc": _skewed(heads, heads.kv, generator),
+        "cos_SR": angles_SR.cos(),
+        "sin_SR": angles_SR.sin(),
+    }
+
+
+def _skewed(heads: Heads, number: int, generator: torch.Generator) -> Tensor:
+    shape = (heads.batch, heads.tokens, number, heads.size)
+    scales_h1 = 4 ** torch.linspace(-1, 1, number, dtype=torch.float64)[:, None]
+    scales_S11 = 10.0 ** -(torch.arange(heads.tokens, dtype=torch.float64) % 4)[:, None, None]
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scales_h1 * scales_S11).flatten(2)
+
+
+def _weight(size: int) -> Tensor:
+    return torch.linspace(0.5, 2, size, dtype=torch.float64)
