@@ -12,9 +12,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tpcompile.errors import ConfigError
-from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import kernels as torch_kernels
 
-_WRAPS = ("fn", "__wrapped__", compat.CUSTOM_OP_FUNCTION)
+_WRAPS = ("fn", "__wrapped__", torch_kernels.CUSTOM_OP_FUNCTION)
 """Where a wrapper keeps its function: Triton's kernels and autotuners, functools, torch's custom ops."""
 
 
