@@ -2,7 +2,7 @@
 
     TpCompileError                    3  our own bug unless a subclass says better
     |-- DivergenceError               1  ranks disagree, or a check of the gate failed
-    |-- FastPathError                 1  a fused kernel that is not TP-aware was called on a shard
+    |-- FastPathError                 1  a fused kernel was called where, or with what, it cannot run
     |-- ConfigError                   2  the user's command line, YAML or module arguments
     |   `-- DirectoryTakenError       a run directory that already holds a run
     `-- PreflightError                4  this machine cannot run it: GPUs, compiler, disk, versions
@@ -40,7 +40,7 @@ class DivergenceError(TpCompileError):
 
 
 class FastPathError(TpCompileError):
-    """A fused kernel that is not TP-aware was called on a shard."""
+    """A fused kernel was called on a shard without being TP-aware, or with arguments that it cannot take."""
 
     exit_code = ExitCode.FAIL
 

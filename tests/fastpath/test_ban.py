@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.records import Layer, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban, fast_path, registered, registry, tp_region
+from tpcompile.fastpath.registry import tp_size
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_fast_paths")
 NAME = "tests.fastpath.kernels.norm_kernel"
@@ -195,6 +197,18 @@ def test_in_eager_a_single_gpu_fast_path_is_refused_in_a_region_of_shards_only()
     ):
         guarded(x)
     guarded(x)
+
+
+def test_a_region_holds_in_the_threads_of_autograd_too() -> None:
+    def in_a_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(tp_size).result()
+
+    with tp_region(4):
+        assert (tp_size(), in_a_thread()) == (4, 4)
+        with tp_region(1):  # the single-device reference
+            assert tp_size() == 1
+    assert (tp_size(), in_a_thread()) == (1, 1)
 
 
 def test_in_compiled_code_the_region_breaks_no_graph() -> None:

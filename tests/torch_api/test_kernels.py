@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.fastpath.source import python_function
-from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import kernels as torch_kernels
 
 
 def test_a_users_triton_kernel_is_found_by_its_index() -> None:
@@ -20,7 +20,7 @@ def test_a_users_triton_kernel_is_found_by_its_index() -> None:
 
     configs = [triton.Config({}, num_warps=1)]
     kernels = [my_kernel, triton.autotune(configs=configs, key=[])(my_kernel)]
-    found = [compat.triton_kernel(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
+    found = [torch_kernels.triton_kernel(kernel_side_table.add_kernel(kernel)) for kernel in kernels]
     assert [python_function(kernel) for kernel in found] == [my_kernel.fn] * 2
 
 
@@ -29,5 +29,5 @@ def test_a_custom_op_has_its_name_and_a_function_none() -> None:
     def named(x: Tensor) -> Tensor:
         return x.clone()
 
-    assert compat.custom_op_name(named) == "tpcompile_tests::named"
-    assert compat.custom_op_name(test_a_custom_op_has_its_name_and_a_function_none) == ""
+    assert torch_kernels.custom_op_name(named) == "tpcompile_tests::named"
+    assert torch_kernels.custom_op_name(test_a_custom_op_has_its_name_and_a_function_none) == ""

@@ -15,7 +15,7 @@ from tpcompile.capture.foreign import NAMELESS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compiles.trace import TraceEvent
 from tpcompile.fastpath.source import kernel_name, python_function, source_of
-from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import kernels as torch_kernels
 
 _LOWERED_HERE = frozenset({"aotautograd_cache_miss", "aotautograd_cache_bypass"})
 _LAUNCH = "triton_kernel_wrap"
@@ -43,8 +43,8 @@ class Launches:
     def _named(self, number: re.Match[str]) -> str:
         what, place = number[1], int(number[2])
         if what == "constant_args_idx":
-            return f"constants = {_text(compat.triton_constants(place))!r}"
-        return f"kernel = {self._kernel(compat.triton_kernel(place))!r}"
+            return f"constants = {_text(torch_kernels.triton_constants(place))!r}"
+        return f"kernel = {self._kernel(torch_kernels.triton_kernel(place))!r}"
 
     def _kernel(self, kernel: Any) -> str:
         function = python_function(kernel)

@@ -14,9 +14,9 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
-from tpcompile.torch_api import compiler as compat
+from tpcompile.torch_api import kernels as torch_kernels
 
-_WRAPS = ("fn", "__wrapped__", compat.CUSTOM_OP_FUNCTION)
+_WRAPS = ("fn", "__wrapped__", torch_kernels.CUSTOM_OP_FUNCTION)
 """Where a wrapper keeps its function: Triton's kernels and autotuners, functools, torch's custom ops."""
 
 
@@ -86,8 +86,8 @@ def _read(wrapped: Any, found: _Found) -> None:
     found.functions.add(function)
     found.parts[_free(key, found)] = _text(function)
     if isinstance(wrapped, CustomOpDef):
-        found.ops.add(compat.custom_op_name(wrapped))
-        for part in compat.custom_op_backward(wrapped):
+        found.ops.add(torch_kernels.custom_op_name(wrapped))
+        for part in torch_kernels.custom_op_backward(wrapped):
             _read(part, found)
     for name, value in _named(function):
         if _is_followed(value, function):

@@ -19,6 +19,7 @@ from torch import Tensor
 from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
+from tpcompile.fastpath import tp_region
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
@@ -69,7 +70,8 @@ class Run:
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
         """One call on given inputs; returns when the device is done."""
         self.session.count_call()
-        result = call_once(self.reference, program, stack, inputs)
+        with tp_region(self.group.size()):
+            result = call_once(self.reference, program, stack, inputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return result

@@ -23,6 +23,7 @@ from tpcompile.config import RunConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text.lines import innermost
 from tpcompile.faults import injected
 from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.agree import Agreement
@@ -248,8 +249,6 @@ class _Gate:
     def failure(self, error: Exception) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
         logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
-        frames = traceback.extract_tb(error.__traceback__)
-        last = frames[-1]
         lines = str(error).strip().splitlines() or [""]
         return Check(
             id=CheckId.NO_ERROR,
@@ -258,6 +257,15 @@ class _Gate:
             expected="no exception",
             observed=f"{type(error).__name__} in phase {self.board.phase}: {lines[0]}",
             details=tuple(lines[1:12]),
-            line=UserLine(file=last.filename, line=last.lineno or 0, function=last.name, code=last.line or ""),
+            line=_line_of(error),
             ranks=(self.env.rank,),
         )
+
+
+def _line_of(error: Exception) -> UserLine | None:
+    """The user's innermost line in the traceback; where no line is the user's, the innermost line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    stack = [
+        UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames
+    ]
+    return innermost(stack)

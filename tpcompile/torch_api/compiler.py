@@ -31,7 +31,6 @@ from torch._dynamo.utils import get_traced_code as _get_traced_code
 from torch._logging import _internal as _logging_internal
 from torch._logging import structured as _structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as _AsyncCollectiveTensor
-from torch.library import CustomOpDef
 from torch.nn.attention import SDPBackend
 
 from tpcompile.evidence.compiles.collectives import is_library_file
@@ -220,35 +219,6 @@ def _role(group: Any) -> str:
     if description == "undefined":
         return f"{group.size()} ranks"
     return description.removeprefix("mesh_")
-
-
-def triton_kernel(index: int) -> Any:
-    """A user's Triton kernel in a traced graph, by its index in torch's side table."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    return kernel_side_table.get_kernel(index)
-
-
-def triton_constants(index: int) -> dict[str, Any]:
-    """Constant arguments of a launch in a traced graph, by their index in that table."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    return kernel_side_table.get_constant_args(index)
-
-
-CUSTOM_OP_FUNCTION = "_init_fn"
-"""Where such a custom op keeps the function that it was made from."""
-
-
-def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
-    """The backward that was registered with a custom op, and its context, if any."""
-    parts = (op._backward_fn, op._setup_context_fn)
-    return [part for part in parts if part is not None]
-
-
-def custom_op_name(launcher: Any) -> str:
-    """`namespace::op` of what torch.library.custom_op or triton_op made; empty for anything else."""
-    return launcher._qualname if isinstance(launcher, CustomOpDef) else ""
 
 
 def compile_config() -> dict[str, str]:

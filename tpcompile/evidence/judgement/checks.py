@@ -21,7 +21,7 @@ LIVE_ONLY = frozenset({
 """Checks that only the live run can do; a replay keeps their outcome."""
 CAUSES = LIVE_ONLY - {CheckId.TOGETHER} | {CheckId.REPORTED, CheckId.UNBROKEN, CheckId.COMPILED}
 """Checks whose failure explains divergences; divergences explain the failure of all other checks."""
-_SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER})
+_SEEN_EARLY = frozenset({CheckId.UNBROKEN, CheckId.LAYER, CheckId.TP_AWARE})
 """Checks whose failure is certain before the run has ended."""
 
 AGREE = "equal on all ranks"
@@ -171,7 +171,7 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
     subjects = _by_subject(found)
     return make_check(
         mode,
-        "custom ops and Triton kernels",
+        "",
         found,
         "only TP-aware ones",
         ", ".join(subjects) or "none refused",
@@ -180,6 +180,7 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
             "register it as a TP-aware fast path, or declare it with gate.tp_aware_ops once it is right on a shard"
         ],
         line=_first_line(subjects),
+        id=CheckId.TP_AWARE,
     )
 
 

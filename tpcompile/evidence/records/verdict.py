@@ -29,6 +29,7 @@ class CheckId(StrEnum):
     MOVING = "moving"
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
+    TP_AWARE = "tp-aware"
     LAYER = "layer"
     """A layer is equal on all ranks."""
 
@@ -52,6 +53,7 @@ _NAMES = {
     CheckId.MOVING: "ranks make progress",
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",
+    CheckId.TP_AWARE: "custom ops and Triton kernels",
 }
 
 

@@ -2,6 +2,7 @@
 
 program.py        the user's program: prints, rank branches and constants, custom ops
 triton_kernel.py  an undeclared Triton kernel, imported only when it is used
+fast_path.py      a single-GPU fast path, likewise: its declaration is for the whole process
 collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
 process.py        the process itself: killed, never arrives, does not compile
 """

@@ -1,0 +1,65 @@
+"""A user's Triton kernels and custom ops, as torch keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.library import CustomOpDef
+
+Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+"""Called with the positional and the named arguments of a call."""
+
+CUSTOM_OP_FUNCTION = "_init_fn"
+"""Where such a custom op keeps the function that it was made from."""
+
+
+def triton_kernel(index: int) -> Any:
+    """A user's Triton kernel in a traced graph, by its index in torch's side table."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.get_kernel(index)
+
+
+def triton_constants(index: int) -> dict[str, Any]:
+    """Constant arguments of a launch in a traced graph, by their index in that table."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.get_constant_args(index)
+
+
+def custom_op_name(launcher: Any) -> str:
+    """`namespace::op` of what torch.library.custom_op or triton_op made; empty for anything else."""
+    return launcher._qualname if isinstance(launcher, CustomOpDef) else ""
+
+
+def custom_op(name: str) -> Any:
+    """What torch.library.custom_op or triton_op made under that name; None for an op that was made otherwise."""
+    from torch._library.custom_ops import OPDEFS
+
+    return OPDEFS.get(name)
+
+
+def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
+    """The backward that was registered with a custom op, and its context, if any."""
+    parts = (op._backward_fn, op._setup_context_fn)
+    return [part for part in parts if part is not None]
+
+
+class _CheckedOp(CustomOpDef):
+    """A custom op whose calls in eager are checked first."""
+
+    check: Check
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self.check(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def checked_op(op: Any, check: Check) -> Any:
+    """The same custom op, changed so that each call in eager is checked first; it keeps its `register_*` methods."""
+    op.__class__ = _CheckedOp
+    op.check = check
+    return op
