@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -34,3 +36,8 @@ def _compile_once() -> None:
 # With a GPU the key of the cache asks for its properties, and CUDA does not survive a fork.
 if not torch.cuda.is_available():
     _compile_once()
+
+# Forks share what is here now: a collection of garbage that walked it would take 0.1 s and copy its pages.
+gc.collect()
+gc.freeze()
+atexit.register(gc.unfreeze)  # at its end a process drops what it has, and Triton's bindings complain where it is kept
