@@ -30,6 +30,11 @@ def no_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ban, "uncertified", lambda path: "")
+
+
+@pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RankRecord]]:
     """Program -> what was captured of it: Triton kernels are traced, never run."""
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
@@ -76,12 +81,19 @@ def test_a_single_gpu_fast_path_is_refused_where_it_is_declared_and_free_without
     assert dict(traced_only(block, world_size=1).fast_paths) == {"norm": "used"}
 
 
+@pytest.mark.usefixtures("certified")
 @pytest.mark.parametrize("tp", ["per_head", "distributed_stats", "pointwise"])
 def test_a_tp_aware_fast_path_is_used(traced_only: Capture, tp: str) -> None:
     fast_path("norm", replaces=kernels.plain, tp=tp)(kernels.launch)
     record = traced_only(block)
     assert (record.refused_ops, record.fast_paths) == ((), (("norm", "used"),))
     assert dict(record.environment)["source of norm"] == registered()["norm"].source.sha256
+
+
+def test_a_tp_aware_fast_path_without_a_certificate_is_refused(traced_only: Capture) -> None:
+    fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
+    (found,) = traced_only(block).refused_ops
+    assert "it has no certificate" in found.notes["why"] and "`tpcompile certify norm`" in found.notes["why"]
 
 
 def test_a_fast_path_that_no_graph_calls_says_so(traced_only: Capture) -> None:
@@ -156,6 +168,7 @@ def test_an_op_that_is_only_in_the_backward_is_refused_at_its_line() -> None:
     assert found.line is not None and "hides(grad)" in found.line.code
 
 
+@pytest.mark.usefixtures("certified")
 def test_an_op_is_the_fast_path_that_it_was_registered_as() -> None:
     fast_path("hidden", replaces=torch.clone, tp="pointwise")(hides)
     assert registered()["hidden"].names == {"tpcompile_tests::hides"}

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tpcompile.evidence.layers.environment import SOURCE_OF
 from tpcompile.evidence.records import Item
+from tpcompile.fastpath.certificate import uncertified
 from tpcompile.fastpath.registry import FastPath, registered
 
 _PACKAGES = Path(__file__).with_name("single_gpu.yaml")
@@ -69,7 +70,9 @@ def refusal(name: str, declared: Collection[str]) -> str:
         return ""
     path = owner(name)
     if path is not None:
-        return "" if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
+        return (
+            uncertified(path) if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
+        )
     for known in single_gpu_packages():
         if any(fnmatchcase(name, pattern) for pattern in known.names):
             return f"{known.package} (looked at in {known.version}): {known.reason}"

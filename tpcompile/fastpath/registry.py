@@ -33,6 +33,8 @@ class TpSupport(StrEnum):
     """Nothing: it takes what it is given for the whole tensor."""
     PER_HEAD = "per_head"
     """All that it reduces over lies within one head, and a head is whole on its rank."""
+    PER_TOKEN = "per_token"
+    """All that it reduces over lies within one token, whose width is whole on its rank."""
     DISTRIBUTED_STATS = "distributed_stats"
     """It reduces its statistics over the group."""
     POINTWISE = "pointwise"

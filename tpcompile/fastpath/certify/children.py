@@ -10,6 +10,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tpcompile.errors import TpCompileError
+
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -63,6 +65,8 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, timeout
 def _run(call: Callable[[], Any], write: Connection) -> None:
     try:
         write.send(Ended(call()))
+    except TpCompileError as error:
+        write.send(Ended(failure=str(error)))
     except BaseException as error:  # whatever a broken kernel raises is its result
         write.send(Ended(failure=f"{type(error).__name__}: {error}"))
 
