@@ -158,7 +158,7 @@ def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting,
     leaves = {}
     for name, value in case.arguments.items():
         kept = torch.float32 if name in case.wide and dtype != torch.float64 else dtype
-        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.wide)
+        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.constant)
     with torch.set_grad_enabled(is_trained):
         outputs = program(leaves)
     found = {f"output {index}": output.detach() for index, output in enumerate(outputs)}
