@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
-from tpcompile.fastpath.certify.trial import Call, Case, Trial
+from tpcompile.fastpath.certify.trials import Call, Case, Trial
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.measure import error_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath.certify.fences import far_apart, spaced
-from tpcompile.fastpath.certify.trial import Case, trial
+from tpcompile.fastpath.certify.trials import Case, trial
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
