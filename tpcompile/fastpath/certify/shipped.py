@@ -56,12 +56,16 @@ HEADS = (
 
 
 _UNREACHABLE = {
-    "check_*": "refuses bad arguments; no case has one, tests/fastpath/kernels has",
-    "launchable(*": "how the kernel is shown to Inductor: the same kernel runs",
-    "wrap_triton(*": "how the kernel is shown to Inductor: the same kernel runs",
+    "check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
+    "_check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
+    "launchable(*_kernel) -> *_kernel": "how the kernel is shown to Inductor: the same kernel runs",
+    "wrap_triton(kernel) -> kernel": "how the kernel is shown to Inductor: the same kernel runs",
     "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
     "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
+    "*.to(dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
     "*.to(*.dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
+    "tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elements",
+    "*(x_D, branch_D, *) -> *(branch_D, x_D, *)": "x + branch is branch + x",
     "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
 }
 
@@ -130,7 +134,7 @@ def _token_case(tokens: int, arguments: dict[str, Any], sharded: ShardSpec, wide
         shards=dict.fromkeys(activations, sharded),
         outputs=(sharded, sharded),
         wide=wide,
-        memory=dict.fromkeys(activations[:1], spaced),
+        memory=dict.fromkeys([*activations, *wide], spaced),
     )
 
 

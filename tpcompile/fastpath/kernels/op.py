@@ -15,8 +15,10 @@ from tpcompile.errors import FastPathError
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Element types of the kernels; statistics are in float32 for all of them."""
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""True when this process runs kernels in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors and NumPy."""
+
+def is_interpreted() -> bool:
+    """True when this process runs kernels in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors and NumPy."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
@@ -24,13 +26,13 @@ def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
 
     The interpreter cannot run on the fake tensors with which Inductor traces a `triton_op`.
     """
-    make = custom_op if INTERPRETED else triton_op
+    make = custom_op if is_interpreted() else triton_op
     return make(name, mutates_args=())
 
 
 def launchable(kernel: Any) -> Any:
     """A kernel as launchers index it by a grid: visible to torch.compile, unless interpreted."""
-    return kernel if INTERPRETED else wrap_triton(kernel)
+    return kernel if is_interpreted() else wrap_triton(kernel)
 
 
 def block_of(size: int) -> int:
@@ -50,7 +52,7 @@ def check_rows(op: str, **tensors: Tensor) -> None:
             )
         if tensor.device != first.device:
             raise FastPathError(f"{op}: {name} is on {tensor.device} and the first tensor on {first.device}")
-    if first.device.type != "cuda" and not INTERPRETED:
+    if first.device.type != "cuda" and not is_interpreted():
         raise FastPathError(f"{op}: tensors are on {first.device}; Triton needs a GPU, or TRITON_INTERPRET=1")
 
 

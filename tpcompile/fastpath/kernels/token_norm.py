@@ -28,34 +28,31 @@ def add_norm_kernel(x, branch, weight, total, out, width, eps, BLOCK: tl.constex
     mask = at < width
     added = tl.load(x + row + at, mask=mask, other=0.0).to(tl.float32)
     added += tl.load(branch + row + at, mask=mask, other=0.0).to(tl.float32)
-    added = added.to(total.dtype.element_ty)
     tl.store(total + row + at, added, mask=mask)
-    values = added.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(values * values) / width + eps)
+    inverse = tl.rsqrt(tl.sum(added * added) / width + eps)
     scales = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row + at, values * inverse * scales, mask=mask)
+    tl.store(out + row + at, added * inverse * scales, mask=mask)
 
 
 @triton.jit
 def modulated_norm_kernel(
-    x, branch, gate, shift, scale, total, out, num_tokens, width, modulation_batch, eps, BLOCK: tl.constexpr
-):
+    x, branch, gate, shift, scale, total, out, num_tokens, width, gate_batch, shift_batch, scale_batch, eps,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program per token: x + branch * gate, and its LayerNorm times (1 + scale) plus shift."""
     token = tl.program_id(0).to(tl.int64)
     row = token * width
-    modulation = token // num_tokens * modulation_batch
+    batch = token // num_tokens
     at = tl.arange(0, BLOCK)
     mask = at < width
-    gates = tl.load(gate + modulation + at, mask=mask, other=0.0)
+    gates = tl.load(gate + batch * gate_batch + at, mask=mask, other=0.0).to(tl.float32)
     added = tl.load(branch + row + at, mask=mask, other=0.0).to(tl.float32) * gates
     added += tl.load(x + row + at, mask=mask, other=0.0).to(tl.float32)
-    added = added.to(total.dtype.element_ty)
     tl.store(total + row + at, added, mask=mask)
-    values = added.to(tl.float32)
-    centred = tl.where(mask, values - tl.sum(values) / width, 0.0)
+    centred = tl.where(mask, added - tl.sum(added) / width, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred) / width + eps)
-    scales = tl.load(scale + modulation + at, mask=mask, other=0.0)
-    shifts = tl.load(shift + modulation + at, mask=mask, other=0.0)
+    scales = tl.load(scale + batch * scale_batch + at, mask=mask, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + batch * shift_batch + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row + at, centred * inverse * (1.0 + scales) + shifts, mask=mask)
 
 
@@ -82,7 +79,7 @@ def add_norm(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float) -> tup
 def modulated_norm(
     x_BSD: Tensor, branch_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """[B, S, D] twice, three of [B, D] in float32 with equal strides -> x + branch * gate, and its modulated norm.
+    """[B, S, D] twice, three of [B, D] -> x + branch * gate, and its modulated norm.
 
     Raises FastPathError for element types, shapes, strides and devices that it cannot take.
     """
@@ -90,12 +87,12 @@ def modulated_norm(
     _check_shapes("modulated_norm", x_BSD.shape, branch=branch_BSD)
     _check_shapes("modulated_norm", x_BSD.shape[::2], gate=gate_BD, shift=shift_BD, scale=scale_BD)
     x_BSD, branch_BSD = x_BSD.contiguous(), branch_BSD.contiguous()
-    gate_BD, shift_BD, scale_BD = (part.float().contiguous() for part in (gate_BD, shift_BD, scale_BD))
     total_BSD, out_BSD = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
     batch, num_tokens, width = x_BSD.shape
     if x_BSD.numel():
         launchable(modulated_norm_kernel)[(batch * num_tokens,)](
-            x_BSD, branch_BSD, gate_BD, shift_BD, scale_BD, total_BSD, out_BSD, num_tokens, width, width, eps,
+            x_BSD, branch_BSD, gate_BD, shift_BD, scale_BD, total_BSD, out_BSD, num_tokens, width,
+            gate_BD.stride(0), shift_BD.stride(0), scale_BD.stride(0), eps,
             BLOCK=block_of(width),
         )  # fmt: skip
     return total_BSD, out_BSD
