@@ -14,6 +14,7 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import UserLine
 from tpcompile.torch_api import kernels as torch_kernels
 
 _WRAPS = ("fn", "__wrapped__", torch_kernels.CUSTOM_OP_FUNCTION)
@@ -67,6 +68,12 @@ def python_function(wrapped: Any) -> FunctionType | None:
             return None
         wrapped = inner
     return wrapped
+
+
+def line_of(function: FunctionType) -> UserLine:
+    """Where the function is."""
+    file = inspect.getsourcefile(function) or "?"
+    return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def kernel_name(function: FunctionType) -> str:
