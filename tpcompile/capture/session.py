@@ -22,7 +22,7 @@ from tpcompile.evidence.compiles import trace
 from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.comments import stack_lines
-from tpcompile.fastpath import ban
+from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
@@ -163,13 +163,13 @@ class CaptureSession:
         """
         compiles = self.compiles()
         judged = self.judged(compiles, tp_size=world_size if tp_size is None else tp_size, tp_aware=tp_aware)
-        sources = ban.sources(judged.uses, self._launches.sources)
+        kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices()
         return RankRecord(
             rank=rank,
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
-            environment=tuple(sorted({**self._environment, **sources}.items())),
+            environment=tuple(sorted({**self._environment, **kernels}.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),
@@ -177,7 +177,7 @@ class CaptureSession:
             skipped=tuple(compat.failed_frames()),
             places=_places(),
             refused_ops=judged.refused,
-            fast_paths=judged.statuses,
+            fast_paths=tuple(sorted([*judged.statuses, *selection.statuses()])),
             facts=facts or {},
         )
 
