@@ -54,10 +54,13 @@ def check_rows(op: str, **tensors: Tensor) -> None:
         raise FastPathError(f"{op}: tensors are on {first.device}; Triton needs a GPU, or TRITON_INTERPRET=1")
 
 
-def check_heads(op: str, *, tables: tuple[Tensor, Tensor], **activations: tuple[Tensor, Tensor]) -> None:
+def check_heads(
+    op: str, *, tables: tuple[Tensor, Tensor], per_head: bool = False, **activations: tuple[Tensor, Tensor]
+) -> None:
     """Refuse widths that the head size does not divide, weights and rotary tables of a different size.
 
-    `activations` are pairs of activation [B, S, heads * E] and weight [heads * E]; `tables` are [S, E / 2].
+    `activations` are pairs of activation [B, S, heads * E] and weight, [heads * E] or `per_head` [E]; `tables` are
+    [S, E / 2].
     """
     cos_SR, sin_SR = tables
     size = 2 * cos_SR.shape[-1]
@@ -67,10 +70,9 @@ def check_heads(op: str, *, tables: tuple[Tensor, Tensor], **activations: tuple[
             raise FastPathError(
                 f"{op}: {name} is {width} wide, no multiple of the head size {size} of the rotary tables"
             )
-        if weight.shape != (width,):
-            raise FastPathError(
-                f"{op}: {name} is {width} wide and its weight {list(weight.shape)}; pass this rank's slice"
-            )
+        if weight.shape != ((size if per_head else width),):
+            whose = f"one head of {size}" if per_head else "this rank's slice"
+            raise FastPathError(f"{op}: {name} is {width} wide and its weight {list(weight.shape)}; pass {whose}")
         if cos_SR.shape[0] != num_tokens or cos_SR.shape != sin_SR.shape:
             shapes = f"{list(cos_SR.shape)} and {list(sin_SR.shape)}"
             raise FastPathError(f"{op}: {name} has {num_tokens} tokens; cos and sin are {shapes}")
