@@ -50,7 +50,7 @@ def certify(
         importlib.import_module(module)
     from tpcompile.fastpath import certificate
     from tpcompile.fastpath.certify import certify as prove
-    from tpcompile.fastpath.certify.certify import find
+    from tpcompile.fastpath.certify.proof import find
 
     path = find(name)
     if check:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
-from tpcompile.fastpath.certify.trial import Call, Case, Trial
+from tpcompile.fastpath.certify.trials import Call, Case, Trial
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.measure import error_of
@@ -158,7 +158,7 @@ def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting,
     leaves = {}
     for name, value in case.arguments.items():
         kept = torch.float32 if name in case.wide and dtype != torch.float64 else dtype
-        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.wide)
+        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.constant)
     with torch.set_grad_enabled(is_trained):
         outputs = program(leaves)
     found = {f"output {index}": output.detach() for index, output in enumerate(outputs)}

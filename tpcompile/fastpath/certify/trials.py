@@ -34,6 +34,8 @@ class Case:
     """How the outputs of the ranks are joined; `ShardSpec()` for one that is equal on all ranks."""
     wide: frozenset[str] = frozenset()
     """Tensors that stay in float32 whatever the dtype: rotary tables, modulation."""
+    constant: frozenset[str] = frozenset()
+    """Tensors that get no gradient: rotary tables."""
     memory: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """How tensors lie in memory when not dense: `fences.spaced`, or `far_apart` with `forward_only`."""
     forward_only: bool = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from tpcompile.fastpath.certificate import MAX_RATIO, Certificate, Power, Surviv
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared, ratios
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
-from tpcompile.fastpath.certify.trial import Call, Trial, trial_of
+from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
 from tpcompile.fastpath.registry import FastPath, TpSupport, registered
 
 TP_SIZES = (2, 1, 4, 8)
@@ -55,6 +56,8 @@ def certify(
     power = _known_power(path) if torch.cuda.is_available() else None
     _prepare()
     known = [prepared(path, case, setting) for setting in settings for case in trial.cases(setting.tp)]
+    if not known:
+        raise ConfigError(f"fast path {name} has no cases for tp {', '.join(map(str, tp_sizes))}")
     results = _measured(path, trial, known)
     worst = max((result.worst for result in results), key=lambda found: _order(found.ratio))
     if not worst.ratio <= MAX_RATIO:
@@ -143,21 +146,23 @@ def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
 def _survivors(
     path: FastPath, trial: Trial, known: Sequence[Prepared], mutations: list[Mutation], jobs: int
 ) -> tuple[Survivor, ...]:
-    runs: list[Callable[[], Any]] = [partial(_survives, path, trial, known, mutation) for mutation in mutations]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [partial(_survives, path, trial, known, mutation, folder) for mutation in mutations]
+        children = in_children(runs, jobs=jobs, timeout_s=_TIMEOUT_S)
     survivors = []
-    for mutation, ended in zip(mutations, in_children(runs, jobs=jobs, timeout_s=_TIMEOUT_S), strict=True):
+    for mutation, ended in zip(mutations, children, strict=True):
         if ended.result:
             reason = trial.reason(mutation.change)
             survivors.append(Survivor(place=mutation.place, change=mutation.change, reason=reason))
     return tuple(survivors)
 
 
-def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation: Mutation) -> bool:
+def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation: Mutation, folder: str) -> bool:
     """True when all cases pass with the mutation in place; a raise, a crash or a hang is a catch."""
     if isinstance(mutation, ArgumentMutation):
         trial = _spoiled(trial, mutation)
     else:
-        mutation.apply()
+        mutation.apply(folder)
     return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, known))
 
 
