@@ -14,10 +14,26 @@ import triton.language as tl
 from torch import Tensor
 
 from tpcompile.fastpath import plain
+from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.kernels.backward import rms_norm_backward, turned_back
-from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable
-from tpcompile.fastpath.kernels.tile import norm_rope_pack
-from tpcompile.fastpath.registry import TpSupport, fast_path
+from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable, warps_of
+from tpcompile.fastpath.kernels.tile import load_heads, load_tables, rope_pack
+from tpcompile.fastpath.registry import TpSupport
+
+
+@triton.jit
+def head_norm_rope_pack(
+    row, weight, cosine, sine, out, batch, token, num_tokens, num_heads, eps,
+    PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """`rope_pack` of a row of heads, each normalised on its own, times one weight for all heads."""
+    a, b = load_heads(row, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
+    inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * PAIRS_PER_HEAD) + eps)[:, None]
+    weight_a, weight_b = load_heads(weight, 1, PAIRS_PER_HEAD, PAIRS, 1, INTERLEAVED)
+    rope_pack(
+        a * inverse * weight_a, b * inverse * weight_b, cosine, sine, out, batch, token, num_tokens, num_heads,
+        PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -31,13 +47,14 @@ def qk_head_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     batch = row // num_tokens
     token = row % num_tokens
-    norm_rope_pack(
-        q + batch * q_batch + token * q_token, 1.0, eps, q_weight, cos, sin, q_out, batch, token, num_tokens, q_heads,
-        PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED, PER_HEAD=True,
+    cosine, sine = load_tables(cos, sin, token, PAIRS_PER_HEAD, PAIRS)
+    head_norm_rope_pack(
+        q + batch * q_batch + token * q_token, q_weight, cosine, sine, q_out, batch, token, num_tokens, q_heads, eps,
+        PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED,
     )  # fmt: skip
-    norm_rope_pack(
-        k + batch * k_batch + token * k_token, 1.0, eps, k_weight, cos, sin, k_out, batch, token, num_tokens, k_heads,
-        PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED, PER_HEAD=True,
+    head_norm_rope_pack(
+        k + batch * k_batch + token * k_token, k_weight, cosine, sine, k_out, batch, token, num_tokens, k_heads, eps,
+        PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
     )  # fmt: skip
 
 
@@ -68,6 +85,7 @@ def qk_head_norm(
             q_BSd, k_BSc, q_weight_E, k_weight_E, cos_SR.contiguous(), sin_SR.contiguous(), q_BhSE, k_BgSE, num_tokens,
             *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_heads, k_heads, eps, PAIRS_PER_HEAD=pairs,
             PAIRS=block_of(pairs), Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads), INTERLEAVED=interleaved,
+            num_warps=warps_of(q_BSd.shape[-1]),
         )  # fmt: skip
     return q_BhSE, k_BgSE
 

@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tpcompile.fastpath import plain
+from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.kernels.backward import turned_back
-from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable
-from tpcompile.fastpath.kernels.tile import norm_rope_pack, sum_of_squares
-from tpcompile.fastpath.registry import TpSupport, fast_path
+from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable, warps_of
+from tpcompile.fastpath.kernels.tile import load_tables, scaled_rope_pack, sum_of_squares
+from tpcompile.fastpath.registry import TpSupport
 
 
 @triton.jit
@@ -47,13 +48,14 @@ def qk_apply_kernel(
     token = row % num_tokens
     q_inverse = tl.rsqrt(tl.load(sums + row * 2) / q_count + eps)
     k_inverse = tl.rsqrt(tl.load(sums + row * 2 + 1) / k_count + eps)
-    norm_rope_pack(
-        q + batch * q_batch + token * q_token, q_inverse, eps, q_weight, cos, sin, q_out, batch, token, num_tokens,
-        q_heads, PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED, PER_HEAD=False,
+    cosine, sine = load_tables(cos, sin, token, PAIRS_PER_HEAD, PAIRS)
+    scaled_rope_pack(
+        q + batch * q_batch + token * q_token, q_inverse, q_weight, cosine, sine, q_out, batch, token, num_tokens,
+        q_heads, PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED,
     )  # fmt: skip
-    norm_rope_pack(
-        k + batch * k_batch + token * k_token, k_inverse, eps, k_weight, cos, sin, k_out, batch, token, num_tokens,
-        k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED, PER_HEAD=False,
+    scaled_rope_pack(
+        k + batch * k_batch + token * k_token, k_inverse, k_weight, cosine, sine, k_out, batch, token, num_tokens,
+        k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
     )  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def qk_sums(q_BSd: Tensor, k_BSc: Tensor) -> Tensor:
     if sums_BS2.numel():
         launchable(qk_sums_kernel)[(batch * num_tokens,)](
             q_BSd, k_BSc, sums_BS2, num_tokens, *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_width, k_width,
-            Q_BLOCK=block_of(q_width), K_BLOCK=block_of(k_width),
+            Q_BLOCK=block_of(q_width), K_BLOCK=block_of(k_width), num_warps=warps_of(q_width),
         )  # fmt: skip
     return sums_BS2
 
@@ -105,7 +107,7 @@ def qk_apply(
             q_BSd, k_BSc, sums_BS2.contiguous(), q_weight_d, k_weight_c, cos_SR.contiguous(), sin_SR.contiguous(),
             q_BhSE, k_BgSE, num_tokens, *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_heads, k_heads, q_count, k_count,
             eps, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs), Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads),
-            INTERLEAVED=interleaved,
+            INTERLEAVED=interleaved, num_warps=warps_of(q_BSd.shape[-1]),
         )  # fmt: skip
     return q_BhSE, k_BgSE
 

@@ -14,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tpcompile.fastpath import plain
-from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable
-from tpcompile.fastpath.kernels.tile import norm_rope_pack, sum_of_squares
-from tpcompile.fastpath.registry import TpSupport, fast_path
+from tpcompile.fastpath.declare import fast_path
+from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable, warps_of
+from tpcompile.fastpath.kernels.tile import load_tables, scaled_rope_pack, sum_of_squares
+from tpcompile.fastpath.registry import TpSupport
 
 
 @triton.jit
@@ -37,13 +38,14 @@ def qkv_pack_kernel(
     v = k + k_width
     q_inverse = tl.rsqrt(sum_of_squares(q, q_width, Q_BLOCK) / q_width + eps)
     k_inverse = tl.rsqrt(sum_of_squares(k, k_width, K_BLOCK) / k_width + eps)
-    norm_rope_pack(
-        q, q_inverse, eps, q_weight, cos, sin, q_out, batch, token, num_tokens, q_heads,
-        PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED, PER_HEAD=False,
+    cosine, sine = load_tables(cos, sin, token, PAIRS_PER_HEAD, PAIRS)
+    scaled_rope_pack(
+        q, q_inverse, q_weight, cosine, sine, q_out, batch, token, num_tokens, q_heads,
+        PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED,
     )  # fmt: skip
-    norm_rope_pack(
-        k, k_inverse, eps, k_weight, cos, sin, k_out, batch, token, num_tokens, k_heads,
-        PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED, PER_HEAD=False,
+    scaled_rope_pack(
+        k, k_inverse, k_weight, cosine, sine, k_out, batch, token, num_tokens, k_heads,
+        PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
     )  # fmt: skip
     heads = tl.arange(0, K_HEADS)[:, None]
     elements = tl.arange(0, SIZE)[None, :]
@@ -81,6 +83,7 @@ def qkv_pack(
             *qkv.stride()[:2], q_heads, k_heads, eps, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs),
             Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads), SIZE=block_of(2 * pairs),
             Q_BLOCK=block_of(widths[0]), K_BLOCK=block_of(widths[1]), INTERLEAVED=interleaved,
+            num_warps=warps_of(widths[0]),
         )  # fmt: skip
     return packed
 

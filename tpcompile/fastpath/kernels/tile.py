@@ -11,56 +11,95 @@ import triton.language as tl
 
 
 @triton.jit
-def pair_offsets(pairs, PAIRS_PER_HEAD: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Places of both elements of every pair within a head."""
+def head_offsets(
+    num_heads, head_stride,
+    PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Places of the elements of heads that are `head_stride` apart, and which are there.
+
+    All elements, [HEADS, 2 * PAIRS], when INTERLEAVED; else the first one of each pair, [HEADS, PAIRS].
+    """
+    heads = tl.arange(0, HEADS)[:, None]
     if INTERLEAVED:
-        first = 2 * pairs
-        second = first + 1
+        elements = tl.arange(0, 2 * PAIRS)[None, :]
+        size = 2 * PAIRS_PER_HEAD
     else:
-        first = pairs
-        second = first + PAIRS_PER_HEAD
-    return first, second
+        elements = tl.arange(0, PAIRS)[None, :]
+        size = PAIRS_PER_HEAD
+    return heads * head_stride + elements, (heads < num_heads) & (elements < size)
 
 
 @triton.jit
-def load_pairs(row, first, second, mask):
-    """Both elements in float32."""
-    a = tl.load(row + first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(row + second, mask=mask, other=0.0).to(tl.float32)
+def load_heads(
+    row, num_heads, PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Both elements of all pairs of a row of heads, in float32, [HEADS, PAIRS] each; zero beyond them.
+
+    Interleaved pairs are loaded as whole heads and split: loads of every other element took 15 times as long.
+    """
+    at, mask = head_offsets(num_heads, 2 * PAIRS_PER_HEAD, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
+    if INTERLEAVED:
+        both = tl.load(row + at, mask=mask, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(both, (HEADS, PAIRS, 2)))
+    else:
+        a = tl.load(row + at, mask=mask, other=0.0).to(tl.float32)
+        b = tl.load(row + at + PAIRS_PER_HEAD, mask=mask, other=0.0).to(tl.float32)
     return a, b
 
 
 @triton.jit
-def norm_rope_pack(
-    row, inverse, eps, weight, cos, sin, out, batch, token, num_tokens, num_heads,
+def store_heads(
+    a, b, out, head_stride, num_heads,
     PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
-    PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """One token's heads at `row`, scaled by `inverse`, -> `out`, [batch, num_heads, num_tokens, head size].
-
-    With PER_HEAD every head is scaled by its own mean square and `eps`, and `weight` has one number per element of a
-    head; else one per element of the row. `cos` and `sin` are [num_tokens, PAIRS_PER_HEAD]. `batch` and `token` must be
-    64-bit: offsets pass 2^31.
-    """
-    heads = tl.arange(0, HEADS)[:, None]
-    pairs = tl.arange(0, PAIRS)[None, :]
-    mask = (heads < num_heads) & (pairs < PAIRS_PER_HEAD)
-    first, second = pair_offsets(pairs, PAIRS_PER_HEAD, INTERLEAVED)
-    head = heads * (2 * PAIRS_PER_HEAD)
-    a, b = load_pairs(row, head + first, head + second, mask)
-    if PER_HEAD:
-        weight_a, weight_b = load_pairs(weight, first, second, pairs < PAIRS_PER_HEAD)
-        inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * PAIRS_PER_HEAD) + eps)[:, None]
+    """`load_heads` turned round; heads are `head_stride` elements apart, which must be 64-bit."""
+    at, mask = head_offsets(num_heads, head_stride, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
+    if INTERLEAVED:
+        tl.store(out + at, tl.reshape(tl.join(a, b), (HEADS, 2 * PAIRS)), mask=mask)
     else:
-        weight_a, weight_b = load_pairs(weight, head + first, head + second, mask)
+        tl.store(out + at, a, mask=mask)
+        tl.store(out + at + PAIRS_PER_HEAD, b, mask=mask)
+
+
+@triton.jit
+def load_tables(cos, sin, token, PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr):
+    """Cosine and sine of a token's pairs, [1, PAIRS] float32, of tables [num_tokens, PAIRS_PER_HEAD]."""
+    pairs = tl.arange(0, PAIRS)[None, :]
     table = token * PAIRS_PER_HEAD + pairs
     cosine = tl.load(cos + table, mask=pairs < PAIRS_PER_HEAD, other=0.0).to(tl.float32)
     sine = tl.load(sin + table, mask=pairs < PAIRS_PER_HEAD, other=0.0).to(tl.float32)
-    a = a * inverse * weight_a
-    b = b * inverse * weight_b
-    packed = ((batch * num_heads + heads) * num_tokens + token) * (2 * PAIRS_PER_HEAD)
-    tl.store(out + packed + first, a * cosine - b * sine, mask=mask)
-    tl.store(out + packed + second, b * cosine + a * sine, mask=mask)
+    return cosine, sine
+
+
+@triton.jit
+def rope_pack(
+    a, b, cosine, sine, out, batch, token, num_tokens, num_heads,
+    PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """A token's heads, rotated, -> `out`, [batch, num_heads, num_tokens, head size].
+
+    `batch` and `token` must be 64-bit: offsets pass 2^31.
+    """
+    size = 2 * PAIRS_PER_HEAD
+    packed = (batch * num_heads * num_tokens + token) * size
+    store_heads(
+        a * cosine - b * sine, b * cosine + a * sine, out + packed, tl.cast(num_tokens, tl.int64) * size, num_heads,
+        PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED,
+    )  # fmt: skip
+
+
+@triton.jit
+def scaled_rope_pack(
+    row, inverse, weight, cosine, sine, out, batch, token, num_tokens, num_heads,
+    PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """`rope_pack` of a row of heads times `inverse` and a weight with one number per element of the row."""
+    a, b = load_heads(row, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
+    weight_a, weight_b = load_heads(weight, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
+    rope_pack(
+        a * inverse * weight_a, b * inverse * weight_b, cosine, sine, out, batch, token, num_tokens, num_heads,
+        PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
+from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.kernels.backward import rms_norm_backward
-from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_rows, kernel_op, launchable
-from tpcompile.fastpath.registry import TpSupport, fast_path
+from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_rows, kernel_op, launchable, warps_of
+from tpcompile.fastpath.registry import TpSupport
 
 
 @triton.jit
@@ -70,7 +71,15 @@ def add_norm(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float) -> tup
     width = x_D.shape[-1]
     if x_D.numel():
         launchable(add_norm_kernel)[(x_D.numel() // width,)](
-            x_D, branch_D, weight_D, total_D, out_D, width, eps, BLOCK=block_of(width)
+            x_D,
+            branch_D,
+            weight_D,
+            total_D,
+            out_D,
+            width,
+            eps,
+            BLOCK=block_of(width),
+            num_warps=warps_of(width),
         )
     return total_D, out_D
 
@@ -93,7 +102,7 @@ def modulated_norm(
         launchable(modulated_norm_kernel)[(batch * num_tokens,)](
             x_BSD, branch_BSD, gate_BD, shift_BD, scale_BD, total_BSD, out_BSD, num_tokens, width,
             gate_BD.stride(0), shift_BD.stride(0), scale_BD.stride(0), eps,
-            BLOCK=block_of(width),
+            BLOCK=block_of(width), num_warps=warps_of(width),
         )  # fmt: skip
     return total_BSD, out_BSD
 

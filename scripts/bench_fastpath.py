@@ -1,0 +1,270 @@
+"""Every fast path that ships against Inductor's code for its plain code: the cells of tpcompile/fastpath/ratios.json.
+
+    python scripts/bench_fastpath.py --json tpcompile/fastpath/ratios.json [--path NAME] [--jobs N]
+
+One GPU. Both programs are compiled apart (code objects of their own; the regions that a call enters are counted) and
+captured in CUDA graphs. Rounds alternate between them; a cell is the median over rounds of the ratio of both times in a
+round. An all-reduce is a copy of the sums that Inductor cannot look into: what it costs is left out, on both sides.
+Cells with a ratio below 1, where the fast path loses, are written as well: there Inductor's code is chosen.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
+from tpcompile.capture import CaptureSession
+from tpcompile.fastpath import registered
+from tpcompile.fastpath.certificate import device_kind
+from tpcompile.fastpath.selection import Ratio, ShapeClass
+
+TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
+DTYPE = torch.bfloat16
+ROUNDS = 15
+ROUND_US = 2000.0
+"""About how long one program runs in one round."""
+
+
+@torch.library.custom_op("bench::summed", mutates_args=())
+def summed(partial: Tensor) -> Tensor:
+    """Stands for the all-reduce."""
+    return partial.clone()
+
+
+summed.register_fake(torch.empty_like)
+summed.register_autograd(lambda ctx, grad: summed(grad))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One cell."""
+
+    path: str
+    tokens: int
+    tp: int | None
+    """None for a path whose tensors do not depend on it."""
+    heads: tuple[int, int] = (0, 0)
+    """Of q and k on all ranks, of 128."""
+    width: int = 0
+    variant: str = ""
+
+    @property
+    def is_trained(self) -> bool:
+        """True with a backward."""
+        return "train" in self.variant
+
+    def arguments(self) -> dict[str, Any]:
+        """What the launcher and the plain code are called with."""
+        rows, tokens = {"device": "cuda", "dtype": DTYPE}, self.tokens
+        if self.width:
+            drawn = {name: torch.randn(1, tokens, self.width, **rows) for name in _activations(self.path)}
+            sizes = {name: torch.randn(1, self.width, device="cuda") for name in _modulations(self.path)}
+            weight = {} if sizes else {"weight_D": torch.ones(self.width, **rows)}
+            return {**drawn, **sizes, **weight, "eps": 1e-6}
+        q_width, k_width = (heads * 128 // (self.tp or 1) for heads in self.heads)
+        qkv = torch.randn(1, tokens, q_width + 2 * k_width, **rows)
+        angles_SR = torch.randn(tokens, 64, device="cuda")
+        per_head = self.path == "qk_head_norm_rope"
+        weights = (torch.ones(128 if per_head else width, **rows) for width in (q_width, k_width))
+        q, k, _ = qkv.split([q_width, k_width, k_width], -1)
+        names = [name for name in _parameters(self.path) if name[-2:] in ("_E", "_d", "_c") and "weight" in name]
+        shared = {"eps": 1e-6, "interleaved": "interleaved" in self.variant}
+        if not per_head:
+            shared |= {"counts": tuple(heads * 128 for heads in self.heads), "all_reduce": _all_reduce(self.tp)}
+        tables = {"cos_SR": angles_SR.cos(), "sin_SR": angles_SR.sin()}
+        return {"q_BSd": q, "k_BSc": k, **dict(zip(names, weights, strict=True)), **tables, **shared}
+
+    def shapes(self, arguments: dict[str, Any]) -> list[torch.Size]:
+        """Those that `Selection.decide` is asked with."""
+        names = ("q_BSd", "k_BSc", "cos_SR") if self.heads[0] else tuple(_activations(self.path))[:1]
+        return [arguments[name].shape for name in names]
+
+
+def cells(name: str) -> Iterator[Bench]:
+    """All shapes of a fast path."""
+    for train, lengths in TOKENS.items():
+        for tokens in lengths:
+            if name in ("add_rms_norm", "add_modulated_norm"):
+                for width in (4096, 5120):
+                    yield Bench(name, tokens, None, width=width, variant=train)
+                continue
+            for tp in (1, 2, 4, 8):
+                yield Bench(name, tokens, tp, (40, 40), variant=_joined("interleaved", train))
+                if name == "qk_head_norm_rope":
+                    yield Bench(name, tokens, tp, (32, 8), variant=train)
+                else:
+                    yield Bench(name, tokens, tp, (40, 40), variant=train)
+
+
+def measure(cell: Bench) -> dict[str, Any]:
+    """Time of both programs, and their ratio."""
+    path = registered()[cell.path]
+    arguments = cell.arguments()
+    if cell.is_trained:
+        arguments = {name: _leaf(value) for name, value in arguments.items()}
+    programs = {
+        "inductor": compiled(path.replaces, arguments, cell),
+        "fast path": compiled(path.launcher, arguments, cell),
+    }
+    regions = {name: regions_per_call(call) for name, call in programs.items()}
+    graphs = {name: captured(call) for name, call in programs.items()}
+    once = max(time_us(graph, 1) for graph in graphs.values())
+    replays = max(1, math.ceil(ROUND_US / once))
+    rounds = []
+    for index in range(ROUNDS):
+        order = list(graphs) if index % 2 else list(reversed(graphs))
+        rounds.append({name: time_us(graphs[name], replays) / CALLS for name in order})
+    shape = ShapeClass.of(cell.shapes(arguments), DTYPE, tp=cell.tp or 1)
+    return {
+        "path": cell.path,
+        "device": device_kind(),
+        "dtype": shape.dtype,
+        "tp": cell.tp,
+        "tokens": cell.tokens,
+        "widths": shape.widths,
+        "variant": cell.variant,
+        "ratio_to_inductor": round(statistics.median(one["inductor"] / one["fast path"] for one in rounds), 3),
+        "us": {name: round(statistics.median(one[name] for one in rounds), 2) for name in graphs},
+        "regions": regions,
+    }
+
+
+CALLS = 10
+"""Calls in a CUDA graph."""
+
+
+def compiled(function: Callable[..., Any], arguments: dict[str, Any], cell: Bench) -> Callable[[], Any]:
+    """A call of the compiled program, with its backward when the cell has one."""
+
+    def program(arguments: dict[str, Any]) -> Any:
+        return function(**arguments)
+
+    program.__code__ = program.__code__.replace(co_name=f"program_{id(arguments)}")  # a code object of its own
+    fast = torch.compile(program, fullgraph=True, dynamic=False)
+    leaves = [value for value in arguments.values() if isinstance(value, Tensor) and value.requires_grad]
+
+    def call() -> Any:
+        outputs = fast(arguments)
+        return torch.autograd.grad(outputs, leaves, [output.detach() for output in outputs]) if leaves else outputs
+
+    return call
+
+
+def regions_per_call(call: Callable[[], Any]) -> float:
+    """Compiled regions that one warm call enters."""
+    call()
+    with CaptureSession() as session, session.phase("count"):
+        call()
+    return sum(count.entered for count in session.region_counts())
+
+
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """Some calls in a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return graph
+
+
+def time_us(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Mean of some replays."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / replays
+
+
+def main() -> int:
+    """Compile in parallel, which fills Inductor's cache; then measure one by one and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", action="append", help="only this fast path")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    names = args.path or [name for name, path in registered().items() if path.is_tp_aware]
+    wanted = [cell for name in names for cell in cells(name)]
+    if args.warm is not None:
+        for cell in wanted[args.warm :: args.jobs]:
+            path, arguments = registered()[cell.path], cell.arguments()
+            arguments = {name: _leaf(value) for name, value in arguments.items()} if cell.is_trained else arguments
+            for function in (path.replaces, path.launcher):
+                compiled(function, arguments, cell)()
+        return 0
+    children = [subprocess.Popen([sys.executable, *sys.argv, "--warm", str(index)]) for index in range(args.jobs)]
+    failed = [child.wait() for child in children]
+    if any(failed):
+        return 1
+    about = {
+        "command": "python " + " ".join(sys.argv),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "gpu": torch.cuda.get_device_name()},
+    }
+    found = []
+    for cell in wanted:
+        torch._dynamo.reset()
+        found.append(Ratio.model_validate(measure(cell) | about))
+        print(row(found[-1]), flush=True)
+        args.json.write_text(json.dumps([one.model_dump(mode="json") for one in found], indent=1) + "\n")
+    return 0
+
+
+def row(cell: Ratio) -> str:
+    """One line of the table."""
+    what = f"{cell.path:20} tp {cell.tp or 'any':3} {cell.tokens:6} x {cell.widths!s:18} {cell.variant:20}"
+    return f"{what} {cell.us['inductor']:9.2f} us {cell.us['fast path']:9.2f} us  {cell.ratio_to_inductor:5.2f}"
+
+
+def _parameters(path: str) -> list[str]:
+    import inspect
+
+    return list(inspect.signature(registered()[path].replaces).parameters)
+
+
+def _activations(path: str) -> list[str]:
+    return [name for name in _parameters(path) if name.startswith(("x_", "branch_"))]
+
+
+def _modulations(path: str) -> list[str]:
+    return [name for name in _parameters(path) if name.endswith("_BD")]
+
+
+def _all_reduce(tp: int | None) -> Callable[[Tensor], Tensor]:
+    return summed if (tp or 1) > 1 else lambda partial: partial
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(word for word in words if word)
+
+
+def _leaf(value: Any) -> Any:
+    is_table = isinstance(value, Tensor) and value.shape[-1:] == (64,) and value.dim() == 2
+    is_leaf = isinstance(value, Tensor) and value.is_floating_point() and not is_table
+    return value.detach().requires_grad_() if is_leaf else value
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/bench_fastpath")
+    sys.exit(main())
