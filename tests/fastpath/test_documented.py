@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.rank_jobs import run_on_fresh_ranks
 from tests.test_documented import serve_store
 from tpcompile.cli import ending
+from tpcompile.fastpath import registered
 from tpcompile.fastpath.certify import __main__
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fastpath.md"
@@ -84,7 +85,10 @@ def test_an_edited_kernel_is_refused_until_it_is_certified_again(
     )
 
 
-def test_bad_arguments_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # the command sets it, in this process
     told = []
     for arguments in (["x", "--tp", "0"], ["x", "--tp", "two"], ["x", "--import", "nowhere"], ["x"]):
         with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
@@ -96,5 +100,6 @@ def test_bad_arguments_are_one_line(folder: Path, capsys: pytest.CaptureFixture[
         "error: --tp '0': pass numbers of ranks, as in --tp 1,2,4,8\n",
         "error: --tp 'two': pass numbers of ranks, as in --tp 1,2,4,8\n",
         "error: --import: No module named 'nowhere'; pass the name of a module that Python finds from here\n",
-        "error: no fast path is called x (registered: qk_norm_rope); import the module that declares it\n",
+        f"error: no fast path is called x (registered: {', '.join(sorted(registered()))}); import the module that "
+        "declares it\n",
     ]

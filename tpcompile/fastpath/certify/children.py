@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
+import os
+import resource
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +19,8 @@ from typing import Any
 from tpcompile.errors import TpCompileError
 
 _FORK = multiprocessing.get_context("fork")
+_SLEEPING = 20
+_TOO_LONG = "it did not end in its time"
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,17 @@ class _Child:
     deadline: float
 
 
-def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, timeout_s: float) -> list[Ended]:
-    """Run every call in a forked process, `jobs` at a time; results in the order of the calls."""
+def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float) -> list[Ended]:
+    """Run every call in a forked process, `jobs` at a time; results in the order of the calls.
+
+    A call ends after `cpu_s` of CPU time, so that none fails because the machine is busy; one that sleeps, after
+    twenty times as long.
+    """
     ended: dict[int, Ended] = {}
     running: list[_Child] = []
     left = enumerate(calls)
     while True:
-        running += _started(left, jobs - len(running), timeout_s)
+        running += _started(left, jobs - len(running), cpu_s)
         if not running:
             return [ended[index] for index in sorted(ended)]
         next_deadline = min(child.deadline for child in running)
@@ -49,22 +60,24 @@ def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, timeout_s: flo
             running.remove(child)
 
 
-def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, timeout_s: float) -> list[_Child]:
+def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: float) -> list[_Child]:
     children = []
     for _ in range(number):
         index, call = next(left, (-1, None))
         if call is None:
             break
         answer, write = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_run, args=(call, write), daemon=True)
+        process = _FORK.Process(target=_run, args=(call, write, math.ceil(cpu_s)), daemon=True)
         process.start()
         write.close()
-        children.append(_Child(index, process, answer, time.monotonic() + timeout_s))
+        children.append(_Child(index, process, answer, time.monotonic() + _SLEEPING * cpu_s))
     return children
 
 
-def _run(call: Callable[[], Any], write: Connection) -> None:
-    faulthandler.disable()  # a crash is a result here
+def _run(call: Callable[[], Any], write: Connection, cpu_s: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    faulthandler.disable()  # a crash is a result here, and what the C library says of it is not for users
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         write.send(Ended(call()))
     except TpCompileError as error:
@@ -79,10 +92,12 @@ def _is_over(child: _Child) -> bool:
 
 def _end_of(child: _Child) -> Ended:
     try:
-        ended = child.answer.recv() if child.answer.poll() else Ended(failure="it did not end in its time")
+        ended = child.answer.recv() if child.answer.poll() else Ended(failure=_TOO_LONG)
     except EOFError:
         child.process.join()
-        ended = Ended(failure=f"its process ended with status {child.process.exitcode}")
+        status = child.process.exitcode
+        is_late = status == -signal.SIGXCPU
+        ended = Ended(failure=_TOO_LONG if is_late else f"its process ended with status {status}")
     child.process.kill()
     child.process.join()
     return ended

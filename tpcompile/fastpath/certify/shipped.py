@@ -49,8 +49,8 @@ class Heads:
 HEADS = (
     Heads("5 tokens", tokens=5),
     Heads("grouped, interleaved, head size 128", q=16, kv=2, size=128, tokens=1, interleaved=True),
-    Heads("5 heads of 80, padded", q=5, kv=5, size=80, padded=True),
-    Heads("batch of 2, rows with gaps", batch=2, size=16, strided=True),
+    Heads("5 heads of 80, padded, interleaved", q=5, kv=5, size=80, padded=True, interleaved=True),
+    Heads("batch of 2, rows with gaps, 5 heads of 24, padded", batch=2, q=5, kv=5, size=24, padded=True, strided=True),
     Heads("no tokens", tokens=0),
 )
 
@@ -59,6 +59,8 @@ _UNREACHABLE = {
     "check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
     "_check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
     "launchable(*_kernel) -> *_kernel": "how the kernel is shown to Inductor: the same kernel runs",
+    "warps_of(*) -> *": "how many threads share the work: the same results",
+    "block_of(elements)*": "how many threads share the work: the same results",
     "wrap_triton(kernel) -> kernel": "how the kernel is shown to Inductor: the same kernel runs",
     "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
     "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
