@@ -13,7 +13,8 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, registry
 from tpcompile.fastpath.certificate import Certificate, Power, Survivor, Worst
-from tpcompile.fastpath.registry import FastPath, fast_path, registered
+from tpcompile.fastpath.declare import fast_path
+from tpcompile.fastpath.registry import FastPath, registered
 
 SURVIVOR = Survivor(place="a.py:1", change="a -> b")
 KNOWN = Survivor(place="a.py:2", change="b -> c", reason="changes nothing")

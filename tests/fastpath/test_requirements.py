@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from tests.fastpath import kernels
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.fastpath import fast_path, registered, registry
-from tpcompile.fastpath.registry import requirements
+from tpcompile.fastpath.declare import requirements
 
 LAUNCHED: list[Tensor] = []
 

@@ -1,6 +1,7 @@
 """Fused kernels and what each assumes of a shard: declared, hashed, refused under TP unless they are right there."""
 
-from tpcompile.fastpath.registry import FastPath, TpSupport, fast_path, registered, tp_region
+from tpcompile.fastpath.declare import fast_path
+from tpcompile.fastpath.registry import FastPath, TpSupport, registered, tp_region
 from tpcompile.fastpath.selection import Selection
 
 __all__ = ["FastPath", "Selection", "TpSupport", "fast_path", "registered", "tp_region"]

@@ -19,6 +19,8 @@ MAX_RATIO = 2.5
 """Largest error that passes, as a multiple of the single-device error of the plain code in the same dtype."""
 MIN_CAUGHT = 0.95
 """Least share of the mutations that the cases must catch."""
+_CERTIFIED: set[tuple[Path, str]] = set()
+"""File and source of fast paths that were found to be certified: a call in eager must not read files each time."""
 
 
 class Survivor(Frozen):
@@ -116,6 +118,14 @@ def uncertified(path: FastPath) -> str:
         return ""
     why = first(refusals) or f"it has no certificate from a {'GPU' if on_gpu else 'machine'}"
     return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}`"
+
+
+def is_certified(path: FastPath) -> bool:
+    """Whether it may run on shards on this device; files are read until it may."""
+    key = (certificate_file(path, device_kind()), path.source.sha256)
+    if key not in _CERTIFIED and not uncertified(path):
+        _CERTIFIED.add(key)
+    return key in _CERTIFIED
 
 
 def power_of(path: FastPath) -> Power | None:

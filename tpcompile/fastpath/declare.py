@@ -1,0 +1,188 @@
+"""Launcher of a fused kernel -> fast path: what it assumes of its arguments is declared, and checked at each call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.errors import ConfigError, FastPathError
+from tpcompile.evidence.iterables import first
+from tpcompile.fastpath.certificate import is_certified, uncertified
+from tpcompile.fastpath.registry import FastPath, TpSupport, add, tp_size
+from tpcompile.fastpath.source import line_of, python_function, source_of
+from tpcompile.torch_api import kernels as torch_kernels
+
+
+def fast_path(
+    name: str,
+    *,
+    replaces: Callable[..., Any],
+    tp: TpSupport | str = TpSupport.NONE,
+    contiguous: tuple[str, ...] = (),
+    divisible: Mapping[str, int] | None = None,
+    dtypes: tuple[torch.dtype, ...] = (),
+    autograd: bool = False,
+    min_sm: int = 0,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare the launcher of a fused kernel, a function or a custom op, under a name of its own.
+
+    In eager, a call with arguments that do not meet what is declared raises FastPathError before anything is launched,
+    and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `check_ranks`
+    refuse it. `contiguous`, `divisible`, `dtypes` and `min_sm` are those of `FastPath`. Raises ConfigError for a `tp`
+    that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher without
+    source.
+    """
+    supports = _supported(name, tp)
+
+    def register(launcher: Callable[..., Any]) -> Callable[..., Any]:
+        path = FastPath(
+            name=name,
+            replaces=replaces,
+            tp=supports,
+            source=source_of(launcher),
+            launcher=launcher,
+            line=line_of(_function(launcher)),
+            contiguous=contiguous,
+            divisible=dict(divisible or {}),
+            dtypes=dtypes,
+            autograd=autograd,
+            min_sm=min_sm,
+        )
+        call = _Call(path, inspect.signature(_function(launcher)))
+        call.check_declaration()
+        add(path)
+        return _guarded(call, launcher)
+
+    return register
+
+
+def requirements(path: FastPath, arguments: Mapping[str, Any]) -> str:
+    """What of its arguments a fast path cannot take, in one line; empty when it can run."""
+    return first(filter(None, _unmet(path, arguments))) or ""
+
+
+def _unmet(path: FastPath, arguments: Mapping[str, Any]) -> Iterator[str]:
+    for name in path.divisible:
+        yield _indivisible(path, name, arguments[name])
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            yield _of_dtype(path, name, value)
+            yield _of_layout(path, name, value)
+            yield _of_device(path, name, value)
+
+
+def _indivisible(path: FastPath, name: str, value: Any) -> str:
+    size, what, divisor = value, name, path.divisible[name]
+    if isinstance(value, Tensor):
+        size, what = value.shape[-1:].numel(), f"the last dim of {name}"
+    if size % divisor == 0:
+        return ""
+    return f"{what} is {size}, not a multiple of {divisor}; pad it, or call {path.replaces.__name__}"
+
+
+def _of_dtype(path: FastPath, name: str, tensor: Tensor) -> str:
+    takes = path.dtypes or (tensor.dtype,)
+    if tensor.dtype in takes or not tensor.is_floating_point():
+        return ""
+    found, *names = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *takes))
+    return f"{name} is {found}; it takes {', '.join(names)}"
+
+
+def _of_layout(path: FastPath, name: str, tensor: Tensor) -> str:
+    if name not in path.contiguous or tensor.is_contiguous():
+        return ""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return f"{name} of shape {shape} has strides {stride}; pass {name}.contiguous()"
+
+
+def _of_device(path: FastPath, name: str, tensor: Tensor) -> str:
+    if tensor.is_cuda and path.min_sm:
+        return _too_old(path, name, tensor)
+    needs_gpu = tensor.device.type == "cpu" and path.source.kernels
+    if not needs_gpu or _interprets():
+        return ""
+    return f"{name} is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1 before the kernels are imported"
+
+
+def _too_old(path: FastPath, name: str, tensor: Tensor) -> str:
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    capability = 10 * major + minor
+    if capability >= path.min_sm:
+        return ""
+    return f"{name} is on a GPU of sm_{capability}, it needs sm_{path.min_sm}; call {path.replaces.__name__}"
+
+
+def _interprets() -> bool:
+    """True when this process runs Triton kernels in Triton's interpreter, on CPU tensors."""
+    import triton  # its kernels were found, so it is installed
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _supported(name: str, tp: TpSupport | str) -> TpSupport:
+    try:
+        return TpSupport(tp)
+    except ValueError as error:
+        raise ConfigError(f"fast path {name}: tp={tp!r} is none of {', '.join(TpSupport)}") from error
+
+
+def _function(launcher: Callable[..., Any]) -> FunctionType:
+    function = python_function(launcher)
+    assert function is not None, "its source was read"
+    return function
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is checked at each call of a launcher in eager; compiled code is left to the gate and to fake kernels."""
+
+    path: FastPath
+    signature: inspect.Signature
+
+    def check_declaration(self) -> None:
+        """Raise ConfigError when the launcher has no argument of a declared name."""
+        path = self.path
+        unknown = sorted({*path.contiguous, *path.divisible} - self.signature.parameters.keys())
+        if unknown:
+            raise ConfigError(f"fast path {path.name}: {path.line.function} has no argument {', '.join(unknown)}")
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise FastPathError when the launcher may not run."""
+        path, size = self.path, tp_size()
+        if size > 1:
+            _check_on_shards(path, size)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        why = requirements(path, bound.arguments)
+        if why:
+            raise FastPathError(f"fast path {path.name}: {why}")
+
+
+def _check_on_shards(path: FastPath, size: int) -> None:
+    """Raise FastPathError unless it was proved for shards."""
+    where = f"was called where tensors are shards of {size} ranks; call {path.replaces.__name__} there"
+    if not path.is_tp_aware:
+        raise FastPathError(f"fast path {path.name} is not TP-aware (tp={path.tp}) and {where}")
+    if not is_certified(path):
+        raise FastPathError(f"{uncertified(path)}; it {where}")
+
+
+def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """The launcher with its calls checked; a custom op is changed in place, so that it stays one."""
+    if torch_kernels.custom_op_name(launcher):
+        return torch_kernels.checked_op(launcher, call.check)
+
+    @functools.wraps(launcher)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            call.check(args, kwargs)
+        return launcher(*args, **kwargs)
+
+    return checked
