@@ -96,7 +96,7 @@ def test_cuda_visible_devices_hides_gpus(tools: Path, visible: str, count: int) 
 
 def test_more_ranks_than_gpus_is_refused(tools: Path, tmp_path: Path) -> None:
     request = GateRequest(nproc=8, run_dir=tmp_path / "run")
-    with pytest.raises(PreflightError, match=r"8 ranks but 2 GPUs; use --nproc 2 or --device cpu"):
+    with pytest.raises(PreflightError, match=r"8 ranks but 2 GPUs; use --nproc 2 or --device one_gpu"):
         launch.plan(request, with_gpus(tools, 2))
 
 

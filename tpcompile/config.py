@@ -45,6 +45,9 @@ class CompileConfig(Frozen):
     """Backend of torch.compile; `eager` has no lowered layers, so less is proved."""
     dynamic: bool | None = None
     """`dynamic=` of torch.compile; None is torch's automatic dynamic shapes."""
+    fast_paths: Literal["off", "measured", "all"] = "measured"
+    """Fused kernels in the stack of mode C: none, those that were measured to be faster than Inductor's code on this
+    GPU, or all that can run."""
 
 
 class Allow(Frozen):
@@ -93,8 +96,8 @@ class RunConfig(Frozen):
     """Modes to run, in order."""
     train: bool = False
     """Forward and backward instead of forward only."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is CUDA when there is a GPU for every local rank."""
+    device: Literal["auto", "cpu", "cuda", "one_gpu"] = "auto"
+    """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""

@@ -237,10 +237,10 @@ def _device(asked: str, nproc: int, num_gpus: int) -> str:
     if asked == "cpu":
         return "cpu"
     if num_gpus == 0:
-        raise PreflightError("--device cuda: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
-    if nproc > num_gpus:
-        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device cpu")
-    return "cuda"
+        raise PreflightError(f"--device {asked}: no GPU here (nvidia-smi -L, CUDA_VISIBLE_DEVICES); use --device cpu")
+    if nproc > num_gpus and asked == "cuda":
+        raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device one_gpu")
+    return asked
 
 
 def _check_fault(request: GateRequest, nproc: int) -> None:

@@ -44,12 +44,15 @@ class RunRequest:
     dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.")] = None
     overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
     run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("--device", "auto: GPUs when there are any.")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "one_gpu"],
+        Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo."),
+    ] = "auto"
     fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
     fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
     def config(self, device: str) -> RunConfig:
-        """The resolved configuration of a run on `device`, "cpu" or "cuda". Raises ConfigError as `config.load`."""
+        """The resolved configuration of a run on `device`, which is not "auto". Raises ConfigError as `config.load`."""
         from tpcompile import config
 
         overrides = list(self.overrides or ())
@@ -58,7 +61,7 @@ class RunRequest:
         if self.dtype:
             overrides.append(f"block.dtype={self.dtype}")
         return config.load(
-            self.preset or DEFAULT_PRESETS[device],
+            self.preset or DEFAULT_PRESETS["cpu" if device == "cpu" else "cuda"],
             overrides,
             modes=config.ALL_MODES if self.mode == "all" else (self.mode,),
             train=self.train,

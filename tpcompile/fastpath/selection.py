@@ -23,7 +23,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.fastpath.certificate import device_kind, uncertified
-from tpcompile.fastpath.registry import registered
+from tpcompile.fastpath.registry import FastPath, registered
 from tpcompile.ranks.store import RankStore
 
 _TABLE = Path(__file__).with_name("ratios.json")
@@ -41,14 +41,20 @@ class Ratio(Frozen):
     device: str
     """As in certificates: `sm90`."""
     dtype: str
-    tp: int
+    tp: int | None
+    """None when the tensors do not depend on it."""
     tokens: int
     widths: tuple[int, ...]
     """Sizes of the last dims of the tensors."""
+    variant: str = ""
     ratio_to_inductor: float
     """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster."""
     launch: dict[str, int] = {}
     """Launch parameters that were measured: blocks, algorithm, workspace."""
+    us: dict[str, float] = {}
+    """Time of a call, of `inductor` and of `fast path`."""
+    regions: dict[str, float] = {}
+    """Compiled regions that a call enters, of both."""
     command: str
     versions: dict[str, str]
 
@@ -61,17 +67,20 @@ class ShapeClass(Frozen):
     widths: tuple[int, ...]
     dtype: str
     tp: int
+    variant: str = ""
+    """What else decides about the speed: `interleaved`, `train`, `interleaved, train`."""
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int) -> ShapeClass:
+    def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int, variant: str = "") -> ShapeClass:
         """The class of these tensors, [..., width] each; the first has all tokens."""
-        tokens = math.prod(shapes[0][:-1])
+        tokens = _rounded_up(math.prod(shapes[0][:-1]))
         widths = tuple(shape[-1] for shape in shapes)
-        return cls(tokens=_rounded_up(tokens), widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp)
+        return cls(tokens=tokens, widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp, variant=variant)
 
     def __str__(self) -> str:
         widths = ", ".join(map(str, self.widths))
-        return f"{self.tokens} tokens of {widths} in {self.dtype} at tp {self.tp}"
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.tokens} tokens of {widths} in {self.dtype} at tp {self.tp}{variant}"
 
 
 class Decision(Frozen):
@@ -146,9 +155,18 @@ def obstacle(decision: Decision, device: str) -> str:
         return "it is not registered here; install and import the package that has it"
     if path.min_sm > _capability(device):
         return f"it needs sm_{path.min_sm}, and this is {device}"
+    if device == "cpu" and path.source.kernels:
+        return "Triton needs a GPU, or TRITON_INTERPRET=1"
+    if not takes(path, decision.shape.dtype):
+        return f"it does not take {decision.shape.dtype}"
     if decision.shape.tp == 1:
         return ""
     return uncertified(path) if path.is_tp_aware else f"it is declared tp={path.tp}, at {path.line}"
+
+
+def takes(path: FastPath, dtype: str) -> bool:
+    """Whether it has that element type."""
+    return not path.dtypes or dtype in {str(each).removeprefix("torch.") for each in path.dtypes}
 
 
 class Selection:
@@ -156,7 +174,8 @@ class Selection:
 
     The first question about a shape class exchanges the choices, in milliseconds; later ones are a lookup. A rank that
     does not ask within `timeout_s` makes the others use the reference, and gets that answer itself when it comes.
-    `table` is by default the one that ships with tpcompile. Raises RuntimeError when no store is served.
+    `table` is by default the one that ships with tpcompile; without `ask_table` every fast path is wanted that can run.
+    Raises RuntimeError when no store is served.
     """
 
     def __init__(
@@ -164,11 +183,13 @@ class Selection:
         group: dist.ProcessGroup,
         *,
         table: Sequence[Ratio] | None = None,
+        ask_table: bool = True,
         timeout_s: float = 60.0,
         store: dist.Store | None = None,
     ) -> None:
         self._ranks = dist.get_process_group_ranks(group)
         self._table = shipped_table() if table is None else tuple(table)
+        self._ask_table = ask_table
         self._timeout_s = timeout_s
         self._device = device_kind()
         self._agreed: dict[tuple[str, ShapeClass], Decision] = {}
@@ -176,12 +197,17 @@ class Selection:
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/fastpath/{members}/{_NUMBERS[members]}", store)
 
-    def decide(self, name: str, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> Decision:
+    def decide(self, name: str, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, variant: str = "") -> Decision:
         """What all ranks run for tensors of these shapes: the fast path `name`, or its reference."""
-        shape = ShapeClass.of(shapes, dtype, tp=len(self._ranks))
+        shape = ShapeClass.of(shapes, dtype, tp=len(self._ranks), variant=variant)
         if (name, shape) not in self._agreed:
-            self._agreed[name, shape] = self._agree(choose(name, shape, self._device, self._table))
+            self._agreed[name, shape] = self._agree(self._chosen(name, shape))
         return self._agreed[name, shape]
+
+    def _chosen(self, name: str, shape: ShapeClass) -> Decision:
+        if self._ask_table:
+            return choose(name, shape, self._device, self._table)
+        return Decision(path=name, shape=shape, is_used=True, why="all fast paths are wanted")
 
     def _agree(self, chosen: Decision) -> Decision:
         agreed = self._exchange(Said(decision=chosen, obstacle=obstacle(chosen, self._device)))
@@ -220,8 +246,8 @@ def shipped_table() -> tuple[Ratio, ...]:
 
 
 def _is_about(cell: Ratio, name: str, shape: ShapeClass, device: str) -> bool:
-    is_here = (cell.path, cell.device, cell.tp) == (name, device, shape.tp)
-    return is_here and (cell.dtype, cell.widths) == (shape.dtype, shape.widths)
+    is_here = (cell.path, cell.device) == (name, device) and cell.tp in (None, shape.tp)
+    return is_here and (cell.dtype, cell.widths, cell.variant) == (shape.dtype, shape.widths, shape.variant)
 
 
 def _distance(cell: Ratio, shape: ShapeClass) -> float:

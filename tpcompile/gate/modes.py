@@ -19,12 +19,13 @@ from torch import Tensor
 from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
-from tpcompile.fastpath import tp_region
+from tpcompile.fastpath import Selection, tp_region
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.fast_paths import use_fast_paths
 from tpcompile.numerics.counting import collective_text
 
 _RESIZED_CALLS = 3
@@ -80,6 +81,14 @@ class Run:
         """This rank's stack."""
         return build(self.config.block, comm, self.reference.full, self.device)
 
+    def choose_fast_paths(self, stack: TransformerStack) -> None:
+        """One decision of all ranks for each place in the stack."""
+        block, wanted = self.config.block, self.config.compile.fast_paths
+        if wanted == "off" or self.group.size() == 1:
+            return
+        selection = Selection(self.group, ask_table=wanted == "measured", timeout_s=self.config.gate.store_timeout_s)
+        use_fast_paths(stack, selection, batch=block.batch, seq_len=block.seq_len, train=self.config.train)
+
     def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
         """The steady calls: nothing may compile; their median time is a fact."""
         times_ms = []
@@ -97,6 +106,7 @@ def mode_c(run: Run) -> None:
     """The contract: one graph on every rank, equal digests, right numbers."""
     fault, context, config = run.fault, run.context, run.config
     stack = run.build(fault.comm(Collectives(run.group), context))
+    run.choose_fast_paths(stack)
     program = fault.program(stack, context)
     compiled = fault.compile(program, context, run.compile)
     with run.phase(f"C/{FIRST}", "compile and run", fault=fault):

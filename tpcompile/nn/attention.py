@@ -9,8 +9,9 @@ are zero, and all ranks keep equal graphs.
 # h and g: query and kv heads on this rank; d = h * E, c = g * E. Sequence parallel: s = S / tp, tokens before batch
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.fastpath.plain import rotate
 from tpcompile.nn.cache import KVCache
+from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import Declared, Part
@@ -70,6 +72,16 @@ class Attention(nn.Module):
         elif args.qk_norm == "per_head":
             self.qk_norm = PerHeadQKNorm(args.head_dim, eps=args.eps, comm=comm, dtype=dtype)
         self.wo = RowParallelLinear(heads.q, args.dim, **options)
+        self.widths = (heads.q.share(comm.size), heads.kv.share(comm.size))
+        self.fast_path: Callable[..., Any] | None = None
+
+    def site(self, batch: int, seq_len: int) -> Site | None:
+        """Norms and RoPE of q and k; not in the sequence-parallel form, whose tokens are before the batch."""
+        if self.qk_norm is None or self.sequence_parallel:
+            return None
+        shapes = (*((batch, seq_len, width) for width in self.widths), (seq_len, self.head_dim // 2))
+        dtype = self.qk_norm.q_norm.weight.dtype
+        return Site(self.qk_norm.path, shapes, "interleaved" if self.interleaved else "", dtype)
 
     def forward(
         self,
@@ -87,11 +99,8 @@ class Attention(nn.Module):
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
         q_BSd, k_BSc, v_BSc = self.wqkv(x_BSD)
-        if self.qk_norm is not None:
-            q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
-        q_BShE, k_BSgE, v_BSgE = (self._heads(t) for t in (q_BSd, k_BSc, v_BSc))
-        q_BShE = rotate(q_BShE, cos_SR, sin_SR, interleaved=self.interleaved)
-        k_BSgE = rotate(k_BSgE, cos_SR, sin_SR, interleaved=self.interleaved)
+        q_BShE, k_BSgE = self._rotated(q_BSd, k_BSc, cos_SR, sin_SR)
+        v_BSgE = self._heads(v_BSc)
         causal = self.causal
         if cache is not None:
             assert positions_S is not None, "a cache needs the positions of the tokens"
@@ -106,6 +115,17 @@ class Attention(nn.Module):
         """Collectives for an input whose full shape is `x_shape`."""
         norm = Declared() if self.qk_norm is None else self.qk_norm.declared(x_shape, dtype)
         return self.wqkv.declared(x_shape, dtype).then(norm).then(self.wo.declared(x_shape, dtype))
+
+    def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""
+        layout = {"interleaved": self.interleaved}
+        if self.qk_norm is not None and self.fast_path is not None:
+            q_BhSE, k_BgSE = self.qk_norm.rotated(q_BSd, k_BSc, cos_SR, sin_SR, self.fast_path, **layout)
+            return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2)
+        if self.qk_norm is not None:
+            q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)
+        q_BShE, k_BSgE = self._heads(q_BSd), self._heads(k_BSc)
+        return rotate(q_BShE, cos_SR, sin_SR, **layout), rotate(k_BSgE, cos_SR, sin_SR, **layout)
 
     def _heads(self, x_BSd: Tensor) -> Tensor:
         return _tokens_first(x_BSd.unflatten(-1, (-1, self.head_dim)), self.sequence_parallel)

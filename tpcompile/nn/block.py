@@ -4,8 +4,8 @@
 # sequence parallel: s = S / tp, tokens before batch
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from tpcompile.evidence.records import Collective
 from tpcompile.nn.attention import Attention, CrossAttention, KeysValues
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.dropout import Dropout
+from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.mlp import GeluMLP, SwiGLU
 from tpcompile.nn.modulation import Modulation, add_gated, modulate
 from tpcompile.nn.norm import LayerNorm, RMSNorm
@@ -53,6 +54,8 @@ class TransformerBlock(nn.Module):
         args.check_tp(comm.size)
         site = layer * _SITES_PER_BLOCK
         self.tp_size = comm.size
+        self.dim = args.dim
+        self.fast_path: Callable[..., Any] | None = None
         self.sequence_parallel = args.sequence_parallel
         self.attention_norm = _norm(args, comm, affine=args.norm_affine)
         self.attention = Attention(args, comm)
@@ -94,12 +97,38 @@ class TransformerBlock(nn.Module):
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(modulation_B6D)
         h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
         h_BSD = self.attention(h_BSD, cos_SR, sin_SR, mask=mask, cache=cache, positions_S=positions_S)
-        x_BSD = _joined(x_BSD, self.attention_dropout(h_BSD, seed), gate)
+        h_BSD = self.attention_dropout(h_BSD, seed)
         if self.cross_attention is not None and self.cross_norm is not None:
             assert context is not None, "a block with cross-attention needs a context"
-            x_BSD = x_BSD + self.cross_attention(self.cross_norm(x_BSD), context)
-        h_BSD = self.mlp(_normed(self.mlp_norm, x_BSD, mlp_shift, mlp_scale), seed)
-        return _joined(x_BSD, self.mlp_dropout(h_BSD, seed), mlp_gate)
+            x_BSD = _joined(x_BSD, h_BSD, gate)
+            h_BSD, gate = self.cross_attention(self.cross_norm(x_BSD), context), None
+        x_BSD, h_BSD = self._joined_and_normed(x_BSD, h_BSD, gate, mlp_shift, mlp_scale)
+        return _joined(x_BSD, self.mlp_dropout(self.mlp(h_BSD, seed), seed), mlp_gate)
+
+    def site(self, batch: int, seq_len: int) -> Site | None:
+        """The residual add before the MLP and the norm after it."""
+        dtype = self.attention.wqkv.weight.dtype
+        if isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.weight is not None and self.modulation is None:
+            tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
+            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype)
+        is_plain = isinstance(self.mlp_norm, LayerNorm) and self.mlp_norm.weight is None
+        if is_plain and self.modulation is not None and not self.sequence_parallel:
+            return Site("add_modulated_norm", ((batch, seq_len, self.dim),), dtype=dtype)
+        return None
+
+    def _joined_and_normed(
+        self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x + branch * gate, and its norm."""
+        if self.fast_path is None:
+            x_BSD = _joined(x_BSD, branch_BSD, gate)
+            return x_BSD, _normed(self.mlp_norm, x_BSD, shift, scale)
+        if isinstance(self.mlp_norm, RMSNorm):
+            return self.fast_path(x_BSD, branch_BSD, self.mlp_norm.entered_weight(), eps=self.mlp_norm.eps)
+        assert shift is not None and scale is not None, "site() asks for a modulation"
+        gates = torch.ones_like(scale) if gate is None else gate
+        modulation = (each_B1D.squeeze(1) for each_B1D in (gates, shift, scale))
+        return self.fast_path(x_BSD, branch_BSD, *modulation, eps=self.mlp_norm.eps)
 
     def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for full shapes of the input and of the context, forward and backward apart."""

@@ -7,7 +7,9 @@ All of them normalise in float32 (float64 for float64), cast back, then multiply
 # q and k may have different widths (grouped-query attention): d and c. Norms act on the last dim, whatever leads.
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,11 +47,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_D: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        normalized_D = _normalize_last(x_D, self.eps)
-        if self.weight is None:
-            return normalized_D
-        weight = self.weight if self.tokens_over is None else self.tokens_over.copy_to_tp(self.weight)
-        return normalized_D * weight
+        normalized_D, weight_D = _normalize_last(x_D, self.eps), self.entered_weight()
+        return normalized_D if weight_D is None else normalized_D * weight_D
+
+    def entered_weight(self) -> Tensor | None:
+        """The weight, [D], in the region where tokens are sharded."""
+        if self.weight is None or self.tokens_over is None:
+            return self.weight
+        return self.tokens_over.copy_to_tp(self.weight)
 
     def declared(self, dtype: torch.dtype) -> Declared:
         """Backward of the sequence-parallel form: the sum of the weight's gradient."""
@@ -149,6 +154,8 @@ class DistributedQKNorm(nn.Module):
     q is [..., D / tp] and k [..., C / tp], before the view into heads. Raises ConfigError as DistributedRMSNorm.
     """
 
+    path: ClassVar = "qk_norm_rope"
+
     def __init__(
         self, q_width: Part | int, k_width: Part | int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32
     ) -> None:
@@ -163,6 +170,24 @@ class DistributedQKNorm(nn.Module):
         sum_2 = self.comm.all_reduce(local_2, dst="R")  # partial -> replicated, partial gradient
         q_sum_1, k_sum_1 = sum_2.split(1, -1)
         return self.q_norm.scale(q_d, q_sum_1), self.k_norm.scale(k_c, k_sum_1)
+
+    def rotated(
+        self,
+        q_BSd: Tensor,
+        k_BSc: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        fast_path: Callable[..., Any],
+        **layout: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Norm and RoPE by the fast path `qk_norm_rope`: -> [B, h, S, E], [B, g, S, E]."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        weights = (norm.replica_comm.copy_to_tp(norm.weight) for norm in (q_norm, k_norm))
+        counts = (q_norm.num_summed, k_norm.num_summed)
+        all_reduce = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
+        return fast_path(
+            q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, all_reduce=all_reduce, **layout
+        )
 
     def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """One all-reduce of the two statistics in each direction."""
@@ -206,6 +231,8 @@ class PerHeadRMSNorm(nn.Module):
 class PerHeadQKNorm(nn.Module):
     """`PerHeadRMSNorm` of q and k; the gradients of both weights travel in one packed all-reduce of [2, E]."""
 
+    path: ClassVar = "qk_head_norm_rope"
+
     def __init__(self, head_dim: int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.comm = comm
@@ -215,13 +242,27 @@ class PerHeadQKNorm(nn.Module):
 
     def forward(self, q_d: Tensor, k_c: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes unchanged."""
-        weights_2E = self.comm.copy_to_tp(torch.stack((self.q_norm.weight, self.k_norm.weight)))
-        q_weight_E, k_weight_E = weights_2E.unbind(0)
+        q_weight_E, k_weight_E = self._entered_weights()
         return self.q_norm.scale(q_d, q_weight_E), self.k_norm.scale(k_c, k_weight_E)
+
+    def rotated(
+        self,
+        q_BSd: Tensor,
+        k_BSc: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        fast_path: Callable[..., Any],
+        **layout: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Norm and RoPE by the fast path `qk_head_norm_rope`: -> [B, h, S, E], [B, g, S, E]."""
+        return fast_path(q_BSd, k_BSc, *self._entered_weights(), cos_SR, sin_SR, eps=self.q_norm.eps, **layout)
 
     def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Backward only: the sum of the weights' gradients."""
         return entered((2, self.head_dim), dtype)
+
+    def _entered_weights(self) -> tuple[Tensor, ...]:
+        return self.comm.copy_to_tp(torch.stack((self.q_norm.weight, self.k_norm.weight))).unbind(0)
 
 
 def _normalize_last(x: Tensor, eps: float) -> Tensor:

@@ -40,9 +40,11 @@ def rank_env() -> RankEnv:
 
 
 def choose_device(requested: str, env: RankEnv) -> torch.device:
-    """`auto`, `cpu` or `cuda` -> this rank's device.
+    """`auto`, `cpu`, `cuda` or `one_gpu` -> this rank's device.
 
-    `auto` takes CUDA when there is a GPU for every local rank. Raises PreflightError when CUDA is asked for and
+    `auto` takes CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share the first, and gloo moves
+    what they exchange through the host: graphs, kernels and numbers as on many, times that mean nothing. Raises
+    PreflightError when CUDA is asked for and
     absent, or when there are more local ranks than GPUs.
     """
     if requested == "cpu":
@@ -54,6 +56,8 @@ def choose_device(requested: str, env: RankEnv) -> torch.device:
         raise PreflightError(
             "device=cuda, but torch sees no GPU; use --device cpu, or check the driver with nvidia-smi"
         )
+    if requested == "one_gpu":
+        return torch.device("cuda", 0)
     if env.local_world_size > gpus:
         raise PreflightError(f"{env.local_world_size} ranks on this node but {gpus} GPU(s); start at most {gpus} ranks")
     return torch.device("cuda", env.local_rank)
@@ -84,6 +88,7 @@ def process_group(
     A process that makes several in sequence gives each its own `prefix`: the store still holds the addresses of the
     previous one. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
     """
+    has_own_gpu = device.type == "cuda" and env.local_world_size <= torch.cuda.device_count()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
@@ -93,11 +98,11 @@ def process_group(
     if missing:
         raise PreflightError(f"{named_ranks(missing)} did not start within {start_timeout_s:g} s; see its own output")
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        "nccl" if has_own_gpu else "gloo",
         store=dist.PrefixStore(prefix, store),
         **place,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if has_own_gpu else None,
     )
     try:
         world = dist.group.WORLD
