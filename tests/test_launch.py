@@ -100,6 +100,11 @@ def test_more_ranks_than_gpus_is_refused(tools: Path, tmp_path: Path) -> None:
         launch.plan(request, with_gpus(tools, 2))
 
 
+def test_ranks_can_share_one_gpu(tools: Path, tmp_path: Path) -> None:
+    request = GateRequest(nproc=2, device="one_gpu", run_dir=tmp_path / "run")
+    assert launch.plan(request, with_gpus(tools, 1)).device == "one_gpu"
+
+
 def test_cuda_without_a_gpu_is_refused(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
     with pytest.raises(PreflightError, match="no GPU here"):

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fastpath import kernels
-from tpcompile.errors import ConfigError
+from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, registry
 from tpcompile.fastpath.certificate import Certificate, Power, Survivor, Worst
 from tpcompile.fastpath.declare import fast_path
-from tpcompile.fastpath.registry import FastPath, registered
+from tpcompile.fastpath.registry import FastPath, registered, tp_region
 
 SURVIVOR = Survivor(place="a.py:1", change="a -> b")
 KNOWN = Survivor(place="a.py:2", change="b -> c", reason="changes nothing")
@@ -94,3 +95,17 @@ def test_a_damaged_one_is_one_line(path: FastPath) -> None:
     file.write_text("{}")
     with pytest.raises(ConfigError, match="is no certificate: Field required; remove it, and certify again"):
         certificate.uncertified(path)
+
+
+def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr(certificate, "certificate_file", lambda path, device: tmp_path / f"{path.name}.{device}.json")
+    call = fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
+    with (
+        tp_region(2),
+        pytest.raises(FastPathError, match="it has no certificate.* shards of 2 ranks; call plain there"),
+    ):
+        call(torch.ones(4))
+    certificate.write(made(source=source(registered()["norm"])), registered()["norm"])
+    with tp_region(2), pytest.raises(FastPathError, match="is on the CPU"):  # the next check: it may run there
+        call(torch.ones(4))

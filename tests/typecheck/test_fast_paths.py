@@ -1,0 +1,157 @@
+"""What is wrong where a block calls a fast path is found at its line; the right calls raise no alarm.
+
+The type check follows the plain code of each fast path in its place: what the kernels do with it, certificates prove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as functional_collectives
+from torch import Tensor, nn
+
+from tests.nn.test_block import CASES, config_of
+from tests.typecheck.test_clean import _inputs
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.fastpath import plain
+from tpcompile.nn.block import TransformerStack
+from tpcompile.nn.fast_paths import HasSite, use_plain_code
+from tpcompile.typecheck import Report, check_contract
+
+TP = 4
+
+
+def checked(form: str, qk_norm: str, spoil: Callable[[Any], None] = lambda block: None) -> Report:
+    def build(comm: Collectives) -> nn.Module:
+        stack = TransformerStack(config_of(form, qk_norm), comm, num_layers=1)
+        use_plain_code(stack)
+        spoil(stack.layers[0])
+        return stack
+
+    return check_contract(build, _inputs(form, qk_norm, "cpu"), tp=TP)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_every_form_of_the_block_is_clean_with_fast_paths(case: tuple[str, str]) -> None:
+    report = checked(*case)
+    assert report.finding is None and report.num_ops > 0, str(report)
+
+
+def test_most_forms_have_a_place_for_a_fast_path() -> None:
+    stack = TransformerStack(config_of("wan", "full"), Collectives(None), num_layers=1)
+    found = {module.site(2, 6).path for module in stack.modules() if isinstance(module, HasSite)}  # type: ignore[union-attr]
+    assert found == {"qk_norm_rope", "add_rms_norm"}
+
+
+def statistics_of_the_shard(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    return plain.qk_norm_rope(*args, all_reduce=plain.alone, **options)
+
+
+def counts_of_the_shard(*args: Any, all_reduce: Any, counts: Any, **options: Any) -> Any:
+    return plain.qk_norm_rope(*args, all_reduce=plain.alone, counts=[n // TP for n in counts], **options)
+
+
+def reduced_twice(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    return plain.qk_norm_rope(*args, all_reduce=lambda x: all_reduce(all_reduce(x)), **options)  # here
+
+
+def result_dropped(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    def reduce(sums_BS2: Tensor) -> Tensor:
+        all_reduce(sums_BS2)  # here
+        return sums_BS2
+
+    return plain.qk_norm_rope(*args, all_reduce=reduce, **options)
+
+
+def maximum_instead_of_sum(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    def reduce(sums_BS2: Tensor) -> Tensor:
+        group = all_reduce.func.__self__.group
+        return functional_collectives.all_reduce(sums_BS2, "max", group)  # here
+
+    return plain.qk_norm_rope(*args, all_reduce=reduce, **options)
+
+
+def wrong_gradient(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    return plain.qk_norm_rope(*args, all_reduce=lambda x: all_reduce.func(x, dst="I"), **options)  # here
+
+
+def sums_scaled_before_the_reduce(*args: Any, all_reduce: Any, **options: Any) -> Any:
+    return plain.qk_norm_rope(*args, all_reduce=lambda x: all_reduce(torch.rsqrt(x)), **options)  # here
+
+
+def branch_reduced_again(block: Any) -> None:
+    def fast_path(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, *, eps: float) -> Any:
+        return plain.add_rms_norm(x_D, comm.all_reduce(branch_D), weight_D, eps=eps)  # here
+
+    comm = block.attention.wo.comm
+    block.fast_path = fast_path
+
+
+def residual_on_every_rank(block: Any) -> None:
+    def fast_path(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, *, eps: float) -> Any:
+        sum_D = comm.all_reduce(x_D + branch_D)  # here
+        return sum_D, plain.add_rms_norm(sum_D, torch.zeros_like(sum_D), weight_D, eps=eps)[1]
+
+    comm = block.attention.wo.comm
+    block.fast_path = fast_path
+
+
+def used_before_its_reduce(block: Any) -> None:
+    linear = block.attention.wo
+    linear.forward = lambda x: nn.functional.linear(x, linear.weight)
+
+
+def weight_entered_twice(block: Any) -> None:
+    norm = block.attention.qk_norm
+    entered = norm._entered_weights
+    norm._entered_weights = lambda: tuple(map(norm.comm.copy_to_tp, entered()))  # here
+
+
+def weight_not_entered(block: Any) -> None:
+    norm = block.attention.qk_norm
+    norm._entered_weights = lambda: (norm.q_norm.weight, norm.k_norm.weight)
+
+
+def in_attention(fast_path: Callable[..., Any]) -> Callable[[Any], None]:
+    return lambda block: setattr(block.attention, "fast_path", fast_path)
+
+
+@dataclass(frozen=True)
+class Red:
+    """How a fault is found."""
+
+    spoil: Callable[[Any], None]
+    rule: str
+    source: str = "# here"
+    form: str = "wan"
+    qk_norm: str = "full"
+
+
+USED = "torch.rsqrt(mean_square_1 + eps)"
+RED = {
+    "statistics of the shard": Red(in_attention(statistics_of_the_shard), "partial-used-as-whole", USED),
+    "counts of the shard": Red(in_attention(counts_of_the_shard), "partial-used-as-whole", USED),
+    "reduced twice": Red(in_attention(reduced_twice), "double-reduce"),
+    "result dropped": Red(in_attention(result_dropped), "result-dropped"),
+    "maximum instead of sum": Red(in_attention(maximum_instead_of_sum), "wrong-reduce-op"),
+    "used before its reduce": Red(in_attention(sums_scaled_before_the_reduce), "partial-used-as-whole"),
+    "wrong gradient": Red(in_attention(wrong_gradient), "needs-dst-R", "torch.rsqrt(mean_square_1 + eps)"),
+    "branch reduced again": Red(branch_reduced_again, "double-reduce"),
+    "residual on every rank": Red(residual_on_every_rank, "double-reduce"),
+    "branch before its reduce": Red(used_before_its_reduce, "bias-before-reduce", "sum_D = x_D + branch_D"),
+    "weight entered twice": Red(weight_entered_twice, "double-copy", qk_norm="per_head"),
+    "weight not entered": Red(weight_not_entered, "missing-copy", "* q_weight_E", qk_norm="per_head"),
+}
+
+
+@pytest.mark.parametrize("name", RED)
+def test_a_wrong_call_is_found_at_its_line(name: str) -> None:
+    red = RED[name]
+    report = checked(red.form, red.qk_norm, red.spoil)
+    assert report.finding is not None, str(report)
+    found = (report.finding.rule, red.source in report.finding.site.source)
+    assert found == (red.rule, True), str(report)
