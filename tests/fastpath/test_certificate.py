@@ -103,7 +103,7 @@ def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monk
     call = fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
     with (
         tp_region(2),
-        pytest.raises(FastPathError, match="it has no certificate.* shards of 2 ranks; call plain there"),
+        pytest.raises(FastPathError, match=r"it has no certificate.* shards of 2 ranks; call plain there"),
     ):
         call(torch.ones(4))
     certificate.write(made(source=source(registered()["norm"])), registered()["norm"])
