@@ -173,13 +173,14 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
 
 def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: Iterable[tuple[str, str]]) -> Check:
     """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
-    subjects = _by_subject(found)
+    subjects, statuses = _by_subject(found), tuple(statuses)
+    used = ", ".join(name for name, status in statuses if status == "used")
     return make_check(
         mode,
         "",
         found,
         "only TP-aware ones",
-        ", ".join(subjects) or "none refused",
+        ", ".join(subjects) or (f"used: {used}" if used else "none refused"),
         details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
             *map(_places, subjects.values()),
