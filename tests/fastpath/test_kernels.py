@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
+from tests.rank_jobs import run_on_fresh_ranks
 from tpcompile.errors import FastPathError
+from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, registered, tp_region
 from tpcompile.fastpath.kernels.all import qk_head_norm, qk_norm, qkv_pack, token_norm
+from tpcompile.fastpath.use import Use
 
 CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm")
 TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
@@ -40,7 +42,9 @@ def test_on_two_ranks_it_is_proved_again_in_the_interpreter(name: str) -> None:
 
 
 def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
-    assert "fast path qkv_pack_rmsnorm_rope is declared tp=none" in ban.refusal("tpcompile::qkv_pack", ())
+    assert "fast path qkv_pack_rmsnorm_rope is declared tp=none" in ban.refusal(
+        Use(value_item("tpcompile::qkv_pack", "in the dynamo graph")), ()
+    )
     arguments = (torch.ones(1, 3, 48), torch.ones(16), torch.ones(16), *TABLES.values())
     with tp_region(2), pytest.raises(FastPathError, match=r"not TP-aware .*; call qkv_pack there"):
         qkv_pack.qkv_pack_rmsnorm_rope(*arguments, eps=1e-6)
@@ -142,5 +146,5 @@ def checked_ops() -> int:
 
 
 def test_ops_keep_what_torch_asks_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert run_on_ranks(checked_ops, world_size=1, timeout_s=200) == [6]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
+    assert run_on_fresh_ranks(checked_ops, world_size=1, timeout_s=200) == [6]
