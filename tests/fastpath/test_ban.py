@@ -19,6 +19,7 @@ from tpcompile.evidence.records import Layer, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban, fast_path, registered, registry, tp_region
 from tpcompile.fastpath.registry import tp_size
+from tpcompile.fastpath.use import Use
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_fast_paths")
 NAME = "tests.fastpath.kernels.norm_kernel"
@@ -54,6 +55,10 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RankR
         return session.record(rank=rank, world_size=world_size)
 
     yield capture
+
+
+def use(name: str) -> Use:
+    return Use(value_item(name, "in the dynamo graph"))
 
 
 def block(x: Tensor) -> Tensor:
@@ -172,7 +177,7 @@ def test_an_op_that_is_only_in_the_backward_is_refused_at_its_line() -> None:
 def test_an_op_is_the_fast_path_that_it_was_registered_as() -> None:
     fast_path("hidden", replaces=torch.clone, tp="pointwise")(hides)
     assert registered()["hidden"].names == {"tpcompile_tests::hides"}
-    assert ban.refusal("tpcompile_tests::hides", ()) == ""
+    assert ban.refusal(use("tpcompile_tests::hides"), ()) == ""
 
 
 @pytest.mark.parametrize(
@@ -188,8 +193,8 @@ def test_an_op_is_the_fast_path_that_it_was_registered_as() -> None:
     ],
 )
 def test_single_gpu_packages_are_refused_by_name_with_the_reason(name: str, package: str) -> None:
-    assert ban.refusal(name, ()).startswith(f"{package} (looked at in ")
-    assert ban.refusal(name, {name}) == ""  # the user vouches for it
+    assert ban.refusal(use(name), ()).startswith(f"{package} (looked at in ")
+    assert ban.refusal(use(name), {name}) == ""  # the user vouches for it
 
 
 def test_a_name_that_is_declared_allows_no_other() -> None:

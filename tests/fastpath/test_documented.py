@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.rank_jobs import run_on_ranks
+from tests.rank_jobs import run_on_fresh_ranks
 from tests.test_documented import serve_store
 from tpcompile.cli import ending
 from tpcompile.fastpath.certify import __main__
@@ -56,7 +56,7 @@ def use(folder: str) -> str:
 
 def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return run_on_ranks(use, str(folder), timeout_s=120)
+    return run_on_fresh_ranks(use, str(folder), timeout_s=120)
 
 
 @pytest.mark.ranks

@@ -14,6 +14,7 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import UserLine
 from tpcompile.torch_api import kernels as torch_kernels
 
 _WRAPS = ("fn", "__wrapped__")
@@ -72,6 +73,12 @@ def _inner(wrapped: Any) -> Any:
     if isinstance(wrapped, CustomOpDef):
         return torch_kernels.custom_op_function(wrapped)
     return next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
+
+
+def line_of(function: FunctionType) -> UserLine:
+    """Where the function is."""
+    file = inspect.getsourcefile(function) or "?"
+    return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def kernel_name(function: FunctionType) -> str:
