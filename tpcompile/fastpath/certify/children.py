@@ -56,7 +56,7 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, timeout
         if call is None:
             break
         answer, write = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_run, args=(call, write), daemon=True)
+        process = _FORK.Process(target=_run, args=(call, write), daemon=False)
         process.start()
         write.close()
         children.append(_Child(index, process, answer, time.monotonic() + timeout_s))

@@ -17,18 +17,29 @@ from torch import Tensor
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.kernels.exchange import (
-    Exchange, begin, end, keep_late, lower, poll, polls_of, row_of, store_words,
+    Exchange,
+    begin,
+    end,
+    is_late,
+    keep_late,
+    lower,
+    poll,
+    row_of,
+    store_words,
 )  # fmt: skip
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_rows, exchange_op, is_interpreted
 from tpcompile.fastpath.registry import TpSupport, fast_path
 
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_LEAST_BLOCK = 128
+"""Threads of the smallest program: each word of a row is polled by one thread."""
+_WORDS_PER_THREAD = 8
 
 
 @triton.jit
 def unpack(values, DTYPE: tl.constexpr):
     """Values of a word in float32: two of 2 bytes, or one of 4 and zero."""
-    if DTYPE == tl.float32:
+    if tl.float32 == DTYPE:
         first = values.to(tl.float32, bitcast=True)
         second = tl.zeros_like(first)
     else:
@@ -40,7 +51,7 @@ def unpack(values, DTYPE: tl.constexpr):
 @triton.jit
 def pack(first, second, DTYPE: tl.constexpr):
     """`unpack` turned round."""
-    if DTYPE == tl.float32:
+    if tl.float32 == DTYPE:
         values = first.to(tl.uint32, bitcast=True)
     else:
         values = first.to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
@@ -65,20 +76,22 @@ def publish_row(state, row, tag, values, at, mask, NUM_RANKS: tl.constexpr, INTE
 
 
 @triton.jit
-def sum_of_rows(state, row, tag, own, at, mask, NUM_RANKS: tl.constexpr, DTYPE: tl.constexpr):
+def sum_of_rows(
+    state, row, tag, own, at, mask, NUM_RANKS: tl.constexpr, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr
+):
     """This rank's row and those of its peers, added in the order of the ranks; NaN where a rank did not arrive."""
     rank = tl.load(state)
-    polls = polls_of(state)
     first, second = unpack(tl.zeros_like(own), DTYPE)
     for source in tl.static_range(NUM_RANKS):
-        values = own
+        more_first, more_second = unpack(own, DTYPE)
         if source != rank:
-            words, missing, polls = poll(row_of(state, rank, source, row, tag, NUM_RANKS) + at, mask, tag, polls)
-            values = lower(words)
+            words, missing = poll(state, row_of(state, rank, source, row, tag, NUM_RANKS) + at, mask, tag)
             if missing > 0:
-                keep_late(state, tl.full([], source, tl.int64), tag)
-                first += float("nan")
-        more_first, more_second = unpack(values, DTYPE)
+                keep_late(state, tl.full([], source, tl.int64), tag, INTERPRETED)
+            late = is_late(words, tag)
+            more_first, more_second = unpack(lower(words), DTYPE)
+            more_first = tl.where(late, float("nan"), more_first)
+            more_second = tl.where(late, float("nan"), more_second)
         first += more_first
         second += more_second
     return first, second
@@ -99,7 +112,7 @@ def all_reduce_norm_kernel(
         publish_row(state, row, tag, own, at, mask, NUM_RANKS, INTERPRETED)
         x_first, x_second = unpack(load_values(x + row * row_words, at, mask), DTYPE)
         weight_first, weight_second = unpack(load_values(weight, at, mask), DTYPE)
-        first, second = sum_of_rows(state, row, tag, own, at, mask, NUM_RANKS, DTYPE)
+        first, second = sum_of_rows(state, row, tag, own, at, mask, NUM_RANKS, DTYPE, INTERPRETED)
         rounded = pack(first + x_first, second + x_second, DTYPE)
         tl.store(total + row * row_words + at, rounded.to(tl.int32, bitcast=True), mask=mask)
         first, second = unpack(rounded, DTYPE)
@@ -107,7 +120,7 @@ def all_reduce_norm_kernel(
         inverse = tl.rsqrt(squares / width + eps)
         normed = pack(first * inverse * weight_first, second * inverse * weight_second, DTYPE)
         tl.store(out + row * row_words + at, normed.to(tl.int32, bitcast=True), mask=mask)
-        end(state, row, NUM_RANKS)
+        end(state, row, tag, NUM_RANKS)
 
 
 @exchange_op("tpcompile::all_reduce_norm")
@@ -125,11 +138,12 @@ def all_reduce_norm(
     row_words = words_of(width, x_D.dtype)
     total_D, out_D = (torch.empty(x_D.shape, dtype=x_D.dtype, device=x_D.device) for _ in range(2))
     num_rows = x_D.shape[:-1].numel()
+    block = max(block_of(row_words), _LEAST_BLOCK)
     if x_D.numel():
         all_reduce_norm_kernel[(min(num_rows, num_programs),)](
             _as_words(partial_D), _as_words(x_D), _as_words(weight_D), _as_words(total_D), _as_words(out_D), state,
-            num_rows, row_words, width, eps, NUM_RANKS=num_ranks, BLOCK=block_of(row_words),
-            DTYPE=_TL_DTYPES[x_D.dtype], INTERPRETED=is_interpreted(), num_warps=8,
+            num_rows, row_words, width, eps, NUM_RANKS=num_ranks, BLOCK=block,
+            DTYPE=_TL_DTYPES[x_D.dtype], INTERPRETED=is_interpreted(), num_warps=_num_warps(block),
         )  # fmt: skip
     return total_D, out_D
 
@@ -142,6 +156,10 @@ def _(partial: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def words_of(width: int, dtype: torch.dtype) -> int:
     """Words of a row: what an Exchange for rows of this width needs."""
     return width * dtype.itemsize // 4
+
+
+def _num_warps(block: int) -> int:
+    return min(16, max(_LEAST_BLOCK // 32, block // (32 * _WORDS_PER_THREAD)))
 
 
 def _as_words(x_D: Tensor) -> Tensor:

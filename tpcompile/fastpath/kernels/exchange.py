@@ -6,8 +6,8 @@ own memory until the words of a peer carry the epoch. The epoch of a row is coun
 replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the epoch before is left.
 
 **Memory order.** An aligned access of 8 bytes is single-copy atomic, so a value is there exactly when its epoch is:
-there is no second location that the epoch would have to release, and no fence, release or acquire is needed. All
-accesses to words are strong and of system scope (`atom.relaxed.sys`, `st.relaxed.sys`, `ld.volatile`, which PTX defines
+(PTX takes a vector access for that many) there is no second location that the epoch would have to release, and no fence, release or acquire is needed. All
+accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`, which PTX defines to synchronise
 as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write after a finite time.
 
 **Two slots.** Words of even and of odd epochs are apart. A rank may write epoch e + 2 over e when its peer has read e:
@@ -17,6 +17,10 @@ another. With one slot the same holds no longer: a rank that has seen e of all m
 read e. Kernels of one exchange must not overlap: one stream (or streams that wait for each other), and no programmatic
 dependent launch.
 
+**One decision.** Threads that poll for themselves may see a word come at different times. So what they decide by is a
+sum over all threads that poll for one wait, which holds each word once: a warp polls all words (`sum_of_pairs`), or the
+whole program does, and then each thread has words of its own (a row is padded to a word for each thread).
+
 **No deadlock.** A program publishes a row before it waits for it, and takes its rows (index, index + num_programs, ...)
 in order. Of all rows that some rank has not finished take the first: its programs have finished all their rows before
 it, so each has published it, or will without waiting; so all finish it. This needs every program of a grid to become
@@ -24,8 +28,8 @@ resident without one of the same grid ending, hence a grid of at most `num_progr
 ranks must pass the same number. A larger grid is safe only where programs are issued in order of their index, which
 CUDA does not promise.
 
-**Bounded.** A row polls at most `max_polls` times. Then the rank and the epoch that it waited for are kept, the value is
-NaN, and this and every later kernel of the exchange goes on without polling, until `Exchange.check` raises.
+**Bounded.** A wait polls at most `max_polls` times. Then the rank and the epoch that it waited for are kept, the value
+is NaN, and this and every later kernel of the exchange goes on without polling, until `Exchange.check` raises.
 
 What is different on every rank (its number, the addresses) is data, so that all ranks run the same kernels. NVLink
 multicast is not used.
@@ -52,6 +56,9 @@ _LATE = tl.constexpr(2)
 _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
+_WARP = tl.constexpr(32)
+MAX_RANKS = 16
+"""As many as have two words each in a warp."""
 DEFAULT_MAX_POLLS = 2**27
 """About a minute: a poll takes about half a microsecond."""
 
@@ -64,10 +71,10 @@ def begin(state, row, NUM_RANKS: tl.constexpr):
 
 
 @triton.jit
-def end(state, row, NUM_RANKS: tl.constexpr):
-    """Count the exchange of a row; after a reduction over the program, so that all its threads have read the epoch."""
-    at = state + _ADDRESSES + NUM_RANKS + row
-    tl.store(at, tl.load(at) + 1)
+def end(state, row, tag, NUM_RANKS: tl.constexpr):
+    """Count the exchange of a row, once all threads of the program have read its epoch."""
+    tl.debug_barrier()
+    tl.store(state + _ADDRESSES + NUM_RANKS + row, (tag >> 32).to(tl.int64))
 
 
 @triton.jit
@@ -81,7 +88,7 @@ def row_of(state, owner, source, row, tag, NUM_RANKS: tl.constexpr):
 
 @triton.jit
 def store_words(at, words, mask, INTERPRETED: tl.constexpr):
-    """Relaxed stores of system scope, which Triton has only as exchanges; those are slower over NVLink."""
+    """Relaxed stores of system scope, which Triton has only as exchanges; those wait for the old value over NVLink."""
     if INTERPRETED:
         tl.atomic_xchg(at, words, mask=mask, sem="relaxed", scope="sys")
     else:
@@ -97,29 +104,39 @@ def store_words(at, words, mask, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def poll(at, mask, tag, polls):
-    """Words once all have the epoch of `tag`, how many do not have it, and how many polls are left."""
+def is_late(words, tag):
+    """True for words that have not come."""
+    return (words >> 32) != (tag >> 32)
+
+
+@triton.jit
+def poll(state, at, mask, tag):
+    """Words once all have the epoch of `tag`, or the polls are used up; and how many were waited for at the end.
+
+    A wait of this exchange that ran out before is the last: the words are taken as they are.
+    """
+    polls = tl.load(state + _MAX_POLLS)
+    wanted = mask & (tl.load(state + _LATE, volatile=True) == 0)
     words = tl.load(at, mask=mask, other=tag, volatile=True)
-    missing = tl.sum(((words >> 32) != (tag >> 32)).to(tl.int32))
+    missing = tl.sum((wanted & is_late(words, tag)).to(tl.int32))
     while (missing > 0) & (polls > 0):
         words = tl.load(at, mask=mask, other=tag, volatile=True)
-        missing = tl.sum(((words >> 32) != (tag >> 32)).to(tl.int32))
+        missing = tl.sum((wanted & is_late(words, tag)).to(tl.int32))
         polls -= 1
-    return words, missing, polls
+    return words, missing
 
 
 @triton.jit
-def polls_of(state):
-    """How often a row may poll: not at all once a wait of this exchange has run out."""
-    late = tl.load(state + _LATE, volatile=True)
-    return tl.where(late == 0, tl.load(state + _MAX_POLLS), 0)
-
-
-@triton.jit
-def keep_late(state, rank, tag):
-    """The first wait that runs out is kept."""
+def keep_late(state, rank, tag, INTERPRETED: tl.constexpr):
+    """The first wait that runs out is kept, whichever thread it ran out in."""
     late = tag.to(tl.int64, bitcast=True) | (rank + 1)
-    tl.atomic_cas(state + _LATE, tl.full([], 0, tl.int64), late)
+    if INTERPRETED:
+        tl.atomic_cas(state + _LATE, tl.full([], 0, tl.int64), late)
+    else:
+        tl.inline_asm_elementwise(
+            "atom.relaxed.sys.global.cas.b64 $0, [$1], 0, $2;",
+            "=l,l,l", [state + _LATE, late], dtype=tl.int64, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -135,31 +152,32 @@ def lower(words):
 
 
 @triton.jit
-def publish_pair(state, row, tag, first, second, NUM_RANKS: tl.constexpr, RANKS: tl.constexpr):
+def publish_pair(state, row, tag, first, second, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
     """Write two float32 of a row into the memory of all ranks, this one too."""
-    ranks = tl.arange(0, RANKS)[:, None]
-    which = tl.arange(0, 2)[None, :]
-    owners = tl.where(ranks < NUM_RANKS, ranks, 0)
-    at = row_of(state, owners, tl.load(state + _RANK), row, tag, NUM_RANKS) + which
-    words = tag | bits(tl.where(which == 0, first, second))
-    mask = (ranks < NUM_RANKS) & (which < 2)
-    tl.atomic_xchg(at, tl.broadcast_to(words, (RANKS, 2)), mask=mask, sem="relaxed", scope="sys")
+    at = tl.arange(0, _WARP)
+    which = at % 2
+    mask = at < 2 * NUM_RANKS
+    owners = tl.where(mask, at // 2, 0)
+    place = row_of(state, owners, tl.load(state + _RANK), row, tag, NUM_RANKS) + which
+    store_words(place, tag | bits(tl.where(which == 0, first, second)), mask, INTERPRETED)
 
 
 @triton.jit
-def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, RANKS: tl.constexpr):
-    """Sums over all ranks of what they published; the same bits on all ranks, which add in the same order."""
-    ranks = tl.arange(0, RANKS)[:, None]
-    which = tl.arange(0, 2)[None, :]
-    mask = (ranks < NUM_RANKS) & (which < 2)
-    at = row_of(state, tl.load(state + _RANK), ranks, row, tag, NUM_RANKS) + which
-    words, missing, _polls = poll(at, mask, tag, polls_of(state))
-    is_late = mask & ((words >> 32) != (tag >> 32))
+def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Sums over all ranks of what they published; the same bits on all ranks, which add in the same order.
+
+    One word for each thread of a warp: every warp polls all words for itself, and nothing waits for other warps.
+    """
+    at = tl.arange(0, _WARP)
+    mask = at < 2 * NUM_RANKS
+    place = row_of(state, tl.load(state + _RANK), tl.where(mask, at // 2, 0), row, tag, NUM_RANKS) + at % 2
+    words, missing = poll(state, place, mask, tag)
+    late = is_late(words, tag)
     if missing > 0:
-        keep_late(state, tl.min(tl.where(is_late, ranks, NUM_RANKS)).to(tl.int64), tag)
-    values = tl.where(is_late, float("nan"), lower(words).to(tl.float32, bitcast=True))
-    first = tl.sum(tl.where(mask & (which == 0), values, 0.0))
-    second = tl.sum(tl.where(mask & (which == 1), values, 0.0))
+        keep_late(state, tl.min(tl.where(late, at // 2, NUM_RANKS)).to(tl.int64), tag, INTERPRETED)
+    values = tl.where(late, float("nan"), lower(words).to(tl.float32, bitcast=True))
+    first = tl.sum(tl.where(mask & (at % 2 == 0), values, 0.0))
+    second = tl.sum(tl.where(mask & (at % 2 == 1), values, 0.0))
     return first, second
 
 
@@ -192,7 +210,7 @@ class Exchange:
         num_rows: int,
         row_words: int,
         memory: Tensor,
-        num_programs: int = 264,
+        num_programs: int = 132,
         max_polls: int = DEFAULT_MAX_POLLS,
     ) -> Self:
         """The side of `rank`, a number within the group, given where the words of all ranks are.
@@ -211,7 +229,11 @@ class Exchange:
 
     @classmethod
     def of_group(cls, group: Any, *, num_rows: int, row_words: int, device: torch.device, **limits: int) -> Self:
-        """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`."""
+        """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`.
+
+        Grids have a program for each multiprocessor of the GPU, unless `num_programs` says otherwise.
+        """
+        limits = {"num_programs": torch.cuda.get_device_properties(device).multi_processor_count} | limits
         size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
         shared = symmetric.zeros(size, group=group, device=device)
         return cls.between(

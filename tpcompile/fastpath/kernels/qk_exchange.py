@@ -1,4 +1,4 @@
-"""Norm of q and k over their full widths under TP, weight and RoPE, in one kernel that exchanges its sums with its peers.
+"""Norm of q and k over their full widths under TP, weight and RoPE, in one kernel that exchanges its sums with peers.
 
 For inference: it has no backward. `qk_norm` has the same in two kernels around an all-reduce, with one.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.kernels.exchange import Exchange, begin, end, publish_pair, sum_of_pairs
-from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, exchange_op
+from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, exchange_op, is_interpreted
 from tpcompile.fastpath.kernels.tile import load_pairs, pair_offsets
 from tpcompile.fastpath.registry import TpSupport, fast_path
 
@@ -56,8 +55,8 @@ def rope_pack(
 def qk_exchange_kernel(
     q, k, q_weight, k_weight, cos, sin, q_out, k_out, state, num_rows, num_tokens, q_batch, q_token, k_batch, k_token,
     q_heads, k_heads, q_count, k_count, eps,
-    NUM_RANKS: tl.constexpr, RANKS: tl.constexpr, PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NUM_RANKS: tl.constexpr, PAIRS_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr, Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Every program takes the rows (tokens of the batch) index, index + number of programs, ... in order."""
     q_a_at, q_b_at, q_mask = head_offsets(q_heads, PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED)
@@ -73,12 +72,12 @@ def qk_exchange_kernel(
         tag = begin(state, row, NUM_RANKS)
         q_sum = tl.sum(q_a * q_a + q_b * q_b)
         k_sum = tl.sum(k_a * k_a + k_b * k_b)
-        publish_pair(state, row, tag, q_sum, k_sum, NUM_RANKS, RANKS)
+        publish_pair(state, row, tag, q_sum, k_sum, NUM_RANKS, INTERPRETED)
         q_weight_a, q_weight_b = load_pairs(q_weight, q_a_at, q_b_at, q_mask)
         k_weight_a, k_weight_b = load_pairs(k_weight, k_a_at, k_b_at, k_mask)
         table = token * PAIRS_PER_HEAD + pairs
         cosine, sine = load_tables(cos, sin, table, is_pair)
-        q_sum, k_sum = sum_of_pairs(state, row, tag, NUM_RANKS, RANKS)
+        q_sum, k_sum = sum_of_pairs(state, row, tag, NUM_RANKS, INTERPRETED)
         rope_pack(
             q_a, q_b, tl.rsqrt(q_sum / q_count + eps), q_weight_a, q_weight_b, cosine, sine, q_out, batch, token,
             num_tokens, q_heads, PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED,
@@ -87,7 +86,7 @@ def qk_exchange_kernel(
             k_a, k_b, tl.rsqrt(k_sum / k_count + eps), k_weight_a, k_weight_b, cosine, sine, k_out, batch, token,
             num_tokens, k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
         )  # fmt: skip
-        end(state, row, NUM_RANKS)
+        end(state, row, tag, NUM_RANKS)
 
 
 @triton.jit
@@ -130,8 +129,8 @@ def qk_exchange(
         qk_exchange_kernel[(min(num_rows, num_programs),)](
             q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR.contiguous(), sin_SR.contiguous(), q_BhSE, k_BgSE, state,
             num_rows, num_tokens, *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_heads, k_heads, q_count, k_count, eps,
-            NUM_RANKS=num_ranks, RANKS=block_of(num_ranks), PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs),
-            Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, num_warps=8,
+            NUM_RANKS=num_ranks, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs), Q_HEADS=block_of(q_heads),
+            K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, INTERPRETED=is_interpreted(), num_warps=8,
         )  # fmt: skip
     return q_BhSE, k_BgSE
 
