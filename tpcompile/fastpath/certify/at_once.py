@@ -15,16 +15,18 @@ from torch import Tensor
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.certify.children import in_children
+from tpcompile.fastpath.certify.fences import fenced_allocations
 from tpcompile.fastpath.certify.trials import Call, OnRanks
 from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.torch_api.interpreted import patient
 
-_FACTORS = (3.0, 0.5, 1.0)
-"""What activations are multiplied by in each round; the last round counts. Words of the round before would show."""
-_SKEW_S = 0.002
+_FACTORS = (3.0, 1.0)
+"""What activations are multiplied by in each round; the last one counts. Words of the round before would show."""
+_SKEW_S = 0.005
 _TIMEOUT_S = 60.0
 _NUM_PROGRAMS = 2
 """So that a program has several rows, and that all programs of all ranks fit on a GPU."""
-_MAX_POLLS = {"cpu": 2**13, "cuda": 2**22}
+_MAX_POLLS = {"cpu": 2**12, "cuda": 2**22}
 """A few seconds."""
 
 
@@ -71,10 +73,12 @@ def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
 
 def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
     """Outputs of the last round."""
+    patient()
     rank = int(exchange.state[0])
-    for index, factor in enumerate(_FACTORS):
-        time.sleep(_SKEW_S * ((rank + index) % 3))
-        outputs = call(_round(arguments, factor, exchange), plain.alone)
+    with fenced_allocations():
+        for index, factor in enumerate(_FACTORS):
+            time.sleep(_SKEW_S * ((rank + index) % 3))
+            outputs = call(_round(arguments, factor, exchange), plain.alone)
     exchange.check()
     file = io.BytesIO()
     torch.save(tuple(output.detach().clone() for output in outputs), file)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
+from tpcompile.fastpath.certify.at_once import at_once
 from tpcompile.fastpath.certify.fences import far_apart, spaced
-from tpcompile.fastpath.certify.trials import Case, trial
+from tpcompile.fastpath.certify.trials import Case, PartialSum, trial
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
@@ -109,6 +110,33 @@ def add_modulated_norm(tp: int) -> Iterator[Case]:
         for name in ("gate_BD", "shift_BD", "scale_BD"):
             arguments[name] = torch.randn(2, _WIDTH, generator=generator, dtype=torch.float64)
         yield _token_case(tokens, arguments, sharded, wide=frozenset({"gate_BD", "shift_BD", "scale_BD"}))
+
+
+_EXCHANGED = {
+    **_UNREACHABLE,
+}
+_MOST_ROWS = 16
+
+trial(
+    "qk_norm_rope_exchange",
+    on_ranks=at_once(num_rows=_MOST_ROWS, row_words=2),
+    unreachable=_EXCHANGED,
+)(qk_norm_rope)
+
+
+@trial("all_reduce_add_rms_norm", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=80), unreachable=_EXCHANGED)
+def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
+    """Every rank holds a part of the sum of each token."""
+    for tokens in (0, 1, 5):
+        _, generator = _tokens(tokens)
+        arguments = {name: _token_data(tokens, generator) for name in ("x_D", "partial_D")}
+        yield Case(
+            name=f"2 x {tokens} tokens",
+            arguments={**arguments, "weight_D": _weight(_WIDTH), "eps": _EPS},
+            shards={"partial_D": PartialSum()},
+            outputs=(ShardSpec(), ShardSpec()),
+            memory=dict.fromkeys(arguments, spaced),
+        )
 
 
 _WIDTH = 80

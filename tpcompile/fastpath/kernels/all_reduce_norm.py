@@ -193,6 +193,5 @@ def all_reduce_add_rms_norm(
 
     The sum over the ranks is not rounded before x is added to it.
     """
-    row_words = words_of(x_D.shape[-1], x_D.dtype)
-    exchange.check_rows("all_reduce_add_rms_norm", x_D.shape[:-1].numel(), row_words)
+    exchange.check_call("all_reduce_add_rms_norm", x_D, words_of(x_D.shape[-1], x_D.dtype))
     return all_reduce_norm(partial_D, x_D, weight_D, exchange.state, exchange.num_ranks, exchange.num_programs, eps)

@@ -5,10 +5,11 @@ word is an epoch, the lower half a value. `publish` writes a row into the memory
 own memory until the words of a peer carry the epoch. The epoch of a row is counted on the device, so a kernel that is
 replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the epoch before is left.
 
-**Memory order.** An aligned access of 8 bytes is single-copy atomic, so a value is there exactly when its epoch is:
-(PTX takes a vector access for that many) there is no second location that the epoch would have to release, and no fence, release or acquire is needed. All
-accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`, which PTX defines to synchronise
-as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write after a finite time.
+**Memory order.** An aligned access of 8 bytes is single-copy atomic, also as an element of a vector access, so a value
+is there exactly when its epoch is: there is no second location that the epoch would have to release, and no fence,
+release or acquire is needed. All accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`,
+which PTX defines to synchronise as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write
+after a finite time.
 
 **Two slots.** Words of even and of odd epochs are apart. A rank may write epoch e + 2 over e when its peer has read e:
 the rank has left the kernel of e + 1, in which it saw the peer's word of e + 1; the peer wrote that in its kernel of
@@ -215,8 +216,11 @@ class Exchange:
     ) -> Self:
         """The side of `rank`, a number within the group, given where the words of all ranks are.
 
-        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts.
+        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts. Raises
+        FastPathError for more ranks than a warp can poll at once.
         """
+        if len(addresses) > MAX_RANKS:
+            raise FastPathError(f"an exchange of {len(addresses)} ranks; at most {MAX_RANKS} write to each other")
         numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
         return cls(
             state=torch.tensor(numbers, dtype=torch.int64, device=memory.device),
@@ -261,12 +265,15 @@ class Exchange:
             f"{int(self.state[_RANK.value])}; what was computed since is NaN. Look at rank {rank} first"
         )
 
-    def check_rows(self, op: str, num_rows: int, row_words: int) -> None:
-        """Raise FastPathError for a call that is larger than this exchange."""
+    def check_call(self, op: str, x_D: Tensor, row_words: int) -> None:
+        """Raise FastPathError for a call with rows of `x_D` that is not for this exchange: too large, or elsewhere."""
+        num_rows = x_D.shape[:-1].numel()
         if num_rows > self.num_rows or row_words > self.row_words:
             raise FastPathError(
                 f"{op}: {num_rows} rows of {row_words} words; the exchange holds {self.num_rows} of {self.row_words}"
             )
+        if x_D.device != self.state.device:
+            raise FastPathError(f"{op}: the tensors are on {x_D.device} and the exchange on {self.state.device}")
 
 
 def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:

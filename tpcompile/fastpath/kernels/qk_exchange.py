@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.kernels.exchange import Exchange, begin, end, publish_pair, sum_of_pairs
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, exchange_op, is_interpreted
@@ -120,6 +121,8 @@ def qk_exchange(
     check_rows("qk_exchange", q=q_BSd, k=k_BSc, q_weight=q_weight_d, k_weight=k_weight_c, cos=cos_SR, sin=sin_SR)
     check_heads("qk_exchange", q=(q_BSd, q_weight_d), k=(k_BSc, k_weight_c), tables=(cos_SR, sin_SR))
     batch, num_tokens, _ = q_BSd.shape
+    if k_BSc.shape[0] != batch:
+        raise FastPathError(f"qk_exchange: q is a batch of {batch} and k of {k_BSc.shape[0]}; they must be equal")
     pairs = cos_SR.shape[-1]
     q_heads, k_heads = q_BSd.shape[-1] // (2 * pairs), k_BSc.shape[-1] // (2 * pairs)
     q_BhSE = q_BSd.new_empty((batch, q_heads, num_tokens, 2 * pairs))
@@ -162,7 +165,7 @@ def qk_norm_rope_exchange(
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `plain.qk_norm_rope`, in one kernel; `exchange` has at least B * S rows of 2 words."""
-    exchange.check_rows("qk_norm_rope_exchange", q_BSd.shape[:2].numel(), _WORDS)
+    exchange.check_call("qk_norm_rope_exchange", q_BSd, _WORDS)
     return qk_exchange(
         q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR, sin_SR, exchange.state, exchange.num_ranks,
         exchange.num_programs, *counts, eps, interleaved,
