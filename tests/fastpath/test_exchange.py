@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
@@ -114,3 +119,51 @@ def test_bad_input_is_one_line_before_a_launch(
     with pytest.raises(FastPathError, match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+def ptx_of(kernel: Any, constants: dict[str, Any], dtype: str) -> str:
+    """As compiled for an H100 or H200, without one."""
+    target = GPUTarget("cuda", 90, 32)
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name == "state":
+            signature[name] = "*i64"
+        elif name == "eps":
+            signature[name] = "fp32"
+        else:
+            signature[name] = dtype if name in POINTERS else "i32"
+    indices = {(index,): constants[name] for index, name in enumerate(kernel.arg_names) if name in constants}
+    compiled = triton.compile(ASTSource(kernel, signature, indices), target=target, options={"num_warps": 4})
+    return str(compiled.asm["ptx"])
+
+
+POINTERS = {"q", "k", "q_weight", "k_weight", "cos", "sin", "q_out", "k_out", "partial", "x", "weight", "total", "out"}
+HEADS = {"PAIRS_PER_HEAD": 64, "PAIRS": 64, "Q_HEADS": 2, "K_HEADS": 2, "INTERLEAVED": False}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants", "dtype"),
+    [
+        (qk_exchange.qk_exchange_kernel, HEADS, "*bf16"),
+        (all_reduce_norm.all_reduce_norm_kernel, {"BLOCK": 256, "DTYPE": tl.bfloat16}, "*i32"),
+    ],
+)
+def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
+    kernel: Any, constants: dict[str, Any], dtype: str
+) -> None:
+    """What the argument about memory order rests on; and no multicast."""
+    ptx = ptx_of(kernel, {"NUM_RANKS": 2, "INTERPRETED": False, **constants}, dtype)
+    accesses = set(re.findall(r"\b(?:ld|st|atom|red|multimem|fence|membar)\.[\w.:]*b64", ptx))
+    assert accesses <= {
+        "ld.param.b64",
+        "ld.global.b64",
+        "st.global.b64",
+        "ld.volatile.global.b64",
+        "ld.volatile.global.v2.b64",
+        "st.relaxed.sys.global.b64",
+        "atom.relaxed.sys.global.cas.b64",
+    }
+    assert ptx.count("st.global.b64") == 1  # the count of epochs; words are written by st.relaxed.sys
+    assert "st.relaxed.sys.global.b64" in accesses and "multimem" not in ptx

@@ -26,7 +26,7 @@ _SKEW_S = 0.005
 _TIMEOUT_S = 60.0
 _NUM_PROGRAMS = 2
 """So that a program has several rows, and that all programs of all ranks fit on a GPU."""
-_MAX_POLLS = {"cpu": 2**12, "cuda": 2**22}
+_MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
 """A few seconds."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -56,15 +58,16 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, timeout
         if call is None:
             break
         answer, write = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_run, args=(call, write), daemon=False)
+        process = _FORK.Process(target=_run, args=(call, write, timeout_s))
         process.start()
         write.close()
         children.append(_Child(index, process, answer, time.monotonic() + timeout_s))
     return children
 
 
-def _run(call: Callable[[], Any], write: Connection) -> None:
+def _run(call: Callable[[], Any], write: Connection, timeout_s: float) -> None:
     faulthandler.disable()  # a crash is a result here
+    signal.alarm(math.ceil(timeout_s) + 1)  # the kernel ends it, should whoever started it be killed before it
     try:
         write.send(Ended(call()))
     except TpCompileError as error:

@@ -105,8 +105,8 @@ def all_reduce_norm_kernel(
     """Every program takes the rows (tokens) index, index + number of programs, ... in order; tensors are of words."""
     at = tl.arange(0, BLOCK)
     mask = at < row_words
-    for index in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-        row = tl.cast(index, tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    while row < num_rows:
         own = load_values(partial + row * row_words, at, mask)
         tag = begin(state, row, NUM_RANKS)
         publish_row(state, row, tag, own, at, mask, NUM_RANKS, INTERPRETED)
@@ -121,6 +121,7 @@ def all_reduce_norm_kernel(
         normed = pack(first * inverse * weight_first, second * inverse * weight_second, DTYPE)
         tl.store(out + row * row_words + at, normed.to(tl.int32, bitcast=True), mask=mask)
         end(state, row, tag, NUM_RANKS)
+        row += tl.num_programs(0)
 
 
 @exchange_op("tpcompile::all_reduce_norm")

@@ -64,8 +64,8 @@ def qk_exchange_kernel(
     k_a_at, k_b_at, k_mask = head_offsets(k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED)
     pairs = tl.arange(0, PAIRS)[None, :]
     is_pair = pairs < PAIRS_PER_HEAD
-    for index in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-        row = tl.cast(index, tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    while row < num_rows:
         batch = row // num_tokens
         token = row % num_tokens
         q_a, q_b = load_pairs(q + batch * q_batch + token * q_token, q_a_at, q_b_at, q_mask)
@@ -88,6 +88,7 @@ def qk_exchange_kernel(
             num_tokens, k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
         )  # fmt: skip
         end(state, row, tag, NUM_RANKS)
+        row += tl.num_programs(0)
 
 
 @triton.jit
