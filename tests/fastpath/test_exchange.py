@@ -167,3 +167,12 @@ def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
     }
     assert ptx.count("st.global.b64") == 1  # the count of epochs; words are written by st.relaxed.sys
     assert "st.relaxed.sys.global.b64" in accesses and "multimem" not in ptx
+
+
+def test_check_names_all_ranks_that_one_wait_was_for() -> None:
+    exchange = side(num_ranks=4)
+    exchange.check()
+    exchange.state[2] = ((2**31 + 5) << 32 | 0b1010) - 2**64  # of 64 bits with a sign
+    message = rf"ranks 1, 3 {LATE} {2**31 + 5} within \d+ polls of rank 0; .* Look at ranks 1, 3 first"
+    with pytest.raises(FastPathError, match=message):
+        exchange.check()

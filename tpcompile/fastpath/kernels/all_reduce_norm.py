@@ -24,6 +24,7 @@ from tpcompile.fastpath.kernels.exchange import (
     keep_late,
     lower,
     poll,
+    polls_of,
     row_of,
     store_words,
 )  # fmt: skip
@@ -34,6 +35,8 @@ _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.floa
 _LEAST_BLOCK = 128
 """Threads of the smallest program: each word of a row is polled by one thread."""
 _WORDS_PER_THREAD = 8
+_MAX_REGISTERS = 128
+"""Of a thread, so that a multiprocessor holds the largest program, of 512 threads."""
 
 
 @triton.jit
@@ -81,19 +84,23 @@ def sum_of_rows(
 ):
     """This rank's row and those of its peers, added in the order of the ranks; NaN where a rank did not arrive."""
     rank = tl.load(state)
+    polls, is_whole = polls_of(state)
+    late_ranks = tl.full([], 0, tl.int32)
     first, second = unpack(tl.zeros_like(own), DTYPE)
     for source in tl.static_range(NUM_RANKS):
         more_first, more_second = unpack(own, DTYPE)
         if source != rank:
-            words, missing = poll(state, row_of(state, rank, source, row, tag, NUM_RANKS) + at, mask, tag)
-            if missing > 0:
-                keep_late(state, tl.full([], source, tl.int64), tag, INTERPRETED)
+            place = row_of(state, rank, source, row, tag, NUM_RANKS) + at
+            words, missing, polls = poll(place, mask, tag, polls, is_whole)
             late = is_late(words, tag)
+            late_ranks |= tl.where(missing > 0, 1 << source, 0)
             more_first, more_second = unpack(lower(words), DTYPE)
             more_first = tl.where(late, float("nan"), more_first)
             more_second = tl.where(late, float("nan"), more_second)
         first += more_first
         second += more_second
+    if late_ranks != 0:
+        keep_late(state, late_ranks.to(tl.int64), tag, INTERPRETED)
     return first, second
 
 
@@ -145,6 +152,7 @@ def all_reduce_norm(
             _as_words(partial_D), _as_words(x_D), _as_words(weight_D), _as_words(total_D), _as_words(out_D), state,
             num_rows, row_words, width, eps, NUM_RANKS=num_ranks, BLOCK=block,
             DTYPE=_TL_DTYPES[x_D.dtype], INTERPRETED=is_interpreted(), num_warps=_num_warps(block),
+            maxnreg=_MAX_REGISTERS,
         )  # fmt: skip
     return total_D, out_D
 

@@ -25,11 +25,12 @@ whole program does, and then each thread has words of its own (a row is padded t
 **No deadlock.** A program publishes a row before it waits for it, and takes its rows (index, index + num_programs, ...)
 in order. Of all rows that some rank has not finished take the first: its programs have finished all their rows before
 it, so each has published it, or will without waiting; so all finish it. This needs every program of a grid to become
-resident without one of the same grid ending, hence a grid of at most `num_programs`, whatever the number of rows; all
-ranks must pass the same number. A larger grid is safe only where programs are issued in order of their index, which
-CUDA does not promise.
+resident without one of the same grid ending, hence a limit on the grid, whatever the number of rows, and on the
+registers of a thread, by which a multiprocessor holds a known number of programs; all ranks must pass the same
+`num_programs`. A larger grid is safe only where programs are issued in order of their index, which CUDA does not
+promise.
 
-**Bounded.** A wait polls at most `max_polls` times. Then the rank and the epoch that it waited for are kept, the value
+**Bounded.** A wait polls at most `max_polls` times. Then the ranks and the epoch that it waited for are kept, the value
 is NaN, and this and every later kernel of the exchange goes on without polling, until `Exchange.check` raises.
 
 What is different on every rank (its number, the addresses) is data, so that all ranks run the same kernels. NVLink
@@ -53,15 +54,15 @@ from tpcompile.torch_api import symmetric
 _RANK = tl.constexpr(0)
 _MAX_POLLS = tl.constexpr(1)
 _LATE = tl.constexpr(2)
-"""0, or the first wait that ran out of polls: epoch << 32 | rank + 1."""
+"""0, or the first wait that ran out of polls: epoch << 32 | a bit for each rank that did not arrive."""
 _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
 MAX_RANKS = 16
 """As many as have two words each in a warp."""
-DEFAULT_MAX_POLLS = 2**27
-"""About a minute: a poll takes about half a microsecond."""
+DEFAULT_MAX_POLLS = 2**28
+"""About half a minute: a poll takes 0.1 to 0.2 us on an H200."""
 
 
 @triton.jit
@@ -111,26 +112,30 @@ def is_late(words, tag):
 
 
 @triton.jit
-def poll(state, at, mask, tag):
-    """Words once all have the epoch of `tag`, or the polls are used up; and how many were waited for at the end.
-
-    A wait of this exchange that ran out before is the last: the words are taken as they are.
-    """
-    polls = tl.load(state + _MAX_POLLS)
-    wanted = mask & (tl.load(state + _LATE, volatile=True) == 0)
-    words = tl.load(at, mask=mask, other=tag, volatile=True)
-    missing = tl.sum((wanted & is_late(words, tag)).to(tl.int32))
-    while (missing > 0) & (polls > 0):
-        words = tl.load(at, mask=mask, other=tag, volatile=True)
-        missing = tl.sum((wanted & is_late(words, tag)).to(tl.int32))
-        polls -= 1
-    return words, missing
+def polls_of(state):
+    """How often a row may poll; and whether a wait of this exchange has run out, so that it need not."""
+    return tl.load(state + _MAX_POLLS), tl.load(state + _LATE, volatile=True) == 0
 
 
 @triton.jit
-def keep_late(state, rank, tag, INTERPRETED: tl.constexpr):
-    """The first wait that runs out is kept, whichever thread it ran out in."""
-    late = tag.to(tl.int64, bitcast=True) | (rank + 1)
+def poll(at, mask, tag, polls, is_whole):
+    """Words, once all have the epoch of `tag` or the polls are used up; how many it still waits for; the polls left.
+
+    Unless `is_whole`, words are taken as they are. Threads may have read different values of it, so it is summed up.
+    """
+    words = tl.load(at, mask=mask, other=tag, volatile=True)
+    missing = tl.sum((is_whole & is_late(words, tag)).to(tl.int32))
+    while (missing > 0) & (polls > 0):
+        words = tl.load(at, mask=mask, other=tag, volatile=True)
+        missing = tl.sum((is_whole & is_late(words, tag)).to(tl.int32))
+        polls -= 1
+    return words, missing, polls
+
+
+@triton.jit
+def keep_late(state, ranks, tag, INTERPRETED: tl.constexpr):
+    """The first wait that runs out is kept, in whichever thread: a bit for each rank that it was for."""
+    late = tag.to(tl.int64, bitcast=True) | ranks
     if INTERPRETED:
         tl.atomic_cas(state + _LATE, tl.full([], 0, tl.int64), late)
     else:
@@ -172,10 +177,13 @@ def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.const
     at = tl.arange(0, _WARP)
     mask = at < 2 * NUM_RANKS
     place = row_of(state, tl.load(state + _RANK), tl.where(mask, at // 2, 0), row, tag, NUM_RANKS) + at % 2
-    words, missing = poll(state, place, mask, tag)
+    polls, is_whole = polls_of(state)
+    words, missing, _polls = poll(place, mask, tag, polls, is_whole)
     late = is_late(words, tag)
     if missing > 0:
-        keep_late(state, tl.min(tl.where(late, at // 2, NUM_RANKS)).to(tl.int64), tag, INTERPRETED)
+        rank_bits = tl.where(late, 1 << (at // 2), 0)
+        ranks = tl.sum(tl.where(at % 2 == 0, rank_bits, 0)) | tl.sum(tl.where(at % 2 == 1, rank_bits, 0))
+        keep_late(state, ranks.to(tl.int64), tag, INTERPRETED)
     values = tl.where(late, float("nan"), lower(words).to(tl.float32, bitcast=True))
     first = tl.sum(tl.where(mask & (at % 2 == 0), values, 0.0))
     second = tl.sum(tl.where(mask & (at % 2 == 1), values, 0.0))
@@ -198,7 +206,7 @@ class Exchange:
     row_words: int
     """Most words of a row."""
     num_programs: int
-    """Most programs of a grid; that many must fit on the GPU at once, beside those of other streams that wait."""
+    """Multiprocessors that it may fill with programs, which all must be on the GPU at once, beside those of others."""
     memory: Any = field(repr=False)
     """Keeps the words."""
 
@@ -250,19 +258,21 @@ class Exchange:
         )
 
     def check(self) -> None:
-        """Raise FastPathError when a wait ran out: with the rank that did not arrive. Waits for the device.
+        """Raise FastPathError when a wait ran out: with the ranks that did not arrive. Waits for the device.
 
-        The exchange cannot be used after that. When several ranks report, the one with the smallest epoch names the
-        cause: those that waited for that rank are late themselves.
+        The exchange cannot be used after that. When several ranks report, look at those that all of them name at the
+        smallest epoch: others may have waited for them too.
         """
         late = int(self.state[_LATE.value]) % 2**64  # unsigned
         if not late:
             return
-        rank, epoch = late % 2**32 - 1, late >> 32
+        epoch = late >> 32
+        numbers = [str(rank) for rank in range(self.num_ranks) if late >> rank & 1]
+        named = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
         limit = int(self.state[_MAX_POLLS.value])
         raise FastPathError(
-            f"rank {rank} of the group did not arrive at exchange {epoch} within {limit} polls of rank "
-            f"{int(self.state[_RANK.value])}; what was computed since is NaN. Look at rank {rank} first"
+            f"{named} of the group did not arrive at exchange {epoch} within {limit} polls of rank "
+            f"{int(self.state[_RANK.value])}; what was computed since is NaN. Look at {named} first"
         )
 
     def check_call(self, op: str, x_D: Tensor, row_words: int) -> None:

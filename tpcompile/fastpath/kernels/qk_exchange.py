@@ -21,6 +21,9 @@ from tpcompile.fastpath.registry import TpSupport, fast_path
 
 _WORDS = 2
 """Words of a token: the sum of squares of q, and of k."""
+_PROGRAMS_PER_SM = 2
+_MAX_REGISTERS = 128
+"""Of a thread, so that a multiprocessor holds two programs of 256 threads."""
 
 
 @triton.jit
@@ -130,11 +133,12 @@ def qk_exchange(
     k_BgSE = k_BSc.new_empty((batch, k_heads, num_tokens, 2 * pairs))
     num_rows = batch * num_tokens
     if num_rows:
-        qk_exchange_kernel[(min(num_rows, num_programs),)](
+        qk_exchange_kernel[(min(num_rows, _PROGRAMS_PER_SM * num_programs),)](
             q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR.contiguous(), sin_SR.contiguous(), q_BhSE, k_BgSE, state,
             num_rows, num_tokens, *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_heads, k_heads, q_count, k_count, eps,
             NUM_RANKS=num_ranks, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs), Q_HEADS=block_of(q_heads),
             K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, INTERPRETED=is_interpreted(), num_warps=8,
+            maxnreg=_MAX_REGISTERS,
         )  # fmt: skip
     return q_BhSE, k_BgSE
 
