@@ -288,9 +288,22 @@ def _killed() -> list[Any]:
     return on_ranks(3, run, data.rows, max_polls=200)
 
 
+@scenario("certified")
+def _certified() -> dict[str, Any]:
+    """Cases and the first of two mutations, by ranks that run at once."""
+    from tpcompile.fastpath.certify import certify, shipped
+
+    assert shipped.all_reduce_add_rms_norm
+    proved = certify("all_reduce_add_rms_norm", tp_sizes=(2,), num_mutations=2)
+    return {"cases": proved.num_cases, "refusal": proved.refusal(proved.source)}
+
+
 @scenario("ops")
 def _ops() -> int:
-    """Schema and fake of both ops, and one graph for lengths that change."""
+    """Schema and fake of both ops, and one graph for lengths that change.
+
+    Last, because kernels that have run in this process are kept by the interpreter, which then sees no mutation.
+    """
     memory = shared_words(num_words(1, num_rows=8, row_words=32), torch.device("cpu"))
     (side,) = between([memory], num_rows=8, row_words=32)
     data = Heads([2], [1], tokens=2)

@@ -67,6 +67,10 @@ def test_ops_keep_what_torch_asks_of_an_op_and_compile_once_for_all_lengths(foun
     assert found["ops"] == 1
 
 
+def test_they_are_certified_by_ranks_that_run_at_once(found: dict[str, Any]) -> None:
+    assert found["certified"] == {"cases": 9, "refusal": ""}
+
+
 TABLES = (torch.ones(3, 8), torch.zeros(3, 8))
 
 

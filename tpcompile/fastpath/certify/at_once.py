@@ -45,10 +45,15 @@ def at_once(*, num_rows: int, row_words: int) -> OnRanks:
 
 
 def shared_words(size: int, device: torch.device) -> Tensor:
-    """Words of zero that all ranks can write: streams of one GPU, or processes that are forked from this one."""
+    """Words of zero that all ranks can write: streams of one GPU, or processes that are forked from this one.
+
+    As many words lie before them, and twice as many after them, for `check_unused`.
+    """
     if device.type == "cuda":
-        return torch.zeros(size, dtype=torch.int64, device=device)
-    return torch.frombuffer(mmap.mmap(-1, max(size, 1) * 8), dtype=torch.int64)
+        memory = torch.zeros(4 * size, dtype=torch.int64, device=device)
+    else:
+        memory = torch.frombuffer(mmap.mmap(-1, max(4 * size, 1) * 8), dtype=torch.int64)
+    return memory[size : 2 * size]
 
 
 def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: int) -> list[Exchange]:
@@ -59,6 +64,18 @@ def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: 
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
         for rank, memory in enumerate(memories)
     ]
+
+
+def check_unused(exchange: Exchange) -> None:
+    """Raise DivergenceError when words were written around the memory, or of a row that no kernel exchanged."""
+    size = exchange.memory.numel()
+    around = exchange.memory.as_strided((4 * size,), (1,), 0)
+    if around[:size].any() or around[2 * size :].any():
+        raise DivergenceError("a kernel wrote words outside of the exchange")
+    words = exchange.memory.view(2, exchange.num_ranks, exchange.num_rows, exchange.row_words)
+    epochs = exchange.state[-exchange.num_rows :]
+    if words[:, :, epochs == 0].any():
+        raise DivergenceError("a kernel wrote words of a row that it does not exchange")
 
 
 def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange]) -> list[tuple[Tensor, ...]]:
@@ -80,6 +97,7 @@ def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
             time.sleep(_SKEW_S * ((rank + index) % 3))
             outputs = call(_round(arguments, factor, exchange), plain.alone)
     exchange.check()
+    check_unused(exchange)
     file = io.BytesIO()
     torch.save(tuple(output.detach().clone() for output in outputs), file)
     return file.getvalue()
@@ -93,6 +111,7 @@ def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchang
         outputs = _on_each(call, given, streams)
     for exchange in exchanges:
         exchange.check()
+        check_unused(exchange)
     return outputs
 
 

@@ -169,6 +169,13 @@ def publish_pair(state, row, tag, first, second, NUM_RANKS: tl.constexpr, INTERP
 
 
 @triton.jit
+def ranks_of(late, word):
+    """A bit for each rank of which one of its two words is late."""
+    ranks = tl.where(late, 1 << (word // 2), 0)
+    return (tl.sum(tl.where(word % 2 == 0, ranks, 0)) | tl.sum(tl.where(word % 2 == 1, ranks, 0))).to(tl.int64)
+
+
+@triton.jit
 def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
     """Sums over all ranks of what they published; the same bits on all ranks, which add in the same order.
 
@@ -181,9 +188,7 @@ def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.const
     words, missing, _polls = poll(place, mask, tag, polls, is_whole)
     late = is_late(words, tag)
     if missing > 0:
-        rank_bits = tl.where(late, 1 << (at // 2), 0)
-        ranks = tl.sum(tl.where(at % 2 == 0, rank_bits, 0)) | tl.sum(tl.where(at % 2 == 1, rank_bits, 0))
-        keep_late(state, ranks.to(tl.int64), tag, INTERPRETED)
+        keep_late(state, ranks_of(late, at), tag, INTERPRETED)
     values = tl.where(late, float("nan"), lower(words).to(tl.float32, bitcast=True))
     first = tl.sum(tl.where(mask & (at % 2 == 0), values, 0.0))
     second = tl.sum(tl.where(mask & (at % 2 == 1), values, 0.0))
