@@ -154,7 +154,7 @@ _MOST_ROWS = 16
 
 _QK_EXCHANGED = {
     **_EXCHANGED,
-    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": "what is beyond writes a word of rank 0 again",
+    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": "what is beyond writes to rank 0 again",
 }
 
 trial("qk_norm_rope_exchange", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=2), unreachable=_QK_EXCHANGED)(
