@@ -104,6 +104,13 @@ def add_rms_norm(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, *, eps: float)
     return sum_D, normalized(sum_D, mean_square_1, eps) * weight_D
 
 
+def all_reduce_add_rms_norm(
+    x_D: Tensor, partial_D: Tensor, weight_D: Tensor, *, eps: float, all_reduce: AllReduce = alone
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of x and the sum over the ranks of a row-parallel output."""
+    return add_rms_norm(x_D, all_reduce(partial_D), weight_D, eps=eps)
+
+
 def add_modulated_norm(
     x_BSD: Tensor, branch_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor]:

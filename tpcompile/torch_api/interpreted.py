@@ -1,10 +1,12 @@
 """Triton's interpreter, made to round as GPUs do: seen on Triton 3.6.0 and 3.9.0.
 
-Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even.
+Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. Its
+loads and atomics of 8 aligned bytes are single accesses of memory, so that processes which share it can exchange words.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,25 @@ import triton.language as tl
 import triton.runtime.interpreter as _interpreter
 
 _convert = _interpreter._convert_float
+_masked_load = _interpreter.InterpreterBuilder.create_masked_load
+_POLL_S = 5e-4
 
 
 def like_gpus() -> None:
     """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow."""
     np.seterr(all="ignore")
     _interpreter._convert_float = _rounded
+
+
+def patient() -> None:
+    """From here on, in this process: a volatile load waits, so that polls leave the cores to other ranks."""
+    _interpreter.InterpreterBuilder.create_masked_load = _patient_load
+
+
+def _patient_load(builder: Any, ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+    if is_volatile:
+        time.sleep(_POLL_S)
+    return _masked_load(builder, ptrs, mask, other, cache_policy, is_volatile)
 
 
 def _rounded(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:

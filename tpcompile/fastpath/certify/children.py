@@ -67,7 +67,7 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: 
         if call is None:
             break
         answer, write = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_run, args=(call, write, math.ceil(cpu_s)), daemon=True)
+        process = _FORK.Process(target=_run, args=(call, write, math.ceil(cpu_s)))
         process.start()
         write.close()
         children.append(_Child(index, process, answer, time.monotonic() + _SLEEPING * cpu_s))
@@ -76,6 +76,7 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: 
 
 def _run(call: Callable[[], Any], write: Connection, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    signal.alarm(_SLEEPING * cpu_s + 1)  # should whoever started it be killed before it
     faulthandler.disable()  # a crash is a result here, and what the C library says of it is not for users
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:

@@ -141,7 +141,7 @@ def _whole(function: Callable[..., Any]) -> Program:
 
 
 def _on_shards(path: FastPath, trial: Trial, case: Case, setting: Setting) -> Program:
-    takes_all_reduce = "all_reduce" in inspect.signature(path.replaces).parameters
+    takes_all_reduce = "all_reduce" in inspect.signature(path.launcher).parameters
 
     def call(arguments: Mapping[str, Any], all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
         extra = {"all_reduce": all_reduce} if takes_all_reduce else {}

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
+from tpcompile.fastpath.certify.at_once import at_once
 from tpcompile.fastpath.certify.fences import far_apart, spaced
-from tpcompile.fastpath.certify.trials import Case, trial
+from tpcompile.fastpath.certify.trials import Case, PartialSum, trial
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
@@ -113,6 +114,71 @@ def add_modulated_norm(tp: int) -> Iterator[Case]:
         yield _token_case(tokens, arguments, sharded, wide=frozenset({"gate_BD", "shift_BD", "scale_BD"}))
 
 
+_PTX = "the interpreter does not run it; tests/fastpath/test_exchange.py looks at the PTX"
+_LATE = "no rank of a case is late, in tests/fastpath/test_exchange.py some are"
+_SUM = "a place is the sum of both"
+_EXCHANGED = {
+    **_UNREACHABLE,
+    "exchange.check_call(* -> nothing": "refuses bad arguments: no case has one, tests/fastpath/test_exchange.py has",
+    "*inline_asm_elementwise(* -> *": _PTX,
+    "mask.to(tl.int32) -> mask": _PTX,
+    "tl.debug_barrier() -> nothing": "the interpreter runs a program in one thread",
+    "*_num_warps(* -> *": "the interpreter runs a program in one thread",
+    "_LEAST_BLOCK // 32 -> *": "the interpreter runs a program in one thread",
+    "*32 * _WORDS_PER_THREAD* -> *": "the interpreter runs a program in one thread",
+    "min(* -> min(*": "the smaller of both is the same",
+    "_PROGRAMS_PER_SM * num_programs -> *": "any grid gives the same",
+    "tl.load(state + _ADDRESSES + NUM_RANKS + row) + 1 -> *": "epochs may count down as well",
+    "state + _RANK -> state - _RANK": "_RANK is 0",
+    "epoch.to(tl.uint64) -> epoch": "the same bits",
+    "*.to(tl.uint32, bitcast=True) -> *": "the same bits",
+    "*.to(tl.int32, bitcast=True) -> *": "the same bits",
+    "*.to(tl.uint32) -> *": "Triton widens it where it meets a wider number",
+    "*.to(tl.uint64) -> *": "Triton widens it where it meets a wider number",
+    "(tag >> 32*.to(tl.int64) -> *": "the same number",
+    "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
+    "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
+    "is_late(words, tag) -> is_late(tag, words)": "both differ alike",
+    "begin(* -> begin(*": _SUM,
+    "end(* -> end(row, state, *": _SUM,
+    "load_values(* -> load_values(at, *": _SUM,
+    "keep_late(* -> *": _LATE,
+    "*late_ranks* -> *": _LATE,
+    "*ranks_of(* -> *": _LATE,
+    "*word % 2* -> *": _LATE,
+    "word // 2 -> *": _LATE,
+    "tag.to(tl.int64, bitcast=True) -> tag": _LATE,
+    "tl.atomic_cas(* -> *": _LATE,
+    "state + _LATE -> *": _LATE,
+    "dense_D.storage_offset() % 2 -> *": "copies more often than it must",
+}
+_MOST_ROWS = 16
+
+_QK_EXCHANGED = {
+    **_EXCHANGED,
+    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": "what is beyond writes to rank 0 again",
+}
+
+trial("qk_norm_rope_exchange", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=2), unreachable=_QK_EXCHANGED)(
+    qk_norm_rope
+)
+
+
+@trial("all_reduce_add_rms_norm", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=160), unreachable=_EXCHANGED)
+def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
+    """Every rank holds a part of the sum of each token."""
+    for tokens in (0, 1, 5):
+        generator = torch.Generator().manual_seed(tokens)
+        arguments = {name: _token_data(tokens, generator, width=160) for name in ("x_D", "partial_D")}
+        yield Case(
+            name=f"2 x {tokens} tokens",
+            arguments={**arguments, "weight_D": _weight(160), "eps": _EPS},
+            shards={"partial_D": PartialSum()},
+            outputs=(ShardSpec(), ShardSpec()),
+            memory=dict.fromkeys(arguments, spaced),
+        )
+
+
 _WIDTH = 80
 _TOKENS = (0, 1, 5, 16)
 """16 are spread over the ranks, as in the sequence-parallel form; the others are replicated."""
@@ -123,9 +189,9 @@ def _tokens(number: int) -> tuple[ShardSpec, torch.Generator]:
     return sharded, torch.Generator().manual_seed(number)
 
 
-def _token_data(tokens: int, generator: torch.Generator) -> Tensor:
+def _token_data(tokens: int, generator: torch.Generator, width: int = _WIDTH) -> Tensor:
     scales_S1 = 10.0 ** -(torch.arange(tokens, dtype=torch.float64) % 4)[:, None]
-    return (torch.randn(2, tokens, _WIDTH, generator=generator, dtype=torch.float64) + 0.5) * scales_S1
+    return (torch.randn(2, tokens, width, generator=generator, dtype=torch.float64) + 0.5) * scales_S1
 
 
 def _token_case(tokens: int, arguments: dict[str, Any], sharded: ShardSpec, wide: frozenset[str] = frozenset()) -> Case:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
@@ -17,6 +18,16 @@ Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, .
 """Arguments of one rank and its all-reduce -> outputs."""
 OnRanks = Callable[[Call, list[dict[str, Any]]], list[tuple[Tensor, ...]]]
 """Runs a call on the arguments of every rank -> the outputs of every rank."""
+
+
+class PartialSum(ShardSpec):
+    """Of an argument that is the sum of what the ranks hold: each holds a multiple, different for every element."""
+
+    def take(self, full: Tensor, *, rank: int, size: int) -> Tensor:
+        """Times 2, -1, 1, -1, ... -1, which add up to 1 without rounding; the ranks take turns along the last dim."""
+        multiples = full.new_tensor([1.0] if size == 1 else [2.0, -1.0, *[1.0, -1.0] * (size // 2 - 1)])
+        turns = (torch.arange(full.shape[-1], device=full.device) + rank) % size
+        return full * multiples[turns]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Every module that declares a fast path, and what a block calls for each by name."""
 
-from tpcompile.fastpath.kernels import qk_head_norm, qk_norm, qkv_pack, token_norm
+from tpcompile.fastpath.kernels import all_reduce_norm, qk_exchange, qk_head_norm, qk_norm, qkv_pack, token_norm
 
-__all__ = ["LAUNCHERS", "qk_head_norm", "qk_norm", "qkv_pack", "token_norm"]
+__all__ = ["LAUNCHERS", "all_reduce_norm", "qk_exchange", "qk_head_norm", "qk_norm", "qkv_pack", "token_norm"]
 
 LAUNCHERS = {
     "qk_norm_rope": qk_norm.qk_norm_rope,

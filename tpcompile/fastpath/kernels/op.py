@@ -30,6 +30,15 @@ def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     return make(name, mutates_args=())
 
 
+def exchange_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make a launcher that changes its argument `state` the op `name`, which torch.compile does not look into.
+
+    Inductor looks into the kernels of a `triton_op` for what they change. It cannot follow stores through addresses,
+    takes every argument for changed, and copies them all.
+    """
+    return custom_op(name, mutates_args=("state",))
+
+
 def launchable(kernel: Any) -> Any:
     """A kernel as launchers index it by a grid: visible to torch.compile, unless interpreted."""
     return kernel if is_interpreted() else wrap_triton(kernel)

@@ -1,0 +1,182 @@
+"""Kernels that exchange with their peers: the same as plain code on joined data, and what breaks the protocol."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tpcompile.errors import FastPathError
+from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
+from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+
+LATE = "of the group did not arrive at exchange"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the scenarios of `exchanging` gave: all in one process, which imports Triton as an interpreter."""
+    command = [sys.executable, "-m", "tests.fastpath.exchanging"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return dict(json.loads(ended.stdout))
+
+
+def test_they_equal_the_plain_code_on_joined_data(found: dict[str, Any]) -> None:
+    """2, 4 and 8 ranks, all element types, uneven and grouped heads, more rows than programs, no tokens."""
+    assert len(found["equal"]) == 12
+    assert all(max(errors) <= 1 for errors in found["equal"].values()), found["equal"]
+
+
+def test_two_exchanges_in_turn_under_skew_are_right_every_time(found: dict[str, Any]) -> None:
+    assert found["repeated"] == [{"off": 0, "checks": ["", ""]}] * 3
+
+
+def test_a_rank_that_is_killed_ends_the_others_in_time_and_is_named(found: dict[str, Any]) -> None:
+    first, killed, last = found["killed"]
+    assert killed == "its process ended with status -9"
+    for waited in (first, last):
+        assert waited["check"].startswith(f"rank 1 {LATE} 3 within 200 polls of rank "), waited
+        assert waited["is_nan"] and max(waited["seconds"]) < 30, waited
+        assert waited["seconds"][1] < waited["seconds"][0]  # once a wait has run out, nothing waits
+
+
+@pytest.mark.parametrize(
+    ("fault", "late"), [("one slot", True), ("epoch not counted", False), ("words of the wrong rank", False)]
+)
+def test_a_broken_protocol_is_seen_under_skew(fault: str, late: bool, found: dict[str, Any]) -> None:
+    """And the right one is not."""
+    assert found["right"] == [{"off": 0, "checks": [""]}] * 2
+    ranks = found[f"broken: {fault}"]
+    assert sum(rank["off"] for rank in ranks) > 0, ranks
+    assert any(LATE in rank["checks"][0] for rank in ranks) or not late, ranks
+
+
+def test_ops_keep_what_torch_asks_of_an_op_and_compile_once_for_all_lengths(found: dict[str, Any]) -> None:
+    assert found["ops"] == 1
+
+
+def test_they_are_certified_by_ranks_that_run_at_once(found: dict[str, Any]) -> None:
+    assert found["certified"] == {"cases": 9, "refusal": ""}
+
+
+TABLES = (torch.ones(3, 8), torch.zeros(3, 8))
+
+
+def side(num_ranks: int = 2, num_rows: int = 8, row_words: int = 16) -> Exchange:
+    memory = torch.zeros(num_words(num_ranks, num_rows=num_rows, row_words=row_words), dtype=torch.int64)
+    addresses = [memory.data_ptr()] * num_ranks
+    return Exchange.between(addresses, rank=0, num_rows=num_rows, row_words=row_words, memory=memory)
+
+
+def qk(q: Tensor | None = None, k: Tensor | None = None, **limits: int) -> Any:
+    q = torch.ones(1, 3, 32) if q is None else q
+    k = torch.ones(1, 3, 16) if k is None else k
+    weights = (torch.ones(32), torch.ones(16))
+    options = {"counts": (64, 32), "eps": 1e-6, "exchange": side(**limits)}
+    return qk_exchange.qk_norm_rope_exchange(q, k, *weights, *TABLES, **options)
+
+
+def norm(x: Tensor | None = None, partial: Tensor | None = None, width: int = 16, **limits: int) -> Any:
+    x = torch.ones(3, width) if x is None else x
+    partial = torch.ones(3, width) if partial is None else partial
+    options = {"eps": 1e-6, "exchange": side(**limits)}
+    return all_reduce_norm.all_reduce_add_rms_norm(x, partial, torch.ones(width), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (qk, "q_BSd is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1"),
+        (norm, "x_D is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1"),
+        (lambda: qk(torch.ones(1, 3, 32).double()), "q_BSd is float64; it takes float32, bfloat16, float16"),
+        (lambda: qk(torch.ones(1, 3, 24)), "q is 24 wide, no multiple of the head size 16 of the rotary tables"),
+        (lambda: qk(torch.ones(1, 3, 64)), r"q is 64 wide and its weight \[32\]; pass this rank's slice"),
+        (lambda: qk(torch.ones(1, 32, 3).transpose(1, 2)), r"q has stride 3 in its last dim; pass q.contiguous\(\)"),
+        (lambda: qk(k=torch.ones(2, 3, 16)), "q is a batch of 1 and k of 2; they must be equal"),
+        (lambda: qk(num_rows=2), "3 rows of 2 words; the exchange holds 2 of 16"),
+        (lambda: norm(torch.ones(3, 16, device="meta")), "the tensors are on meta and the exchange on cpu"),
+        (lambda: norm(width=32), "3 rows of 32 words; the exchange holds 8 of 16"),
+        (lambda: norm(partial=torch.ones(3, 8)), r"partial is \[3, 8\], and \[3, 16\] is needed"),
+        (lambda: norm(partial=torch.ones(3, 16).half()), "partial is torch.float16 and x torch.float32"),
+        (lambda: norm(width=15), "x is 15 wide; pad it to an even number"),
+        (lambda: side(num_ranks=17), "an exchange of 17 ranks; at most 16 write to each other"),
+    ],
+)
+def test_bad_input_is_one_line_before_a_launch(
+    call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "on the CPU" not in message:
+        for module in ("declare._interprets", "kernels.op.is_interpreted"):
+            monkeypatch.setattr(f"tpcompile.fastpath.{module}", lambda: True)
+    with pytest.raises(FastPathError, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def ptx_of(kernel: Any, constants: dict[str, Any], dtype: str) -> str:
+    """As compiled for an H100 or H200, without one."""
+    target = GPUTarget("cuda", 90, 32)
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name == "state":
+            signature[name] = "*i64"
+        elif name == "eps":
+            signature[name] = "fp32"
+        else:
+            signature[name] = dtype if name in POINTERS else "i32"
+    indices = {(index,): constants[name] for index, name in enumerate(kernel.arg_names) if name in constants}
+    compiled = triton.compile(ASTSource(kernel, signature, indices), target=target, options={"num_warps": 4})
+    return str(compiled.asm["ptx"])
+
+
+POINTERS = {"q", "k", "q_weight", "k_weight", "cos", "sin", "q_out", "k_out", "partial", "x", "weight", "total", "out"}
+HEADS = {"PAIRS_PER_HEAD": 64, "PAIRS": 64, "Q_HEADS": 2, "K_HEADS": 2, "INTERLEAVED": False}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants", "dtype"),
+    [
+        (qk_exchange.qk_exchange_kernel, HEADS, "*bf16"),
+        (all_reduce_norm.all_reduce_norm_kernel, {"BLOCK": 256, "DTYPE": tl.bfloat16}, "*i32"),
+    ],
+)
+def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
+    kernel: Any, constants: dict[str, Any], dtype: str
+) -> None:
+    """What the argument about memory order rests on; and no multicast."""
+    ptx = ptx_of(kernel, {"NUM_RANKS": 2, "INTERPRETED": False, **constants}, dtype)
+    accesses = set(re.findall(r"\b(?:ld|st|atom|red|multimem|fence|membar)\.[\w.:]*b64", ptx))
+    assert accesses <= {
+        "ld.param.b64",
+        "ld.global.b64",
+        "st.global.b64",
+        "ld.volatile.global.b64",
+        "ld.volatile.global.v2.b64",
+        "st.relaxed.sys.global.b64",
+        "atom.relaxed.sys.global.cas.b64",
+    }
+    assert ptx.count("st.global.b64") == 1  # the count of epochs; words are written by st.relaxed.sys
+    assert "st.relaxed.sys.global.b64" in accesses and "multimem" not in ptx
+
+
+def test_check_names_all_ranks_that_one_wait_was_for() -> None:
+    exchange = side(num_ranks=4)
+    exchange.check()
+    exchange.state[2] = ((2**31 + 5) << 32 | 0b1010) - 2**64  # of 64 bits with a sign
+    message = rf"ranks 1, 3 {LATE} {2**31 + 5} within \d+ polls of rank 0; .* Look at ranks 1, 3 first"
+    with pytest.raises(FastPathError, match=message):
+        exchange.check()

@@ -1,0 +1,146 @@
+"""Ranks that wait for each other within a kernel, on one device: streams of a GPU, or processes of the interpreter."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.errors import DivergenceError
+from tpcompile.fastpath import plain
+from tpcompile.fastpath.certify.children import in_children
+from tpcompile.fastpath.certify.fences import fenced_allocations
+from tpcompile.fastpath.certify.trials import Call, OnRanks
+from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.torch_api.interpreted import patient
+
+_FACTORS = (3.0, 1.0)
+"""What activations are multiplied by in each round; the last one counts. Words of the round before would show."""
+_SKEW_S = 0.005
+_CPU_S = 60.0
+_NUM_PROGRAMS = 2
+"""So that a program has several rows, and that all programs of all ranks fit on a GPU."""
+_MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
+"""A few seconds."""
+
+
+def at_once(*, num_rows: int, row_words: int) -> OnRanks:
+    """`Trial.on_ranks` for launchers that take an `exchange`: of that many rows and words."""
+
+    def on_ranks(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
+        size = num_words(len(ranks), num_rows=num_rows, row_words=row_words)
+        device = next(value.device for value in ranks[0].values() if isinstance(value, Tensor))
+        memories = [shared_words(size, device) for _ in ranks]
+        exchanges = between(memories, num_rows=num_rows, row_words=row_words)
+        run = _on_streams if device.type == "cuda" else _in_processes
+        return run(call, ranks, exchanges)
+
+    return on_ranks
+
+
+def shared_words(size: int, device: torch.device) -> Tensor:
+    """Words of zero that all ranks can write: streams of one GPU, or processes that are forked from this one.
+
+    As many words lie before them, and twice as many after them, for `check_unused`.
+    """
+    if device.type == "cuda":
+        memory = torch.zeros(4 * size, dtype=torch.int64, device=device)
+    else:
+        memory = torch.frombuffer(mmap.mmap(-1, max(4 * size, 1) * 8), dtype=torch.int64)
+    return memory[size : 2 * size]
+
+
+def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: int) -> list[Exchange]:
+    """The sides of all ranks, on one device."""
+    limits = {"num_programs": _NUM_PROGRAMS, "max_polls": _MAX_POLLS[memories[0].device.type]} | limits
+    addresses = [memory.data_ptr() for memory in memories]
+    return [
+        Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
+        for rank, memory in enumerate(memories)
+    ]
+
+
+def check_unused(exchange: Exchange) -> None:
+    """Raise DivergenceError when words were written around the memory, or of a row that no kernel exchanged."""
+    size = exchange.memory.numel()
+    around = exchange.memory.as_strided((4 * size,), (1,), 0)
+    if around[:size].any() or around[2 * size :].any():
+        raise DivergenceError("a kernel wrote words outside of the exchange")
+    words = exchange.memory.view(2, exchange.num_ranks, exchange.num_rows, exchange.row_words)
+    epochs = exchange.state[-exchange.num_rows :]
+    if words[:, :, epochs == 0].any():
+        raise DivergenceError("a kernel wrote words of a row that it does not exchange")
+
+
+def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange]) -> list[tuple[Tensor, ...]]:
+    calls = [partial(_rounds, call, *each) for each in zip(ranks, exchanges, strict=True)]
+    outputs = []
+    for rank, ended in enumerate(in_children(calls, jobs=len(calls), cpu_s=_CPU_S)):
+        if ended.failure:
+            raise DivergenceError(f"rank {rank}: {ended.failure}")
+        outputs.append(torch.load(io.BytesIO(ended.result)))
+    return outputs
+
+
+def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
+    """Outputs of the last round."""
+    patient()
+    rank = int(exchange.state[0])
+    with fenced_allocations():
+        for index, factor in enumerate(_FACTORS):
+            time.sleep(_SKEW_S * ((rank + index) % 3))
+            outputs = call(_round(arguments, factor, exchange), plain.alone)
+    exchange.check()
+    check_unused(exchange)
+    file = io.BytesIO()
+    torch.save(tuple(output.detach().clone() for output in outputs), file)
+    return file.getvalue()
+
+
+def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange]) -> list[tuple[Tensor, ...]]:
+    streams = [torch.cuda.Stream() for _ in ranks]
+    _load_kernels(call, ranks, exchanges, streams)
+    for factor in _FACTORS:
+        given = [_round(arguments, factor, exchange) for arguments, exchange in zip(ranks, exchanges, strict=True)]
+        outputs = _on_each(call, given, streams)
+    for exchange in exchanges:
+        exchange.check()
+        check_unused(exchange)
+    return outputs
+
+
+def _on_each(call: Call, given: list[dict[str, Any]], streams: list[Any]) -> list[tuple[Tensor, ...]]:
+    torch.cuda.synchronize()
+    outputs = []
+    for arguments, stream in zip(given, streams, strict=True):
+        with torch.cuda.stream(stream):
+            outputs.append(call(arguments, plain.alone))
+    torch.cuda.synchronize()
+    return outputs
+
+
+def _load_kernels(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange], streams: list[Any]) -> None:
+    """Compile and load what the ranks launch, and allocate: that would wait for kernels which wait for later ones."""
+    before = [exchange.state.clone() for exchange in exchanges]
+    for exchange in exchanges:
+        exchange.state[2] = 1  # as if a wait had run out: no kernel waits
+    _on_each(call, [_round(*each) for each in zip(ranks, [1.0] * len(ranks), exchanges, strict=True)], streams)
+    for exchange, state in zip(exchanges, before, strict=True):
+        exchange.state.copy_(state)
+        exchange.memory.zero_()
+
+
+def _round(arguments: Mapping[str, Any], factor: float, exchange: Exchange) -> dict[str, Any]:
+    given = {**arguments, "exchange": exchange}
+    if factor == 1.0:
+        return given
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.dim() > 1:
+            given[name] = value * factor
+    return given

@@ -1,0 +1,296 @@
+"""Rows of 4-byte values on every rank -> the same rows of all ranks, within one kernel, through each other's memory.
+
+**Words.** A rank owns 2 * num_ranks * num_rows * row_words words of 8 bytes, which its peers write: the upper half of a
+word is an epoch, the lower half a value. `publish` writes a row into the memory of every rank, `wait` polls this rank's
+own memory until the words of a peer carry the epoch. The epoch of a row is counted on the device, so a kernel that is
+replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the epoch before is left.
+
+**Memory order.** An aligned access of 8 bytes is single-copy atomic, also as an element of a vector access, so a value
+is there exactly when its epoch is: there is no second location that the epoch would have to release, and no fence,
+release or acquire is needed. All accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`,
+which PTX defines to synchronise as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write
+after a finite time.
+
+**Two slots.** Words of even and of odd epochs are apart. A rank may write epoch e + 2 over e when its peer has read e:
+the rank has left the kernel of e + 1, in which it saw the peer's word of e + 1; the peer wrote that in its kernel of
+e + 1, which the stream began after its kernel of e had ended, with every read of e. So no rank is two epochs ahead of
+another. With one slot the same holds no longer: a rank that has seen e of all may write e + 1 before a slow peer has
+read e. Kernels of one exchange must not overlap: one stream (or streams that wait for each other), and no programmatic
+dependent launch.
+
+**One decision.** Threads that poll for themselves may see a word come at different times. So what they decide by is a
+sum over all threads that poll for one wait, which holds each word once: a warp polls all words (`sum_of_pairs`), or the
+whole program does, and then each thread has words of its own (a row is padded to a word for each thread).
+
+**No deadlock.** A program publishes a row before it waits for it, and takes its rows (index, index + num_programs, ...)
+in order. Of all rows that some rank has not finished take the first: its programs have finished all their rows before
+it, so each has published it, or will without waiting; so all finish it. This needs every program of a grid to become
+resident without one of the same grid ending, hence a limit on the grid, whatever the number of rows, and on the
+registers of a thread, by which a multiprocessor holds a known number of programs; all ranks must pass the same
+`num_programs`. A larger grid is safe only where programs are issued in order of their index, which CUDA does not
+promise.
+
+**Bounded.** A wait polls at most `max_polls` times. Then the ranks and the epoch that it waited for are kept, the value
+is NaN, and this and every later kernel of the exchange goes on without polling, until `Exchange.check` raises.
+
+What is different on every rank (its number, the addresses) is data, so that all ranks run the same kernels. NVLink
+multicast is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tpcompile.errors import FastPathError
+from tpcompile.torch_api import symmetric
+
+# Places in `Exchange.state`, int64: numbers, addresses of the words of all ranks, epochs of all rows.
+_RANK = tl.constexpr(0)
+_MAX_POLLS = tl.constexpr(1)
+_LATE = tl.constexpr(2)
+"""0, or the first wait that ran out of polls: epoch << 32 | a bit for each rank that did not arrive."""
+_NUM_ROWS = tl.constexpr(3)
+_ROW_WORDS = tl.constexpr(4)
+_ADDRESSES = tl.constexpr(5)
+_WARP = tl.constexpr(32)
+MAX_RANKS = 16
+"""As many as have two words each in a warp."""
+DEFAULT_MAX_POLLS = 2**28
+"""About half a minute: a poll takes 0.1 to 0.2 us on an H200."""
+
+
+@triton.jit
+def begin(state, row, NUM_RANKS: tl.constexpr):
+    """Upper half of the words of this exchange of a row, in place."""
+    epoch = tl.load(state + _ADDRESSES + NUM_RANKS + row) + 1
+    return epoch.to(tl.uint64) << 32
+
+
+@triton.jit
+def end(state, row, tag, NUM_RANKS: tl.constexpr):
+    """Count the exchange of a row, once all threads of the program have read its epoch."""
+    tl.debug_barrier()
+    tl.store(state + _ADDRESSES + NUM_RANKS + row, (tag >> 32).to(tl.int64))
+
+
+@triton.jit
+def row_of(state, owner, source, row, tag, NUM_RANKS: tl.constexpr):
+    """Where rank `source` writes a row into the memory of rank `owner`."""
+    slot = ((tag >> 32) & 1).to(tl.int64)
+    rows = (slot * NUM_RANKS + source) * tl.load(state + _NUM_ROWS) + row
+    address = tl.load(state + _ADDRESSES + owner)
+    return address.to(tl.pointer_type(tl.uint64)) + rows * tl.load(state + _ROW_WORDS)
+
+
+@triton.jit
+def store_words(at, words, mask, INTERPRETED: tl.constexpr):
+    """Relaxed stores of system scope, which Triton has only as exchanges; those wait for the old value over NVLink."""
+    if INTERPRETED:
+        tl.atomic_xchg(at, words, mask=mask, sem="relaxed", scope="sys")
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred wanted;
+            setp.ne.b32 wanted, $3, 0;
+            @wanted st.relaxed.sys.global.b64 [$1], $2;
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,l,r", [at, words, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def is_late(words, tag):
+    """True for words that have not come."""
+    return (words >> 32) != (tag >> 32)
+
+
+@triton.jit
+def polls_of(state):
+    """How often a row may poll; and whether a wait of this exchange has run out, so that it need not."""
+    return tl.load(state + _MAX_POLLS), tl.load(state + _LATE, volatile=True) == 0
+
+
+@triton.jit
+def poll(at, mask, tag, polls, is_whole):
+    """Words, once all have the epoch of `tag` or the polls are used up; how many it still waits for; the polls left.
+
+    Unless `is_whole`, words are taken as they are. Threads may have read different values of it, so it is summed up.
+    """
+    words = tl.load(at, mask=mask, other=tag, volatile=True)
+    missing = tl.sum((is_whole & is_late(words, tag)).to(tl.int32))
+    while (missing > 0) & (polls > 0):
+        words = tl.load(at, mask=mask, other=tag, volatile=True)
+        missing = tl.sum((is_whole & is_late(words, tag)).to(tl.int32))
+        polls -= 1
+    return words, missing, polls
+
+
+@triton.jit
+def keep_late(state, ranks, tag, INTERPRETED: tl.constexpr):
+    """The first wait that runs out is kept, in whichever thread: a bit for each rank that it was for."""
+    late = tag.to(tl.int64, bitcast=True) | ranks
+    if INTERPRETED:
+        tl.atomic_cas(state + _LATE, tl.full([], 0, tl.int64), late)
+    else:
+        tl.inline_asm_elementwise(
+            "atom.relaxed.sys.global.cas.b64 $0, [$1], 0, $2;",
+            "=l,l,l", [state + _LATE, late], dtype=tl.int64, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def bits(value):
+    """float32 -> the lower half of a word."""
+    return value.to(tl.uint32, bitcast=True).to(tl.uint64)
+
+
+@triton.jit
+def lower(words):
+    """The lower halves."""
+    return (words & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def publish_pair(state, row, tag, first, second, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Write two float32 of a row into the memory of all ranks, this one too."""
+    at = tl.arange(0, _WARP)
+    which = at % 2
+    mask = at < 2 * NUM_RANKS
+    owners = tl.where(mask, at // 2, 0)
+    place = row_of(state, owners, tl.load(state + _RANK), row, tag, NUM_RANKS) + which
+    store_words(place, tag | bits(tl.where(which == 0, first, second)), mask, INTERPRETED)
+
+
+@triton.jit
+def ranks_of(late, word):
+    """A bit for each rank of which one of its two words is late."""
+    ranks = tl.where(late, 1 << (word // 2), 0)
+    return (tl.sum(tl.where(word % 2 == 0, ranks, 0)) | tl.sum(tl.where(word % 2 == 1, ranks, 0))).to(tl.int64)
+
+
+@triton.jit
+def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Sums over all ranks of what they published; the same bits on all ranks, which add in the same order.
+
+    One word for each thread of a warp: every warp polls all words for itself, and nothing waits for other warps.
+    """
+    at = tl.arange(0, _WARP)
+    mask = at < 2 * NUM_RANKS
+    place = row_of(state, tl.load(state + _RANK), tl.where(mask, at // 2, 0), row, tag, NUM_RANKS) + at % 2
+    polls, is_whole = polls_of(state)
+    words, missing, _polls = poll(place, mask, tag, polls, is_whole)
+    late = is_late(words, tag)
+    if missing > 0:
+        keep_late(state, ranks_of(late, at), tag, INTERPRETED)
+    values = tl.where(late, float("nan"), lower(words).to(tl.float32, bitcast=True))
+    first = tl.sum(tl.where(mask & (at % 2 == 0), values, 0.0))
+    second = tl.sum(tl.where(mask & (at % 2 == 1), values, 0.0))
+    return first, second
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exchange:
+    """Memory through which the ranks of one group exchange rows, in the kernels of one stream.
+
+    Groups, streams and graphs that run at the same time need one each. All ranks make the same calls with it, in the
+    same order and with the same number of rows.
+    """
+
+    state: Tensor = field(repr=False)
+    """What kernels are given: int64 on the device."""
+    num_ranks: int
+    num_rows: int
+    """Most rows of a call."""
+    row_words: int
+    """Most words of a row."""
+    num_programs: int
+    """Multiprocessors that it may fill with programs, which all must be on the GPU at once, beside those of others."""
+    memory: Any = field(repr=False)
+    """Keeps the words."""
+
+    @classmethod
+    def between(
+        cls,
+        addresses: list[int],
+        *,
+        rank: int,
+        num_rows: int,
+        row_words: int,
+        memory: Tensor,
+        num_programs: int = 132,
+        max_polls: int = DEFAULT_MAX_POLLS,
+    ) -> Self:
+        """The side of `rank`, a number within the group, given where the words of all ranks are.
+
+        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts. Raises
+        FastPathError for more ranks than a warp can poll at once.
+        """
+        if len(addresses) > MAX_RANKS:
+            raise FastPathError(f"an exchange of {len(addresses)} ranks; at most {MAX_RANKS} write to each other")
+        numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
+        return cls(
+            state=torch.tensor(numbers, dtype=torch.int64, device=memory.device),
+            num_ranks=len(addresses),
+            num_rows=num_rows,
+            row_words=row_words,
+            num_programs=num_programs,
+            memory=memory,
+        )
+
+    @classmethod
+    def of_group(cls, group: Any, *, num_rows: int, row_words: int, device: torch.device, **limits: int) -> Self:
+        """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`.
+
+        Grids have a program for each multiprocessor of the GPU, unless `num_programs` says otherwise.
+        """
+        limits = {"num_programs": torch.cuda.get_device_properties(device).multi_processor_count} | limits
+        size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
+        shared = symmetric.zeros(size, group=group, device=device)
+        return cls.between(
+            shared.addresses,
+            rank=group.rank(),
+            num_rows=num_rows,
+            row_words=row_words,
+            memory=shared.words,
+            **limits,
+        )
+
+    def check(self) -> None:
+        """Raise FastPathError when a wait ran out: with the ranks that did not arrive. Waits for the device.
+
+        The exchange cannot be used after that. When several ranks report, look at those that all of them name at the
+        smallest epoch: others may have waited for them too.
+        """
+        late = int(self.state[_LATE.value]) % 2**64  # unsigned
+        if not late:
+            return
+        epoch = late >> 32
+        numbers = [str(rank) for rank in range(self.num_ranks) if late >> rank & 1]
+        named = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        limit = int(self.state[_MAX_POLLS.value])
+        raise FastPathError(
+            f"{named} of the group did not arrive at exchange {epoch} within {limit} polls of rank "
+            f"{int(self.state[_RANK.value])}; what was computed since is NaN. Look at {named} first"
+        )
+
+    def check_call(self, op: str, x_D: Tensor, row_words: int) -> None:
+        """Raise FastPathError for a call with rows of `x_D` that is not for this exchange: too large, or elsewhere."""
+        num_rows = x_D.shape[:-1].numel()
+        if num_rows > self.num_rows or row_words > self.row_words:
+            raise FastPathError(
+                f"{op}: {num_rows} rows of {row_words} words; the exchange holds {self.num_rows} of {self.row_words}"
+            )
+        if x_D.device != self.state.device:
+            raise FastPathError(f"{op}: the tensors are on {x_D.device} and the exchange on {self.state.device}")
+
+
+def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:
+    """Words of int64 that every rank owns."""
+    return 2 * num_ranks * num_rows * row_words

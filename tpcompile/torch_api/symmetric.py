@@ -1,0 +1,40 @@
+"""Memory of a GPU that the other ranks of a group can write; seen on torch 2.11.0 and 2.13.0.
+
+name                                         why
+distributed._symmetric_memory.empty          memory that rendezvous can map
+distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
+_SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Words of this rank and where the words of all ranks are."""
+
+    words: Tensor
+    addresses: list[int]
+    handle: Any
+    """Keeps the mappings."""
+
+
+def zeros(num_words: int, *, group: Any, device: torch.device) -> Shared:
+    """Collective: `num_words` of int64 on every rank, all zero before this returns on any rank."""
+    import torch.distributed._symmetric_memory as symm  # without CUDA it is not there on all builds
+
+    words = symm.empty(num_words, dtype=torch.int64, device=device)
+    words.zero_()
+    handle = symm.rendezvous(words, group)
+    offset = getattr(handle, "offset", 0)
+    torch.cuda.synchronize(device)
+    dist.barrier(group=group)
+    torch.cuda.synchronize(device)
+    return Shared(words, [address + offset for address in handle.buffer_ptrs], handle)
