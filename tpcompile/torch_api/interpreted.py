@@ -30,10 +30,11 @@ def patient() -> None:
     _interpreter.InterpreterBuilder.create_masked_load = _patient_load
 
 
-def _patient_load(builder: Any, ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+def _patient_load(*given: Any) -> Any:
+    is_volatile = given[-1]
     if is_volatile:
         time.sleep(_POLL_S)
-    return _masked_load(builder, ptrs, mask, other, cache_policy, is_volatile)
+    return _masked_load(*given)
 
 
 def _rounded(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:

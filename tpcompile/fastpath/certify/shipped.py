@@ -150,6 +150,7 @@ _EXCHANGED = {
     "tag.to(tl.int64, bitcast=True) -> tag": _LATE,
     "tl.atomic_cas(* -> *": _LATE,
     "state + _LATE -> *": _LATE,
+    "state + _MAX_POLLS -> *": _LATE,
     "dense_D.storage_offset() % 2 -> *": "copies more often than it must",
 }
 _MOST_ROWS = 16
