@@ -111,6 +111,10 @@ def norm(x: Tensor | None = None, partial: Tensor | None = None, width: int = 16
         (lambda: norm(partial=torch.ones(3, 8)), r"partial is \[3, 8\], and \[3, 16\] is needed"),
         (lambda: norm(partial=torch.ones(3, 16).half()), "partial is torch.float16 and x torch.float32"),
         (lambda: norm(width=15), "x is 15 wide; pad it to an even number"),
+        (
+            lambda: Exchange.of_group(None, num_rows=1, row_words=2, device=torch.device("cpu")),
+            "an exchange needs GPUs that reach each other's memory, and the device is cpu",
+        ),
         (lambda: side(num_ranks=17), "an exchange of 17 ranks; at most 16 write to each other"),
     ],
 )

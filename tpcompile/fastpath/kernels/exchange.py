@@ -248,8 +248,11 @@ class Exchange:
     def of_group(cls, group: Any, *, num_rows: int, row_words: int, device: torch.device, **limits: int) -> Self:
         """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`.
 
-        Grids have a program for each multiprocessor of the GPU, unless `num_programs` says otherwise.
+        Grids have a program for each multiprocessor of the GPU, unless `num_programs` says otherwise. Raises
+        FastPathError on a device that is no GPU.
         """
+        if torch.device(device).type != "cuda":
+            raise FastPathError(f"an exchange needs GPUs that reach each other's memory, and the device is {device}")
         limits = {"num_programs": torch.cuda.get_device_properties(device).multi_processor_count} | limits
         size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
         shared = symmetric.zeros(size, group=group, device=device)
