@@ -19,8 +19,8 @@ from tpcompile.preflight import Handshake, InputParity
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = ("check_numerics", "check_contract")
-"""Blocks that tests/numerics/test_documented.py runs."""
+ELSEWHERE = ("check_numerics", "check_contract", "head_norm")
+"""Blocks that tests/numerics/test_documented.py and tests/fastpath/test_documented.py run."""
 
 
 class Model(nn.Module):

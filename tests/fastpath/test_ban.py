@@ -19,6 +19,7 @@ from tpcompile.evidence.records import Layer, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban, fast_path, registered, registry, tp_region
 from tpcompile.fastpath.registry import tp_size
+from tpcompile.fastpath.use import Use
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_fast_paths")
 NAME = "tests.fastpath.kernels.norm_kernel"
@@ -27,6 +28,11 @@ NAME = "tests.fastpath.kernels.norm_kernel"
 @pytest.fixture
 def no_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
+
+
+@pytest.fixture
+def certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ban, "uncertified", lambda path: "")
 
 
 @pytest.fixture
@@ -49,6 +55,10 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RankR
         return session.record(rank=rank, world_size=world_size)
 
     yield capture
+
+
+def use(name: str) -> Use:
+    return Use(value_item(name, "in the dynamo graph"))
 
 
 def block(x: Tensor) -> Tensor:
@@ -76,12 +86,19 @@ def test_a_single_gpu_fast_path_is_refused_where_it_is_declared_and_free_without
     assert dict(traced_only(block, world_size=1).fast_paths) == {"norm": "used"}
 
 
+@pytest.mark.usefixtures("certified")
 @pytest.mark.parametrize("tp", ["per_head", "distributed_stats", "pointwise"])
 def test_a_tp_aware_fast_path_is_used(traced_only: Capture, tp: str) -> None:
     fast_path("norm", replaces=kernels.plain, tp=tp)(kernels.launch)
     record = traced_only(block)
     assert (record.refused_ops, record.fast_paths) == ((), (("norm", "used"),))
     assert dict(record.environment)["source of norm"] == registered()["norm"].source.sha256
+
+
+def test_a_tp_aware_fast_path_without_a_certificate_is_refused(traced_only: Capture) -> None:
+    fast_path("norm", replaces=kernels.plain, tp="per_head")(kernels.launch)
+    (found,) = traced_only(block).refused_ops
+    assert "it has no certificate" in found.notes["why"] and "`tpcompile certify norm`" in found.notes["why"]
 
 
 def test_a_fast_path_that_no_graph_calls_says_so(traced_only: Capture) -> None:
@@ -156,10 +173,11 @@ def test_an_op_that_is_only_in_the_backward_is_refused_at_its_line() -> None:
     assert found.line is not None and "hides(grad)" in found.line.code
 
 
+@pytest.mark.usefixtures("certified")
 def test_an_op_is_the_fast_path_that_it_was_registered_as() -> None:
     fast_path("hidden", replaces=torch.clone, tp="pointwise")(hides)
     assert registered()["hidden"].names == {"tpcompile_tests::hides"}
-    assert ban.refusal("tpcompile_tests::hides", ()) == ""
+    assert ban.refusal(use("tpcompile_tests::hides"), ()) == ""
 
 
 @pytest.mark.parametrize(
@@ -175,8 +193,8 @@ def test_an_op_is_the_fast_path_that_it_was_registered_as() -> None:
     ],
 )
 def test_single_gpu_packages_are_refused_by_name_with_the_reason(name: str, package: str) -> None:
-    assert ban.refusal(name, ()).startswith(f"{package} (looked at in ")
-    assert ban.refusal(name, {name}) == ""  # the user vouches for it
+    assert ban.refusal(use(name), ()).startswith(f"{package} (looked at in ")
+    assert ban.refusal(use(name), {name}) == ""  # the user vouches for it
 
 
 def test_a_name_that_is_declared_allows_no_other() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.fastpath import kernels
 from tpcompile.errors import ConfigError
 from tpcompile.fastpath.source import Source, source_of
 
@@ -75,3 +79,19 @@ def test_a_launcher_without_source_is_refused() -> None:
         source_of(scope["typed"])  # type: ignore[arg-type]  # a function, by exec
     with pytest.raises(ConfigError, match="is not a Python function"):
         source_of(len)
+
+
+@pytest.mark.parametrize("make", [torch.library.custom_op, torch.library.triton_op])
+def test_an_op_made_from_a_launcher_runs_what_the_launcher_runs(make: Callable[..., Any]) -> None:
+    name = f"tpcompile_tests::{make.__name__}_of_launch"
+    op = source_of(make(name, mutates_args=())(kernels.launch))
+    launcher = source_of(kernels.launch)
+    assert (op.kernels, op.functions, op.sha256) == (launcher.kernels, launcher.functions, launcher.sha256)
+    assert (op.ops, launcher.ops) == ({name}, frozenset())
+
+
+def test_a_backward_that_is_registered_belongs_to_the_source() -> None:
+    op = torch.library.custom_op("tpcompile_tests::trained", mutates_args=())(kernels.launch)
+    before = source_of(op)
+    op.register_autograd(lambda ctx, grad: kernels.plain(grad))
+    assert source_of(op).sha256 != before.sha256

@@ -23,7 +23,15 @@ def test_the_reason_of_a_recompile_is_one_line() -> None:
 
     compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
     with CaptureSession(count_regions=False) as session:
-        hooks = Hooks(0, session, progress, on=on, note=lambda what: None, say_raising=lambda: None)
+        hooks = Hooks(
+            0,
+            session,
+            progress,
+            on=on,
+            note=lambda what: None,
+            say_raising=lambda: None,
+            on_compile=lambda compile_: None,
+        )
         hooks.install()
         compiled(torch.ones(3))
         compiled(torch.ones(4))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence.compiles.collectives import blamed_line
-from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, value_item
+from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, UserLine, value_item
 
 TORCH_NAMESPACES = frozenset({
     "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
@@ -22,25 +22,24 @@ _OP = re.compile(r"^torch\.ops\.(\w+)\.(\w+)")
 
 
 def foreign_ops(compiles: Iterable[CompileRecord]) -> tuple[Item, ...]:
-    """Each custom op and user Triton kernel once, by name: `namespace::op` or `module.kernel`, with the user's line."""
-    found: dict[str, Item] = {}
+    """Each custom op and user Triton kernel once per line: `namespace::op` or `module.kernel`, with the user's line."""
+    found: dict[tuple[str, UserLine | None], Item] = {}
     for compile_ in compiles:
         for graph in compile_.graphs:
-            found = _foreign_items(graph) | found  # the first use of a name stays
-    return tuple(found[name] for name in sorted(found))
+            for item in _foreign_items(graph):
+                found.setdefault((item.about, item.line), item)
+    return tuple(sorted(found.values(), key=lambda item: item.about))
 
 
-def _foreign_items(graph: Graph) -> dict[str, Item]:
-    """Name of each custom op or user Triton kernel in the graph -> its first use."""
-    found: dict[str, Item] = {}
+def _foreign_items(graph: Graph) -> Iterator[Item]:
     nodes = list(graph.nodes)
     for index, node in enumerate(nodes):
         name = foreign_name(node)
         if name == NAMELESS and graph.kind != "dynamo":
             continue  # text of a cache; the call that launches it is in the Dynamo graph
-        if name and name not in found:
-            found[name] = value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
-    return found
+        if name:
+            item = value_item(name, f"in the {graph.kind} graph", line=blamed_line(nodes, index))
+            yield item.model_copy(update={"notes": {"graph": graph.kind}})
 
 
 def foreign_name(node: Node) -> str:

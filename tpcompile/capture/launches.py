@@ -14,7 +14,8 @@ from typing import Any
 from tpcompile.capture.foreign import NAMELESS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compiles.trace import TraceEvent
-from tpcompile.fastpath.source import kernel_name, python_function, source_of
+from tpcompile.evidence.records import UserLine
+from tpcompile.fastpath.source import kernel_name, line_of, python_function, source_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 _LOWERED_HERE = frozenset({"aotautograd_cache_miss", "aotautograd_cache_bypass"})
@@ -28,6 +29,8 @@ class Launches:
     def __init__(self) -> None:
         self.sources: dict[str, str] = {}
         """Name of each kernel -> hash of its source, empty where Python has none."""
+        self.lines: dict[str, UserLine] = {}
+        """Name of each kernel -> where it is."""
         self._lowered_here: set[str | None] = set()
         """Compiles whose AOT graphs are no text of a cache, with the numbers of a different process."""
 
@@ -51,6 +54,7 @@ class Launches:
         if function is None:
             return NAMELESS
         name = kernel_name(function)
+        self.lines[name] = line_of(function)
         if name not in self.sources:
             try:
                 self.sources[name] = source_of(kernel).sha256

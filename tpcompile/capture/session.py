@@ -19,8 +19,11 @@ from tpcompile.capture.launches import Launches
 from tpcompile.capture.rank_reads import rank_reads
 from tpcompile.capture.regions import RegionCounter
 from tpcompile.evidence.compiles import trace
-from tpcompile.evidence.records import CompileRecord, PhaseCounters, RankRecord, RegionCount
-from tpcompile.fastpath import ban
+from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
+from tpcompile.evidence.records.base import lines_of
+from tpcompile.evidence.text.comments import stack_lines
+from tpcompile.fastpath import ban, selection
+from tpcompile.fastpath.use import Seen, Stack
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
 
@@ -71,6 +74,7 @@ class CaptureSession:
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._regions = RegionCounter() if count_regions else None
         self._launches = Launches()
+        self._stacks: compat.Stacks = {}
         self._with_graph: set[str] = set()
         """Compiles that made a graph."""
         self._stack = ExitStack()
@@ -83,7 +87,7 @@ class CaptureSession:
         # Read now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
         self._environment = compat.environment()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
-        self._stack.enter_context(compat.users_lines())
+        self._stacks = self._stack.enter_context(compat.users_lines())
         if self._regions is not None:
             self._stack.enter_context(torch_hooks.guard_lookups(self._looked_up))
         self._callbacks = self._stack.enter_context(ExitStack())
@@ -158,14 +162,14 @@ class CaptureSession:
         a shard.
         """
         compiles = self.compiles()
-        found = foreign_ops(compiles)
-        judged = ban.judge(found, tp_size=world_size if tp_size is None else tp_size, declared=set(tp_aware))
+        judged = self.judged(compiles, tp_size=world_size if tp_size is None else tp_size, tp_aware=tp_aware)
+        kernels = ban.sources(judged.uses, self._launches.sources) | selection.choices()
         return RankRecord(
             rank=rank,
             world_size=world_size,
             domain=domain,
             coordinate=rank if coordinate is None else coordinate,
-            environment=tuple(sorted({**self._environment, **ban.sources(found, self._launches.sources)}.items())),
+            environment=tuple(sorted({**self._environment, **kernels}.items())),
             groups=tuple(sorted(self._roles.items())),
             compiles=compiles,
             counters=self.counters(compiles),
@@ -173,9 +177,15 @@ class CaptureSession:
             skipped=tuple(compat.failed_frames()),
             places=_places(),
             refused_ops=judged.refused,
-            fast_paths=judged.statuses,
+            fast_paths=tuple(sorted([*judged.statuses, *selection.statuses()])),
             facts=facts or {},
         )
+
+    def judged(self, compiles: Iterable[CompileRecord], *, tp_size: int, tp_aware: Iterable[str] = ()) -> ban.Judged:
+        """What became of the custom ops and Triton kernels in these compiles; `record` has it of all."""
+        found = foreign_ops(compiles)
+        seen = Seen(self._stacks_of(found), self._launches.lines)
+        return ban.judge(found, tp_size=tp_size, declared=set(tp_aware), seen=seen)
 
     def region_counts(self) -> tuple[RegionCount, ...]:
         """Compiled regions entered per call, by phase and compiled callable; empty when they are not counted."""
@@ -193,6 +203,11 @@ class CaptureSession:
             )
             for name, phase in self._phases.items()
         )
+
+    def _stacks_of(self, found: Iterable[Item]) -> dict[tuple[str, int], set[Stack]]:
+        """The stacks with which these were traced, by file and line."""
+        places = {(line.file, line.line) for line in lines_of(found)}
+        return {place: set(map(stack_lines, self._stacks[place])) for place in places & self._stacks.keys()}
 
     def _snapshot(self) -> None:
         # Taken again at every use: groups can be destroyed, and the string table grows, before the record is made.

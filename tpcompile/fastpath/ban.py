@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tpcompile.evidence.layers.environment import SOURCE_OF
 from tpcompile.evidence.records import Item
-from tpcompile.fastpath.registry import FastPath, registered
+from tpcompile.fastpath.certificate import uncertified
+from tpcompile.fastpath.registry import registered
+from tpcompile.fastpath.use import Seen, Use, uses
 
 _PACKAGES = Path(__file__).with_name("single_gpu.yaml")
 
@@ -42,57 +44,72 @@ class Judged:
     refused: tuple[Item, ...] = ()
     statuses: tuple[tuple[str, str], ...] = ()
     """Name of each fast path, custom op or kernel -> `used`, `refused: why` or `not applicable: why`."""
+    uses: tuple[Use, ...] = ()
+    """All that were judged."""
 
 
-def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str]) -> Judged:
+def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], seen: Seen | None = None) -> Judged:
     """Decide on each op or kernel that graphs call. `declared` names those that the user vouches for.
 
     With `tp_size` 1 nothing is refused: there are no shards.
     """
-    refused: list[Item] = []
+    seen = seen or Seen()
+    refused: dict[str, Item] = {}
     statuses: dict[str, str] = {}
-    for item in found:
-        why = "" if tp_size == 1 else refusal(item.about, declared)
+    all_uses = tuple(uses(found, seen))
+    for use in all_uses:
+        why = "" if tp_size == 1 else refusal(use, declared)
         if why:
-            refused.append(item.model_copy(update={"notes": {**item.notes, "why": why}}))
-            statuses[_label(item.about)] = f"refused: {why}"
+            refused.setdefault(use.name, _refused(use, why, seen))
+            statuses[_label(use)] = f"refused: {why}"
         else:
-            statuses.setdefault(_label(item.about), "used")
+            statuses.setdefault(_label(use), "used")
     for name in registered():
         statuses.setdefault(name, "not applicable: no compiled graph calls it")
-    return Judged(tuple(refused), tuple(sorted(statuses.items())))
+    return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
 
 
-def refusal(name: str, declared: Collection[str]) -> str:
+def refusal(use: Use, declared: Collection[str]) -> str:
     """Why an op or kernel may not run on a shard; empty when it may."""
+    name = use.name
     if not {name, name.rpartition(".")[2]}.isdisjoint(declared):
         return ""
-    path = owner(name)
+    path = use.path
     if path is not None:
-        return "" if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
+        return (
+            uncertified(path) if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
+        )
     for known in single_gpu_packages():
         if any(fnmatchcase(name, pattern) for pattern in known.names):
             return f"{known.package} (looked at in {known.version}): {known.reason}"
+    return _unregistered(name)
+
+
+def _unregistered(name: str) -> str:
+    sharing = [path.name for path in registered().values() if name in path.names]
+    if sharing:
+        return f"it is launched outside of the fast path that it is part of ({', '.join(sharing)})"
     return "it is not registered as a fast path"
 
 
-def owner(name: str) -> FastPath | None:
-    """The fast path that this op or kernel belongs to, a TP-aware one first."""
-    owners = [path for path in registered().values() if name in path.names]
-    return max(owners, key=lambda path: path.is_tp_aware, default=None)
+def _refused(use: Use, why: str, seen: Seen) -> Item:
+    """The call at the user's line, with why, and where the kernel or op is."""
+    defined = use.defined_at(seen.kernels)
+    notes = {**use.item.notes, "why": why, "defined": str(defined or "in a library without Python source")}
+    return use.item.model_copy(update={"notes": notes, "line": use.line})
 
 
-def sources(found: Iterable[Item], kernels: Mapping[str, str]) -> dict[str, str]:
+def sources(used: Iterable[Use], kernels: Mapping[str, str]) -> dict[str, str]:
     """`source of NAME` -> hash, of the fast paths and Triton kernels that graphs call: equal on ranks that agree.
 
     `kernels` has the hashes of the kernels by name.
     """
     hashes = {}
-    for item in found:
-        path = owner(item.about)
-        sha256 = path.source.sha256 if path else kernels.get(item.about, "")
+    for use in used:
+        path = use.path
+        sha256 = path.source.sha256 if path else kernels.get(use.name, "")
         if sha256:
-            hashes[f"{SOURCE_OF}{_label(item.about)}"] = sha256
+            hashes[f"{SOURCE_OF}{_label(use)}"] = sha256
     return hashes
 
 
@@ -103,6 +120,6 @@ def single_gpu_packages() -> tuple[SingleGpuPackage, ...]:
     return listed.validate_python(yaml.safe_load(_PACKAGES.read_text()))
 
 
-def _label(name: str) -> str:
-    path = owner(name)
-    return path.name if path else name
+def _label(use: Use) -> str:
+    path = use.path
+    return path.name if path else use.name

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
 from tpcompile.fastpath.registry import FastPath
 
@@ -27,7 +28,27 @@ class Survivor(Frozen):
     """`file:line`."""
     change: str
     reason: str = ""
-    """Why nothing can catch it, as declared beside the cases."""
+    """Why nothing can catch it, as declared beside the cases; empty when nothing is declared."""
+
+
+class Power(Frozen):
+    """What the cases see: mutations of the source and of the arguments that were run through them."""
+
+    device: str
+    num_mutations: int
+    survivors: tuple[Survivor, ...]
+
+    @property
+    def caught(self) -> float:
+        """Share of the mutations that some case caught, of those that can be caught."""
+        unexplained = sum(not survivor.reason for survivor in self.survivors)
+        reachable = self.num_mutations - len(self.survivors) + unexplained
+        return 1 - unexplained / reachable if reachable else 0.0
+
+    def __str__(self) -> str:
+        explained = sum(bool(survivor.reason) for survivor in self.survivors)
+        reachable = self.num_mutations - explained
+        return f"{self.caught:.1%} of {reachable} mutations caught ({explained} more change nothing)"
 
 
 class Worst(Frozen):
@@ -58,14 +79,12 @@ class Certificate(Frozen):
     num_cases: int
     worst: Worst
     limit: float = MAX_RATIO
-    num_mutations: int
-    """Mutations of the source and of the arguments that were run through the same cases."""
-    survivors: tuple[Survivor, ...]
+    power: Power
 
     @property
-    def caught(self) -> float:
-        """Share of the mutations that some case caught."""
-        return 1 - len(self.survivors) / self.num_mutations if self.num_mutations else 0.0
+    def is_of_gpu(self) -> bool:
+        """True when its cases ran on a GPU."""
+        return self.device.startswith("sm")
 
     def refusal(self, source: str) -> str:
         """Why it does not certify this source; empty when it does."""
@@ -73,29 +92,42 @@ class Certificate(Frozen):
             return f"its certificate is for source {self.source}, and this is {source}"
         if not self.worst.ratio <= self.limit:
             return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
-        if self.caught < MIN_CAUGHT:
-            return (
-                f"its cases caught {self.caught:.0%} of {self.num_mutations} mutations, and {MIN_CAUGHT:.0%} are asked"
-            )
+        if self.power.caught < MIN_CAUGHT:
+            return f"in its certificate {self.power}; {MIN_CAUGHT:.0%} are asked"
         return ""
 
     def __str__(self) -> str:
         return (
             f"{self.name}: {self.num_cases} cases, worst error {self.worst.ratio:.3g} times the plain code's "
-            f"({self.worst.tensor}, {self.worst.case}), {self.caught:.0%} of {self.num_mutations} mutations caught, "
-            f"on {self.device} ({self.machine}), torch {self.torch}, Triton {self.triton}"
+            f"({self.worst.tensor}, {self.worst.case}), {self.power}, on {self.device} ({self.machine}), "
+            f"torch {self.torch}, Triton {self.triton}"
         )
 
 
 def uncertified(path: FastPath) -> str:
-    """Why a TP-aware fast path may not run on this device; empty when it may."""
-    todo = f"run `tpcompile certify {path.name}`"
-    file = certificate_file(path, device_kind())
-    certificate = read(file)
-    if certificate is None:
-        return f"fast path {path.name} has no certificate for {device_kind()} ({file.name} beside {path.line}); {todo}"
-    why = certificate.refusal(path.source.sha256)
-    return f"fast path {path.name}: {why}; {todo}" if why else ""
+    """Why a TP-aware fast path may not run on this device; empty when it may.
+
+    On a GPU a certificate from a GPU counts, whichever it was; elsewhere any.
+    """
+    on_gpu = device_kind().startswith("sm")
+    files = certificates_of(path)
+    refusals = [certificate.refusal(path.source.sha256) for certificate in files if certificate.is_of_gpu or not on_gpu]
+    if "" in refusals:
+        return ""
+    why = first(refusals) or f"it has no certificate from a {'GPU' if on_gpu else 'machine'}"
+    return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}`"
+
+
+def power_of(path: FastPath) -> Power | None:
+    """What the cases see, from a certificate of this source that was made without a GPU; None when there is none."""
+    made = (one for one in certificates_of(path) if one.source == path.source.sha256 and not one.is_of_gpu)
+    return first(one.power for one in made)
+
+
+def certificates_of(path: FastPath) -> list[Certificate]:
+    """All that lie beside the launcher."""
+    files = sorted(certificate_file(path, "x").parent.glob(f"{path.name}.*.json"))
+    return [found for file in files if (found := read(file)) is not None]
 
 
 def certificate_file(path: FastPath, device: str) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -101,6 +102,35 @@ def add_rms_norm(x_D: Tensor, branch_D: Tensor, weight_D: Tensor, *, eps: float)
     sum_D = x_D + branch_D
     mean_square_1 = sum_of_squares(sum_D) / sum_D.shape[-1]
     return sum_D, normalized(sum_D, mean_square_1, eps) * weight_D
+
+
+def add_modulated_norm(
+    x_BSD: Tensor, branch_BSD: Tensor, gate_BD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + branch * gate, its LayerNorm times 1 + scale plus shift), in the dtype of the modulation, cast back."""
+    gate_B1D, shift_B1D, scale_B1D = (part_BD.unsqueeze(1) for part_BD in (gate_BD, shift_BD, scale_BD))
+    sum_BSD = (x_BSD.to(gate_BD.dtype) + branch_BSD.to(gate_BD.dtype) * gate_B1D).to(x_BSD.dtype)
+    normed_BSD = F.layer_norm(sum_BSD.to(scale_BD.dtype), sum_BSD.shape[-1:], eps=eps)
+    return sum_BSD, (normed_BSD * (1 + scale_B1D) + shift_B1D).to(x_BSD.dtype)
+
+
+def qkv_pack(
+    qkv: Tensor,
+    q_weight_d: Tensor,
+    k_weight_c: Tensor,
+    cos_SR: Tensor,
+    sin_SR: Tensor,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k of one GPU as `qk_norm_rope`, v as [B, g, S, E]: from one packed projection, [B, S, d + 2 c]."""
+    widths = (q_weight_d.shape[0], k_weight_c.shape[0])
+    q_BSd, k_BSc, v_BSc = qkv.split([*widths, widths[1]], -1)
+    q_BhSE, k_BgSE = qk_norm_rope(
+        q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR, sin_SR, counts=widths, eps=eps, interleaved=interleaved
+    )
+    return q_BhSE, k_BgSE, v_BSc.unflatten(-1, (-1, 2 * cos_SR.shape[-1])).transpose(1, 2)
 
 
 def _packed(x_BSd: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:

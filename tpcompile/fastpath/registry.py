@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
-from tpcompile.fastpath.source import Source, python_function, source_of
+from tpcompile.fastpath.source import Source, line_of, python_function, source_of
 from tpcompile.torch_api import kernels as torch_kernels
 
 _TP_SIZE: ContextVar[int | None] = ContextVar("tp_size", default=None)
@@ -33,6 +34,8 @@ class TpSupport(StrEnum):
     """Nothing: it takes what it is given for the whole tensor."""
     PER_HEAD = "per_head"
     """All that it reduces over lies within one head, and a head is whole on its rank."""
+    PER_TOKEN = "per_token"
+    """All that it reduces over lies within one token, whose width is whole on its rank."""
     DISTRIBUTED_STATS = "distributed_stats"
     """It reduces its statistics over the group."""
     POINTWISE = "pointwise"
@@ -104,7 +107,7 @@ def fast_path(
             tp=supports,
             source=source_of(launcher),
             launcher=launcher,
-            line=_line_of(launcher),
+            line=line_of(_function(launcher)),
             contiguous=contiguous,
             divisible=dict(divisible or {}),
             dtypes=dtypes,
@@ -215,16 +218,10 @@ def _supported(name: str, tp: TpSupport | str) -> TpSupport:
         raise ConfigError(f"fast path {name}: tp={tp!r} is none of {', '.join(TpSupport)}") from error
 
 
-def _function(launcher: Callable[..., Any]) -> Callable[..., Any]:
+def _function(launcher: Callable[..., Any]) -> FunctionType:
     function = python_function(launcher)
     assert function is not None, "its source was read"
     return function
-
-
-def _line_of(launcher: Callable[..., Any]) -> UserLine:
-    function = _function(launcher)
-    file = inspect.getsourcefile(function) or "?"
-    return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def _add(path: FastPath) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 from torch.library import CustomOpDef
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import UserLine
 from tpcompile.torch_api import kernels as torch_kernels
 
-_WRAPS = ("fn", "__wrapped__", torch_kernels.CUSTOM_OP_FUNCTION)
-"""Where a wrapper keeps its function: Triton's kernels and autotuners, functools, torch's custom ops."""
+_WRAPS = ("fn", "__wrapped__")
+"""Where a wrapper keeps its function: Triton's kernels and autotuners, functools."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,22 @@ def source_of(launcher: Callable[..., Any]) -> Source:
 def python_function(wrapped: Any) -> FunctionType | None:
     """The Python function below Triton's, functools' and torch's wrappers; None when there is none."""
     while not isinstance(wrapped, FunctionType) or hasattr(wrapped, "__wrapped__"):
-        inner = next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
-        if inner is None:
+        wrapped = _inner(wrapped)
+        if wrapped is None:
             return None
-        wrapped = inner
     return wrapped
+
+
+def _inner(wrapped: Any) -> Any:
+    if isinstance(wrapped, CustomOpDef):
+        return torch_kernels.custom_op_function(wrapped)
+    return next((getattr(wrapped, name) for name in _WRAPS if hasattr(wrapped, name)), None)
+
+
+def line_of(function: FunctionType) -> UserLine:
+    """Where the function is."""
+    file = inspect.getsourcefile(function) or "?"
+    return UserLine(file=file, line=function.__code__.co_firstlineno, function=function.__qualname__)
 
 
 def kernel_name(function: FunctionType) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,8 @@ import typer
 from rich.console import Console
 
 from tpcompile import logs
-from tpcompile.errors import ConfigError, ExitCode, TpCompileError
+from tpcompile.cli import ending
+from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.faults import injected
 from tpcompile.faults.case import chosen, load
 from tpcompile.faults.columns import COLUMNS
@@ -92,17 +92,5 @@ def run(
     raise typer.Exit(ExitCode.PASS if matrix.is_right else ExitCode.FAIL)
 
 
-def main() -> None:
-    """End the process with a code of `tpcompile.errors.ExitCode`."""
-    try:
-        app(prog_name="tpcompile faults")
-    except TpCompileError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(ExitCode.BUG)
-
-
 if __name__ == "__main__":
-    main()
+    ending.run(app, "tpcompile faults")

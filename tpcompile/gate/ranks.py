@@ -62,12 +62,7 @@ def check_ranks(
         tp_size=len(members),
         tp_aware=tp_aware,
     )
-    prefix = f"tpcompile/check/{next(_NUMBERS)}"
-    client = (
-        RankStore.connect(prefix, rank=rank, world_size=world_size)
-        if store is None
-        else RankStore(dist.PrefixStore(prefix, store), rank=rank, world_size=world_size)
-    )
+    client = RankStore.of_job(f"tpcompile/check/{next(_NUMBERS)}", store)
     side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=allowed))
     verdict = Exchange(client, range(world_size), others=_Unseen(), timeout_s=timeout_s).verdict(side)
     client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))

@@ -38,6 +38,14 @@ class RankStore:
         )
         return cls(dist.PrefixStore(f"{_attempt()}{prefix}", client), rank=rank, world_size=world_size)
 
+    @classmethod
+    def of_job(cls, prefix: str, store: dist.Store | None = None) -> RankStore:
+        """The place of this rank in the default group, through `store`, or else by `connect`."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if store is None:
+            return cls.connect(prefix, rank=rank, world_size=world_size)
+        return cls(dist.PrefixStore(prefix, store), rank=rank, world_size=world_size)
+
     def under(self, prefix: str) -> RankStore:
         """The same client under a further prefix."""
         return RankStore(dist.PrefixStore(prefix, self._store), rank=self.rank, world_size=self.world_size)

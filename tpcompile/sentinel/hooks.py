@@ -42,9 +42,11 @@ class Hooks:
         on: Callable[[Event], None],
         note: Callable[[str], None],
         say_raising: Callable[[], None],
+        on_compile: Callable[[CompileRecord], None],
     ) -> None:
         self._rank, self._session, self._progress = rank, session, progress
         self._on, self._note, self._say_raising = on, note, say_raising
+        self._on_compile = on_compile
         self._listener = torch_hooks.CompileListener(self._while_watched(self._starts), self._ends)
         self._positions: dict[str, Position] = {}
         self._entries = Entries()
@@ -248,6 +250,7 @@ class Hooks:
         post = post_of(self._rank, compile_, is_uneven=bool(region.reason_uneven))
         region.keep(position, compile_id)
         region.is_dynamic |= is_dynamic(compile_)
+        self._on_compile(compile_)
         self._on(CompileEnded(position, post, may_wait))
 
 

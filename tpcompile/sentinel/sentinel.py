@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from types import TracebackType
@@ -28,6 +28,7 @@ from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.banned import Banned
 from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import domain_of
@@ -69,6 +70,8 @@ class Sentinel:
     allow: intended differences, (layer, text, reason). `watch(..., uneven=reason)` for a whole region.
     kernels: what to do when ranks run different kernels for one graph because each rank timed them itself, with equal
     collectives: "warn" (log it and continue) or "stop".
+    tp_aware: custom ops and Triton kernels that are right on a shard. With a mesh whose axis has more than one rank,
+    any other that is no TP-aware fast path is a finding, once; it is logged and no policy applies to it.
     run_dir: directory of the report, by default runs/<time>-sentinel; created with the first report.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     unresponsive_s: seconds without an answer after which a rank is given up.
@@ -85,6 +88,7 @@ class Sentinel:
         policy: Policy = "stop",
         allow: Allowed = (),
         kernels: Kernels = "warn",
+        tp_aware: Iterable[str] = (),
         run_dir: Path | str | None = None,
         hang_after_s: float = 3.0,
         unresponsive_s: float = 30.0,
@@ -114,9 +118,14 @@ class Sentinel:
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir,
             place=(self.world_size, self.domain, members.index(self.rank)),
         )  # fmt: skip
+        banned = Banned(
+            self.log, self.session, world_size=self.world_size, tp_size=1 if mesh is None else len(members),
+            tp_aware=frozenset(tp_aware), report=self.findings.append,
+        )  # fmt: skip
         self._hooks = Hooks(
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=self._say_raising,
+            on_compile=lambda compile_: self._safely(lambda: banned.on_compile(compile_)),
         )  # fmt: skip
         self._alarms = Alarms(self.log, session=self.session, progress=self._progress, snapshot=self._snapshot)
         self._losses = Losses(self.log, self.protocol, self._snapshot)
@@ -153,7 +162,7 @@ class Sentinel:
 
     @property
     def findings(self) -> list[Verdict]:
-        """Red verdicts so far; more than one only with a policy that continues."""
+        """Red verdicts so far: those of a policy that continues, and ops and kernels that may not run on a shard."""
         return self._settlement.findings
 
     @property

@@ -82,29 +82,35 @@ def tracing(handler: TraceHandler) -> Iterator[None]:
 
 
 _innermost = _fx_graph._parse_stack_trace
-_asking: list[None] = []
+Stacks = dict[tuple[str, int], set[str]]
+"""File and line that a graph names -> all stacks of nodes on that line, as torch prints them."""
+_asking: list[Stacks] = []
 """One entry for each active `users_lines`; sessions may end in any order."""
 
 
 @contextmanager
-def users_lines() -> Iterator[None]:
+def users_lines() -> Iterator[Stacks]:
     """Let the graphs that torch prints carry the innermost line outside of torch and of our wrappers.
 
     torch gives the innermost line of all, which for a collective is in torch or in tpcompile. The lines are in no cache
-    key.
+    key. Yields the stacks of the nodes that torch prints meanwhile.
     """
-    _asking.append(None)
+    stacks: Stacks = {}
+    _asking.append(stacks)
     _fx_graph._parse_stack_trace = _users_line
     try:
-        yield
+        yield stacks
     finally:
-        _asking.pop()
+        _asking[:] = [asking for asking in _asking if asking is not stacks]
         if not _asking and _fx_graph._parse_stack_trace is _users_line:
             _fx_graph._parse_stack_trace = _innermost
 
 
 def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
     found = _innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
+    if found:
+        for stacks in _asking:
+            stacks.setdefault((found.file, int(found.lineno)), set()).add(stack_trace)
     return found or _innermost(stack_trace, filter_fn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,6 @@ from torch.library import CustomOpDef
 
 Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 """Called with the positional and the named arguments of a call."""
-
-CUSTOM_OP_FUNCTION = "_init_fn"
-"""Where such a custom op keeps the function that it was made from."""
 
 
 def triton_kernel(index: int) -> Any:
@@ -39,6 +37,14 @@ def custom_op(name: str) -> Any:
     from torch._library.custom_ops import OPDEFS
 
     return OPDEFS.get(name)
+
+
+def custom_op_function(op: CustomOpDef) -> Callable[..., Any]:
+    """The function that torch.library.custom_op or triton_op made an op from."""
+    function = op._init_fn
+    if function.__qualname__.startswith("triton_op."):  # wraps it, and keeps it in its closure
+        function = inspect.getclosurevars(function).nonlocals["fn"]
+    return function
 
 
 def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:

@@ -168,6 +168,11 @@ def _of_mode(divergence: Divergence, mode: str) -> bool:
 def tp_aware(mode: str, ranks: Ranks) -> Check:
     """Check that every custom op and Triton kernel is registered or declared to be correct on a shard."""
     found = ranks.map(lambda digest: digest.refused_ops).where(bool)
+    return refused_check(mode, found, statuses=_once(ranks.map(lambda digest: digest.fast_paths)))
+
+
+def refused_check(mode: str, found: Mapping[int, Sequence[Item]], *, statuses: Iterable[tuple[str, str]]) -> Check:
+    """The check of the custom ops and Triton kernels that each rank refused; `statuses` says why, by name."""
     subjects = _by_subject(found)
     return make_check(
         mode,
@@ -175,13 +180,18 @@ def tp_aware(mode: str, ranks: Ranks) -> Check:
         found,
         "only TP-aware ones",
         ", ".join(subjects) or "none refused",
-        details=[f"{name}: {status}" for name, status in _once(ranks.map(lambda digest: digest.fast_paths))],
+        details=[f"{name}: {status}" for name, status in statuses],
         on_failure=[
-            "register it as a TP-aware fast path, or declare it with gate.tp_aware_ops once it is right on a shard"
+            *map(_places, subjects.values()),
+            "register it as a TP-aware fast path, or declare it with gate.tp_aware_ops once it is right on a shard",
         ],
         line=_first_line(subjects),
         id=CheckId.TP_AWARE,
     )
+
+
+def _places(refused: Item) -> str:
+    return f"{refused.about} is defined at {refused.notes.get('defined', '?')}, called at {refused.line}"
 
 
 def kept(mode: str, ranks: Ranks) -> Check:

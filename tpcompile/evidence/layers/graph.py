@@ -69,6 +69,8 @@ def _node_item(nodes: Sequence[Node], index: int, left_out: frozenset[str]) -> I
     args = ", ".join([*node.args, *named])
     reads = [node.scope + reference for reference in _REFERENCE.findall(args)]
     notes = {"constants": _REFERENCE.sub("%", args), "reads": " ".join(reads)}
+    if node.is_launch:
+        notes |= {name: value.strip("'") for name, value in node.kwargs if name == "kernel"}
     if _COLLECTIVE.match(node.target):
         notes |= {"collective": "yes", "group": _group(node), "numbers": _STRING.sub("", notes["constants"])}
     return Item(

@@ -60,8 +60,14 @@ def _values(row: Row) -> str:
 def _nodes(row: Row) -> str:
     calls = list(map(_call, row.present))
     if differ(calls):
-        return _versus(calls)
+        return f"{_kernel(row)}{_versus(calls)}"
     return f"{_cut(calls[0])}: {_versus(row.values('value'))}"
+
+
+def _kernel(row: Row) -> str:
+    """The name of the Triton kernel that all of these nodes launch, with a colon; empty for any other node."""
+    kernel = row.first.notes.get("kernel", "")
+    return f"{kernel}: " if kernel and not row.differs_in_note("kernel") else ""
 
 
 def _call(item: Item) -> str:
@@ -120,7 +126,7 @@ def _differing_words(texts: Sequence[str]) -> list[str]:
     reversed_rests = [text[num_before:][::-1] for text in texts]
     num_behind = _common_start(reversed_rests)
     start = _word_start(texts[0], num_before)
-    return [text[start : _word_end(text, len(text) - num_behind)] for text in texts]
+    return [text[start : _closed(text, start, _word_end(text, len(text) - num_behind))] for text in texts]
 
 
 def _common_start(texts: Sequence[str]) -> int:
@@ -136,6 +142,20 @@ def _word_start(text: str, at: int) -> int:
 def _word_end(text: str, at: int) -> int:
     end = _WORD_END.search(text, at)
     return end.start() if end else len(text)
+
+
+def _closed(text: str, start: int, end: int) -> int:
+    """`end`, moved behind the brackets that were opened since `start`: `grid=[(24, 1, 1)]`, not `grid=[(24`."""
+    num_open = _num_open(text[start:end])
+    for place in range(end, len(text)):
+        if num_open <= 0:
+            return place
+        num_open += _num_open(text[place])
+    return len(text)
+
+
+def _num_open(text: str) -> int:
+    return sum(map(text.count, "([{")) - sum(map(text.count, ")]}"))
 
 
 def _cut(text: str) -> str:

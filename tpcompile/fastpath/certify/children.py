@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from tpcompile.errors import TpCompileError
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -61,8 +64,11 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, timeout
 
 
 def _run(call: Callable[[], Any], write: Connection) -> None:
+    faulthandler.disable()  # a crash is a result here
     try:
         write.send(Ended(call()))
+    except TpCompileError as error:
+        write.send(Ended(failure=str(error)))
     except BaseException as error:  # whatever a broken kernel raises is its result
         write.send(Ended(failure=f"{type(error).__name__}: {error}"))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
-from tpcompile.fastpath.certify.trial import Call, Case, Trial
+from tpcompile.fastpath.certify.trials import Call, Case, Trial
 from tpcompile.fastpath.registry import FastPath
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.measure import error_of
@@ -35,14 +35,35 @@ class Setting:
         return f"tp {self.tp}, {str(self.dtype).removeprefix('torch.')}"
 
 
-def ratios(path: FastPath, trial: Trial, case: Case, setting: Setting) -> dict[str, float]:
-    """Output or gradient -> its error on shards over the plain code's on one device."""
+@dataclass(frozen=True)
+class Prepared:
+    """One case in one setting, with what the plain code gives on one device."""
+
+    case: Case
+    setting: Setting
+    is_trained: bool
+    exact: dict[str, Tensor]
+    """In float64."""
+    plain: dict[str, Tensor]
+    """In the dtype of the setting."""
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.setting}"
+
+
+def prepared(path: FastPath, case: Case, setting: Setting) -> Prepared:
+    """Run the plain code: before a mutation is put in place, because the kernel may share code with it."""
     is_trained = path.autograd and not case.forward_only
     exact = _results(_whole(path.replaces), case, torch.float64, setting, is_trained)
     plain = _results(_whole(path.replaces), case, setting.dtype, setting, is_trained)
-    shards = _on_shards(path, trial, case, setting)
-    found = _results(shards, case, setting.dtype, setting, is_trained)
-    return {name: error_of(found[name], plain[name], exact[name])["ratio"] for name in exact}
+    return Prepared(case, setting, is_trained, exact, plain)
+
+
+def ratios(path: FastPath, trial: Trial, known: Prepared) -> dict[str, float]:
+    """Output or gradient -> its error on shards over the plain code's on one device."""
+    shards = _on_shards(path, trial, known.case, known.setting)
+    found = _results(shards, known.case, known.setting.dtype, known.setting, known.is_trained)
+    return {name: error_of(found[name], known.plain[name], exact)["ratio"] for name, exact in known.exact.items()}
 
 
 def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
@@ -126,7 +147,8 @@ def _joined(spec: ShardSpec, shards: list[Tensor]) -> Tensor:
     """The whole; DivergenceError unless each rank holds its slice of it: replicas are equal, and padding is zero."""
     whole = spec.join(shards)
     for rank, shard in enumerate(shards):
-        if not torch.equal(shard, spec.take(whole, rank=rank, size=len(shards))):
+        own = spec.take(whole, rank=rank, size=len(shards))
+        if not torch.allclose(shard, own, rtol=0, atol=0, equal_nan=True):
             raise DivergenceError(f"rank {rank} holds a different result from the ranks that hold the same part")
     return whole
 
@@ -136,7 +158,7 @@ def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting,
     leaves = {}
     for name, value in case.arguments.items():
         kept = torch.float32 if name in case.wide and dtype != torch.float64 else dtype
-        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.wide)
+        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.constant)
     with torch.set_grad_enabled(is_trained):
         outputs = program(leaves)
     found = {f"output {index}": output.detach() for index, output in enumerate(outputs)}

@@ -10,7 +10,7 @@ import builtins
 import copy
 import inspect
 import linecache
-import tempfile
+import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpcompile.fastpath.certify.trial import Case
+from tpcompile.fastpath.certify.trials import Case
 from tpcompile.nn.sharding import ShardSpec
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
@@ -53,13 +53,16 @@ class SourceMutation:
         """`file:line`."""
         return f"{Path(self.function.__code__.co_filename).name}:{self.line}"
 
-    def apply(self) -> None:
-        """Let this process run the mutated function from here on: for a child process, which then ends."""
-        with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-            file.write(ast.unparse(ast.Module([self.tree], [])))
-        module = compile(Path(file.name).read_text(), file.name, "exec", dont_inherit=True)
+    def apply(self, folder: str) -> None:
+        """Let this process run the mutated function from here on: for a child process, which then ends.
+
+        Its source is written to `folder`, because Triton reads it.
+        """
+        file = Path(folder, f"mutated_{os.getpid()}.py")
+        file.write_text(ast.unparse(ast.Module([self.tree], [])))
+        module = compile(file.read_text(), str(file), "exec", dont_inherit=True)
         self.function.__code__ = _code_of(module, self.function.__name__)
-        linecache.checkcache(file.name)
+        linecache.checkcache(str(file))
 
 
 @dataclass(frozen=True)

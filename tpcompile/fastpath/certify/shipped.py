@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tpcompile.fastpath.kernels.qk_norm  # noqa: F401  registers it
+import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath.certify.fences import far_apart, spaced
-from tpcompile.fastpath.certify.trial import Case, trial
+from tpcompile.fastpath.certify.trials import Case, trial
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
@@ -47,15 +47,30 @@ class Heads:
 
 
 HEADS = (
-    Heads("batch of 2", batch=2),
+    Heads("5 tokens", tokens=5),
     Heads("grouped, interleaved, head size 128", q=16, kv=2, size=128, tokens=1, interleaved=True),
     Heads("5 heads of 80, padded", q=5, kv=5, size=80, padded=True),
-    Heads("rows with gaps, 7 tokens", tokens=7, batch=2, q=8, kv=8, size=16, strided=True),
+    Heads("batch of 2, rows with gaps", batch=2, size=16, strided=True),
     Heads("no tokens", tokens=0),
 )
 
 
-@trial("qk_norm_rope")
+_UNREACHABLE = {
+    "check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
+    "_check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
+    "launchable(*_kernel) -> *_kernel": "how the kernel is shown to Inductor: the same kernel runs",
+    "wrap_triton(kernel) -> kernel": "how the kernel is shown to Inductor: the same kernel runs",
+    "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
+    "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
+    "*.to(dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
+    "*.to(*.dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
+    "tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elements",
+    "*(x_D, branch_D, *) -> *(branch_D, x_D, *)": "x + branch is branch + x",
+    "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
+}
+
+
+@trial("qk_norm_rope", unreachable=_UNREACHABLE)
 def qk_norm_rope(tp: int) -> Iterator[Case]:
     """Full-width norm of q and k."""
     for heads in _shapes(tp):
@@ -65,6 +80,62 @@ def qk_norm_rope(tp: int) -> Iterator[Case]:
         arguments["k_weight_c"] = _weight(kv_part.size)
         counts = (q_part.size * q_part.replicas, kv_part.size * kv_part.replicas)
         yield _case(heads, tp, {**arguments, "counts": (q_part.size, kv_part.size)}, counts=counts)
+
+
+@trial("qk_head_norm_rope", unreachable=_UNREACHABLE)
+def qk_head_norm_rope(tp: int) -> Iterator[Case]:
+    """Norm of every head of q and k."""
+    for heads in _shapes(tp):
+        weight = _weight(heads.size)
+        yield _case(heads, tp, {**_activations(heads), "q_weight_E": weight, "k_weight_E": 1 / weight})
+
+
+@trial("add_rms_norm", unreachable=_UNREACHABLE)
+def add_rms_norm(tp: int) -> Iterator[Case]:
+    """Tokens are replicated, or every rank has its own."""
+    for tokens in _TOKENS:
+        sharded, generator = _tokens(tokens)
+        arguments = {name: _token_data(tokens, generator) for name in ("x_D", "branch_D")}
+        arguments["weight_D"] = _weight(_WIDTH)
+        yield _token_case(tokens, arguments, sharded)
+
+
+@trial("add_modulated_norm", unreachable=_UNREACHABLE)
+def add_modulated_norm(tp: int) -> Iterator[Case]:
+    """As add_rms_norm; the modulation is equal on all ranks."""
+    for tokens in _TOKENS:
+        sharded, generator = _tokens(tokens)
+        arguments = {name: _token_data(tokens, generator) for name in ("x_BSD", "branch_BSD")}
+        for name in ("gate_BD", "shift_BD", "scale_BD"):
+            arguments[name] = torch.randn(2, _WIDTH, generator=generator, dtype=torch.float64)
+        yield _token_case(tokens, arguments, sharded, wide=frozenset({"gate_BD", "shift_BD", "scale_BD"}))
+
+
+_WIDTH = 80
+_TOKENS = (0, 1, 5, 16)
+"""16 are spread over the ranks, as in the sequence-parallel form; the others are replicated."""
+
+
+def _tokens(number: int) -> tuple[ShardSpec, torch.Generator]:
+    sharded = ShardSpec(dim=1, parts=(Part(number),)) if number == max(_TOKENS) else ShardSpec()
+    return sharded, torch.Generator().manual_seed(number)
+
+
+def _token_data(tokens: int, generator: torch.Generator) -> Tensor:
+    scales_S1 = 10.0 ** -(torch.arange(tokens, dtype=torch.float64) % 4)[:, None]
+    return (torch.randn(2, tokens, _WIDTH, generator=generator, dtype=torch.float64) + 0.5) * scales_S1
+
+
+def _token_case(tokens: int, arguments: dict[str, Any], sharded: ShardSpec, wide: frozenset[str] = frozenset()) -> Case:
+    activations = [name for name, value in arguments.items() if value.dim() == 3]
+    return Case(
+        name=f"2 x {tokens} tokens",
+        arguments={**arguments, "eps": _EPS},
+        shards=dict.fromkeys(activations, sharded),
+        outputs=(sharded, sharded),
+        wide=wide,
+        memory=dict.fromkeys([*activations, *wide], spaced),
+    )
 
 
 def _case(heads: Heads, tp: int, arguments: dict[str, Any], **numbers: Any) -> Case:
@@ -83,6 +154,7 @@ def _case(heads: Heads, tp: int, arguments: dict[str, Any], **numbers: Any) -> C
         shards={name: spec for name, spec in shards.items() if name in arguments},
         outputs=(ShardSpec(dim=1, parts=(q_heads,)), ShardSpec(dim=1, parts=(kv_heads,))),
         wide=frozenset({"cos_SR", "sin_SR"}),
+        constant=frozenset({"cos_SR", "sin_SR"}),
         memory=_memory(heads),
         forward_only=heads.far,
     )

@@ -15,8 +15,10 @@ from tpcompile.errors import FastPathError
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Element types of the kernels; statistics are in float32 for all of them."""
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""True when this process runs kernels in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors and NumPy."""
+
+def is_interpreted() -> bool:
+    """True when this process runs kernels in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors and NumPy."""
+    return bool(triton.knobs.runtime.interpret)
 
 
 def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
@@ -24,13 +26,13 @@ def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
 
     The interpreter cannot run on the fake tensors with which Inductor traces a `triton_op`.
     """
-    make = custom_op if INTERPRETED else triton_op
+    make = custom_op if is_interpreted() else triton_op
     return make(name, mutates_args=())
 
 
 def launchable(kernel: Any) -> Any:
     """A kernel as launchers index it by a grid: visible to torch.compile, unless interpreted."""
-    return kernel if INTERPRETED else wrap_triton(kernel)
+    return kernel if is_interpreted() else wrap_triton(kernel)
 
 
 def block_of(size: int) -> int:
@@ -50,14 +52,17 @@ def check_rows(op: str, **tensors: Tensor) -> None:
             )
         if tensor.device != first.device:
             raise FastPathError(f"{op}: {name} is on {tensor.device} and the first tensor on {first.device}")
-    if first.device.type != "cuda" and not INTERPRETED:
+    if first.device.type != "cuda" and not is_interpreted():
         raise FastPathError(f"{op}: tensors are on {first.device}; Triton needs a GPU, or TRITON_INTERPRET=1")
 
 
-def check_heads(op: str, *, tables: tuple[Tensor, Tensor], **activations: tuple[Tensor, Tensor]) -> None:
+def check_heads(
+    op: str, *, tables: tuple[Tensor, Tensor], per_head: bool = False, **activations: tuple[Tensor, Tensor]
+) -> None:
     """Refuse widths that the head size does not divide, weights and rotary tables of a different size.
 
-    `activations` are pairs of activation [B, S, heads * E] and weight [heads * E]; `tables` are [S, E / 2].
+    `activations` are pairs of activation [B, S, heads * E] and weight, [heads * E] or `per_head` [E]; `tables` are
+    [S, E / 2].
     """
     cos_SR, sin_SR = tables
     size = 2 * cos_SR.shape[-1]
@@ -67,10 +72,9 @@ def check_heads(op: str, *, tables: tuple[Tensor, Tensor], **activations: tuple[
             raise FastPathError(
                 f"{op}: {name} is {width} wide, no multiple of the head size {size} of the rotary tables"
             )
-        if weight.shape != (width,):
-            raise FastPathError(
-                f"{op}: {name} is {width} wide and its weight {list(weight.shape)}; pass this rank's slice"
-            )
+        if weight.shape != ((size if per_head else width),):
+            whose = f"one head of {size}" if per_head else "this rank's slice"
+            raise FastPathError(f"{op}: {name} is {width} wide and its weight {list(weight.shape)}; pass {whose}")
         if cos_SR.shape[0] != num_tokens or cos_SR.shape != sin_SR.shape:
             shapes = f"{list(cos_SR.shape)} and {list(sin_SR.shape)}"
             raise FastPathError(f"{op}: {name} has {num_tokens} tokens; cos and sin are {shapes}")

@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tpcompile.fastpath import plain
+from tpcompile.fastpath.kernels.backward import turned_back
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, kernel_op, launchable
-from tpcompile.fastpath.kernels.tile import norm_rope_pack
+from tpcompile.fastpath.kernels.tile import norm_rope_pack, sum_of_squares
 from tpcompile.fastpath.registry import TpSupport, fast_path
 
 
@@ -29,12 +30,8 @@ def qk_sums_kernel(
     row = tl.program_id(0).to(tl.int64)
     batch = row // num_tokens
     token = row % num_tokens
-    q_at = tl.arange(0, Q_BLOCK)
-    k_at = tl.arange(0, K_BLOCK)
-    q_values = tl.load(q + batch * q_batch + token * q_token + q_at, mask=q_at < q_width, other=0.0).to(tl.float32)
-    k_values = tl.load(k + batch * k_batch + token * k_token + k_at, mask=k_at < k_width, other=0.0).to(tl.float32)
-    tl.store(sums + row * 2, tl.sum(q_values * q_values))
-    tl.store(sums + row * 2 + 1, tl.sum(k_values * k_values))
+    tl.store(sums + row * 2, sum_of_squares(q + batch * q_batch + token * q_token, q_width, Q_BLOCK))
+    tl.store(sums + row * 2 + 1, sum_of_squares(k + batch * k_batch + token * k_token, k_width, K_BLOCK))
 
 
 @triton.jit
@@ -51,12 +48,12 @@ def qk_apply_kernel(
     q_inverse = tl.rsqrt(tl.load(sums + row * 2) / q_count + eps)
     k_inverse = tl.rsqrt(tl.load(sums + row * 2 + 1) / k_count + eps)
     norm_rope_pack(
-        q + batch * q_batch + token * q_token, q_inverse, q_weight, cos, sin, q_out, batch, token, num_tokens, q_heads,
-        PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED,
+        q + batch * q_batch + token * q_token, q_inverse, eps, q_weight, cos, sin, q_out, batch, token, num_tokens,
+        q_heads, PAIRS_PER_HEAD, PAIRS, Q_HEADS, INTERLEAVED, PER_HEAD=False,
     )  # fmt: skip
     norm_rope_pack(
-        k + batch * k_batch + token * k_token, k_inverse, k_weight, cos, sin, k_out, batch, token, num_tokens, k_heads,
-        PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED,
+        k + batch * k_batch + token * k_token, k_inverse, eps, k_weight, cos, sin, k_out, batch, token, num_tokens,
+        k_heads, PAIRS_PER_HEAD, PAIRS, K_HEADS, INTERLEAVED, PER_HEAD=False,
     )  # fmt: skip
 
 
@@ -146,9 +143,7 @@ def _save_apply(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _apply_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     q, k, sums_BS2, q_weight, k_weight, cos_SR, sin_SR = ctx.saved_tensors
-    tables = (cos_SR.float(), -sin_SR.float())
-    turned = [plain.rotate(grad.float().transpose(1, 2), *tables, interleaved=ctx.interleaved) for grad in grads]
-    q_grad_BSd, k_grad_BSc = (heads.flatten(-2) for heads in turned)
+    q_grad_BSd, k_grad_BSc = (turned_back(grad, cos_SR, sin_SR, ctx.interleaved).flatten(-2) for grad in grads)
     q_sum, k_sum = sums_BS2.split(1, -1)
     q_count, k_count = ctx.counts
     q_grad, q_sum_grad, q_weight_grad = _norm_backward(q, q_sum, q_weight, q_grad_BSd, q_count, ctx.eps)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import first
 from tpcompile.nn.sharding import ShardSpec
 
 Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
@@ -32,6 +34,8 @@ class Case:
     """How the outputs of the ranks are joined; `ShardSpec()` for one that is equal on all ranks."""
     wide: frozenset[str] = frozenset()
     """Tensors that stay in float32 whatever the dtype: rotary tables, modulation."""
+    constant: frozenset[str] = frozenset()
+    """Tensors that get no gradient: rotary tables."""
     memory: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """How tensors lie in memory when not dense: `fences.spaced`, or `far_apart` with `forward_only`."""
     forward_only: bool = False
@@ -47,7 +51,11 @@ class Trial:
     on_ranks: OnRanks
     """How the ranks are run on one device."""
     unreachable: Mapping[str, str] = field(default_factory=dict)
-    """Mutations that nothing can catch, as the certificate words them -> why."""
+    """Pattern of mutations that nothing can catch, as the certificate words them -> why."""
+
+    def reason(self, change: str) -> str:
+        """Why nothing can catch a mutation; empty when nothing is declared."""
+        return first(why for pattern, why in self.unreachable.items() if fnmatchcase(change, pattern)) or ""
 
 
 _TRIALS: dict[str, Trial] = {}

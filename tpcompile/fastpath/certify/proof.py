@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -12,11 +13,11 @@ from typing import Any
 import torch
 
 from tpcompile.errors import ConfigError, DivergenceError
-from tpcompile.fastpath.certificate import MAX_RATIO, Certificate, Survivor, Worst, device_kind
+from tpcompile.fastpath.certificate import MAX_RATIO, Certificate, Power, Survivor, Worst, device_kind, power_of
 from tpcompile.fastpath.certify.children import in_children
-from tpcompile.fastpath.certify.measure import Setting, ratios
+from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared, ratios
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
-from tpcompile.fastpath.certify.trial import Call, Trial, trial_of
+from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
 from tpcompile.fastpath.registry import FastPath, TpSupport, registered
 
 TP_SIZES = (2, 1, 4, 8)
@@ -44,23 +45,30 @@ def certify(
 ) -> Certificate:
     """Run all cases of a registered fast path, then its mutations through the same cases.
 
-    `num_mutations` takes that many, evenly spread; None all. Raises ConfigError for a path that is not registered, has
-    no cases or is not TP-aware; DivergenceError when a case fails, with the case, the tensor and the numbers.
+    On a GPU the mutations are not run: what the cases see is taken from a certificate of the same source that was made
+    without one. `num_mutations` takes that many, evenly spread; None all. Raises ConfigError for a path that is not
+    registered, has no cases, is not TP-aware, or has no such certificate; DivergenceError when a case fails, with the
+    case, the tensor and the numbers.
     """
-    path = _registered(name)
+    path = find(name)
     trial = trial_of(name)
     settings = _settings(path, tp_sizes)
-    (measured,) = in_children([partial(_measured, path, trial, settings)], jobs=1, timeout_s=_TIMEOUT_S * 10)
-    if measured.failure:
-        raise DivergenceError(f"fast path {name}: {measured.failure}")
-    results: list[Result] = measured.result
+    power = _known_power(path) if torch.cuda.is_available() else None
+    _prepare()
+    known = [prepared(path, case, setting) for setting in settings for case in trial.cases(setting.tp)]
+    if not known:
+        raise ConfigError(f"fast path {name} has no cases for tp {', '.join(map(str, tp_sizes))}")
+    results = _measured(path, trial, known)
     worst = max((result.worst for result in results), key=lambda found: _order(found.ratio))
     if not worst.ratio <= MAX_RATIO:
         raise DivergenceError(
             f"fast path {name}: {worst.tensor} has {worst.ratio:.3g} times the error of the plain code on one device "
             f"in {worst.case} (limit {MAX_RATIO:g})"
         )
-    mutations = _spread(list(_mutations(path, trial, settings)), num_mutations)
+    if power is None:
+        mutations = _spread(list(_mutations(path, trial, settings)), num_mutations)
+        survivors = _survivors(path, trial, known, mutations, jobs)
+        power = Power(device=device_kind(), num_mutations=len(mutations), survivors=survivors)
     return Certificate(
         name=name,
         tp=path.tp,
@@ -74,12 +82,12 @@ def certify(
         dtypes=tuple(dict.fromkeys(str(setting.dtype).removeprefix("torch.") for setting in settings)),
         num_cases=len(results),
         worst=worst,
-        num_mutations=len(mutations),
-        survivors=_survivors(path, trial, settings, mutations, jobs),
+        power=power,
     )
 
 
-def _registered(name: str) -> FastPath:
+def find(name: str) -> FastPath:
+    """The registered fast path; ConfigError when there is none, or none that is right on shards."""
     path = registered().get(name)
     if path is None:
         known = ", ".join(sorted(registered())) or "none"
@@ -89,21 +97,38 @@ def _registered(name: str) -> FastPath:
     return path
 
 
+def _known_power(path: FastPath) -> Power:
+    known = power_of(path)
+    if known is None:
+        raise ConfigError(
+            f"fast path {path.name} has no certificate for source {path.source.sha256} made without a GPU, which says "
+            "what its cases see; make it first, with TRITON_INTERPRET=1 and CUDA_VISIBLE_DEVICES empty"
+        )
+    return known
+
+
+def _measured(path: FastPath, trial: Trial, known: Sequence[Prepared]) -> list[Result]:
+    """All cases: in a process of their own, but for CUDA, which cannot be forked."""
+    if torch.cuda.is_available():
+        return list(_results(path, trial, known))
+    (measured,) = in_children([lambda: list(_results(path, trial, known))], jobs=1, timeout_s=_TIMEOUT_S * 10)
+    if measured.failure:
+        raise DivergenceError(f"fast path {path.name}: {measured.failure}")
+    return list(measured.result)
+
+
 def _settings(path: FastPath, tp_sizes: Iterable[int]) -> list[Setting]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtypes = path.dtypes or _DTYPES
     return [Setting(tp, dtype, device) for dtype in dtypes for tp in tp_sizes]
 
 
-def _measured(path: FastPath, trial: Trial, settings: Iterable[Setting]) -> list[Result]:
-    _prepare()
-    return list(_results(path, trial, settings))
-
-
-def _results(path: FastPath, trial: Trial, settings: Iterable[Setting]) -> Iterator[Result]:
-    for setting in settings:
-        for case in trial.cases(setting.tp):
-            yield Result(f"{case.name}, {setting}", ratios(path, trial, case, setting))
+def _results(path: FastPath, trial: Trial, known: Iterable[Prepared]) -> Iterator[Result]:
+    for one in known:
+        try:
+            yield Result(str(one), ratios(path, trial, one))
+        except DivergenceError as error:
+            raise DivergenceError(f"{error}, in {one}") from error
 
 
 def _mutations(path: FastPath, trial: Trial, settings: Sequence[Setting]) -> Iterator[Mutation]:
@@ -119,25 +144,26 @@ def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
 
 
 def _survivors(
-    path: FastPath, trial: Trial, settings: Sequence[Setting], mutations: list[Mutation], jobs: int
+    path: FastPath, trial: Trial, known: Sequence[Prepared], mutations: list[Mutation], jobs: int
 ) -> tuple[Survivor, ...]:
-    runs: list[Callable[[], Any]] = [partial(_survives, path, trial, settings, mutation) for mutation in mutations]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [partial(_survives, path, trial, known, mutation, folder) for mutation in mutations]
+        children = in_children(runs, jobs=jobs, timeout_s=_TIMEOUT_S)
     survivors = []
-    for mutation, ended in zip(mutations, in_children(runs, jobs=jobs, timeout_s=_TIMEOUT_S), strict=True):
+    for mutation, ended in zip(mutations, children, strict=True):
         if ended.result:
-            reason = trial.unreachable.get(mutation.change, "")
+            reason = trial.reason(mutation.change)
             survivors.append(Survivor(place=mutation.place, change=mutation.change, reason=reason))
     return tuple(survivors)
 
 
-def _survives(path: FastPath, trial: Trial, settings: Sequence[Setting], mutation: Mutation) -> bool:
+def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation: Mutation, folder: str) -> bool:
     """True when all cases pass with the mutation in place; a raise, a crash or a hang is a catch."""
-    _prepare()
     if isinstance(mutation, ArgumentMutation):
         trial = _spoiled(trial, mutation)
     else:
-        mutation.apply()
-    return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, settings))
+        mutation.apply(folder)
+    return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, known))
 
 
 def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
@@ -148,12 +174,13 @@ def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
 
 
 def _prepare() -> None:
-    """In a child: one thread, and bfloat16 rounded as on GPUs."""
+    """One thread, because children are forked, all of torch imported before, and bfloat16 rounded as on GPUs."""
     torch.set_num_threads(1)
+    torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does
     if device_kind() == "interpreter":
-        from tpcompile.torch_api.interpreted import round_to_nearest
+        from tpcompile.torch_api.interpreted import like_gpus
 
-        round_to_nearest()
+        like_gpus()
 
 
 def _order(ratio: float) -> float:

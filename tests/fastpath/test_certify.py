@@ -1,0 +1,200 @@
+"""How a fast path is tried: ranks in turn, fences, mutations, children; and what each of them catches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tpcompile.errors import ConfigError, DivergenceError
+from tpcompile.evidence.records import UserLine
+from tpcompile.fastpath import certificate, fast_path, registered, registry
+from tpcompile.fastpath.certify import Case, certify, trial
+from tpcompile.fastpath.certify.children import in_children
+from tpcompile.fastpath.certify.fences import far_apart, fenced, fenced_allocations, spaced
+from tpcompile.fastpath.certify.measure import one_by_one
+from tpcompile.fastpath.certify.mutate import argument_mutations, source_mutations
+from tpcompile.nn.sharding import Part, ShardSpec
+
+WIDTH = ShardSpec(dim=1, parts=(Part(8),))
+
+
+@pytest.fixture(autouse=True)
+def no_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr("tpcompile.fastpath.certify.trials._TRIALS", {})
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float, all_reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    mean = all_reduce(x.double().square().sum(-1, keepdim=True)) / 8
+    return (x * torch.rsqrt(mean + eps) * weight).to(x.dtype)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float, all_reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    total = all_reduce((x * x).sum(-1, keepdim=True))
+    return x * torch.rsqrt(total / 8 + eps) * weight
+
+
+def local_norm(x: Tensor, weight: Tensor, eps: float, all_reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def cases(tp: int, skew: float = 3.0) -> list[Case]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 8, generator=generator, dtype=torch.float64) * torch.logspace(-skew, 0, 8, dtype=torch.float64)
+    weight = ShardSpec(dim=0, parts=(Part(8),))
+    arguments = {"x": x, "weight": torch.linspace(0.5, 2, 8, dtype=torch.float64), "eps": 1e-3}
+    return [Case(name="skewed", arguments=arguments, shards={"x": WIDTH, "weight": weight}, outputs=(WIDTH,))]
+
+
+def declare(launcher: Callable[..., Tensor], trial_cases: Callable[[int], list[Case]] = cases, **options: Any) -> None:
+    declared = {"tp": "distributed_stats", "autograd": True, "dtypes": (torch.float32,)} | options
+    fast_path("norm", replaces=plain_norm, **declared)(launcher)
+    trial("norm")(trial_cases)
+
+
+def test_a_right_one_is_certified_forward_and_backward_with_all_its_mutations_caught() -> None:
+    declare(norm)
+    proved = certify("norm", tp_sizes=(2, 1, 4))
+    assert (proved.tp_sizes, proved.num_cases, proved.dtypes) == ((1, 2, 4), 3, ("float32",))
+    assert proved.power.num_mutations >= 10 and proved.power.survivors == (), proved.power.survivors
+    assert proved.worst.ratio < 2.5 and proved.refusal(registered()["norm"].source.sha256) == ""
+
+
+def test_a_norm_over_the_shard_is_told_with_the_case_the_tensor_and_the_numbers() -> None:
+    declare(local_norm)
+    with pytest.raises(
+        DivergenceError,
+        match=r"^fast path norm: (output 0|grad x|grad weight) has [\d.e+]+ times the error of the plain code on one "
+        r"device in skewed, tp [24], float32 \(limit 2.5\)$",
+    ):
+        certify("norm", tp_sizes=(2, 4), num_mutations=0)
+
+
+def test_cases_that_see_little_have_no_power() -> None:
+    def blind(tp: int) -> list[Case]:
+        (case,) = cases(tp)
+        empty = {**case.arguments, "x": torch.empty(0, 8, dtype=torch.float64)}
+        return [Case(name="no tokens", arguments=empty, shards=case.shards, outputs=case.outputs)]
+
+    declare(norm, blind)
+    proved = certify("norm", tp_sizes=(2,))
+    assert "95% are asked" in proved.refusal(proved.source)
+    assert any(survivor.change.startswith("all_reduce(") for survivor in proved.power.survivors)
+
+
+def test_without_a_case_nothing_is_certified() -> None:
+    declare(norm, lambda tp: [])
+    with pytest.raises(ConfigError, match="fast path norm has no cases for tp 1, 2"):
+        certify("norm", tp_sizes=(1, 2))
+
+
+def test_a_survivor_with_a_declared_reason_does_not_count() -> None:
+    declare(norm, lambda tp: cases(tp, skew=0.0))
+    (case,) = cases(1, skew=0.0)
+    blind = [Case(name="no tokens", arguments={**case.arguments, "x": torch.empty(0, 8)}, outputs=(ShardSpec(),))]
+    trial("norm", unreachable={"x * x -> x / x": "no token"})(lambda tp: blind)
+    survivors = {survivor.change: survivor.reason for survivor in certify("norm", tp_sizes=(1,)).power.survivors}
+    assert survivors["x * x -> x / x"] == "no token"
+    assert set(survivors.values()) == {"no token", ""}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tp": "none"}, "is declared tp=none: there is nothing to certify"),
+        ({}, "has no cases: declare them with @trial\\('norm'\\)"),
+    ],
+)
+def test_what_cannot_be_certified_is_told(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
+    declare(norm, **options)
+    monkeypatch.setattr("tpcompile.fastpath.certify.trials._TRIALS", {})
+    with pytest.raises(ConfigError, match=message):
+        certify("norm")
+    with pytest.raises(ConfigError, match="no fast path is called other \\(registered: norm\\)"):
+        certify("other")
+
+
+def test_ranks_that_reduce_a_different_number_of_times_are_told() -> None:
+    def call(arguments: Mapping[str, Any], all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        x = arguments["x"]
+        return (all_reduce(x) if arguments["rank"] else x,)
+
+    ranks = [{"x": torch.ones(2), "rank": rank} for rank in range(3)]
+    with pytest.raises(DivergenceError, match="1 of 3 ranks all-reduce 0 times, and the others once more"):
+        one_by_one(call, ranks)
+
+
+def test_memory_around_and_between_rows_is_nan_and_a_write_there_is_found() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(fenced(x), x) and torch.equal(spaced(x), x) and spaced(x).stride() == (67, 1)
+    for place, offset in ((fenced(x), 6), (spaced(x), 3)):
+        assert place.as_strided((1,), (1,), place.storage_offset() + offset).isnan().all()
+    with pytest.raises(DivergenceError, match="wrote outside of the memory"), fenced_allocations():
+        y = torch.empty_like(x)
+        y.as_strided((7,), (1,)).zero_()
+    with fenced_allocations():
+        assert torch.empty(2).isnan().all() and x.new_empty((2,)).isnan().all()
+
+
+def test_rows_that_are_far_apart_take_little_memory() -> None:
+    far = far_apart(torch.arange(6.0).view(1, 3, 2))
+    assert far.stride(1) * 2 > 2**31 and torch.equal(far, torch.arange(6.0).view(1, 3, 2))
+
+
+def crashes() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def raises() -> None:
+    raise KeyError("x")
+
+
+def test_what_ends_badly_in_a_child_is_told_and_the_others_go_on() -> None:
+    calls = [partial(int, "7"), crashes, partial(time.sleep, 60), raises, partial(int, "8")]
+    started = time.monotonic()
+    seven, crash, endless, error, eight = in_children(calls, jobs=2, timeout_s=2)
+    assert (seven.result, eight.result) == (7, 8) and time.monotonic() - started < 30
+    assert crash.failure == "its process ended with status -11"
+    assert endless.failure == "it did not end in its time"
+    assert error.failure == "KeyError: 'x'"
+
+
+def test_every_place_of_a_function_is_mutated_with_its_line() -> None:
+    found = {mutation.change: mutation.place for mutation in source_mutations({norm})}  # type: ignore[arg-type]
+    line = norm.__code__.co_firstlineno
+    assert found["x * x -> x / x"] == f"test_certify.py:{line + 1}"
+    dropped = [
+        change
+        for change in found
+        if change.startswith("all_reduce(") and change.endswith(" -> (x * x).sum(-1, keepdim=True)")
+    ]
+    assert len(dropped) == 1
+    assert found["total / 8 + eps -> total / 8 - eps"] == f"test_certify.py:{line + 2}"
+    assert any(change.endswith("torch.sqrt(total / 8 + eps)") for change in found)
+
+
+def test_what_a_caller_gets_wrong_is_tried_too() -> None:
+    (case,) = cases(2)
+    changes = {mutation.place: mutation for mutation in argument_mutations(case)}
+    assert set(changes) == {"argument x", "argument weight", "argument eps"}
+    ranks = [{"weight": rank, "eps": 1.0} for rank in range(2)]
+    assert [rank["weight"] for rank in changes["argument weight"].spoil(ranks)] == [1, 0]
+    assert [rank["eps"] for rank in changes["argument eps"].spoil(ranks)] == [2.0, 2.0]
+
+
+def test_a_certificate_is_written_beside_the_launcher_and_read_back(tmp_path: Any) -> None:
+    from dataclasses import replace
+
+    declare(norm)
+    path = replace(registered()["norm"], line=UserLine(file=str(tmp_path / "mine.py"), line=1, function="norm"))
+    proved = certify("norm", tp_sizes=(2,), command="tpcompile certify norm")
+    assert certificate.read(certificate.write(proved, path)) == proved
+    assert certificate.uncertified(path) == ""

@@ -1,0 +1,100 @@
+"""docs/fastpath.md as a user follows it: declare, certify, use under TP; then edit the kernel."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.rank_jobs import run_on_fresh_ranks
+from tests.test_documented import serve_store
+from tpcompile.cli import ending
+from tpcompile.fastpath.certify import __main__
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "fastpath.md"
+DECLARED, USED = (part.partition("```")[0] for part in PAGE.read_text().split("```python\n")[1:3])
+
+
+def certify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tpcompile.cli", "certify", "head_norm", "--import", "my_kernels", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the page's module, certified on 2 ranks."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "my_kernels.py").write_text(DECLARED)
+    done = certify(folder, "--tp", "2", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "100.0% of" in done.stdout and "written: " in done.stdout
+    return folder
+
+
+def use(folder: str) -> str:
+    """On each rank: the page's second block; what its assertion says, or nothing."""
+    server = serve_store()
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    sys.path.insert(0, folder)
+    where = "fastpath.md"
+    linecache.cache[where] = (len(USED), None, USED.splitlines(keepends=True), where)
+    try:
+        exec(compile(USED, where, "exec"), {})
+    except AssertionError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+        del server
+    return ""
+
+
+def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return run_on_fresh_ranks(use, str(folder), timeout_s=120)
+
+
+@pytest.mark.ranks
+def test_a_certified_fast_path_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert used(folder, monkeypatch) == ["", ""]
+    assert certify(folder, "--check").returncode == 0
+
+
+@pytest.mark.ranks
+def test_an_edited_kernel_is_refused_until_it_is_certified_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_kernels.py").write_text(
+        DECLARED.replace("tl.sum(values * values) / size", "tl.sum(values * values)")
+    )
+    (tmp_path / "certificates").symlink_to(folder / "certificates")
+    why = used(tmp_path, monkeypatch)
+    assert why[0] == why[1] and "my_kernels::head_norm" in why[0]
+    done = certify(tmp_path, "--check")
+    assert done.returncode == 1
+    assert "its certificate is for source" in done.stdout and "run `tpcompile certify head_norm`" in done.stdout
+    failed = certify(tmp_path, "--tp", "2")
+    assert failed.returncode == 1 and re.search(
+        r"error: fast path head_norm: output 0 has [\d.e+]+ times the error of the plain code", failed.stderr
+    )
+
+
+def test_bad_arguments_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for arguments in (["x", "--tp", "0"], ["x", "--tp", "two"], ["x", "--import", "nowhere"], ["x"]):
+        with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["certify", *arguments])
+            ending.run(__main__.app, "tpcompile certify")
+        assert ended.value.code == 2
+        told.append(capsys.readouterr().err)
+    assert told == [
+        "error: --tp '0': pass numbers of ranks, as in --tp 1,2,4,8\n",
+        "error: --tp 'two': pass numbers of ranks, as in --tp 1,2,4,8\n",
+        "error: --import: No module named 'nowhere'; pass the name of a module that Python finds from here\n",
+        "error: no fast path is called x (registered: qk_norm_rope); import the module that declares it\n",
+    ]

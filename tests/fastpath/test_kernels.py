@@ -1,0 +1,146 @@
+"""The fast paths that ship: certified for this source, proved again on two ranks, clear on bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.rank_jobs import run_on_ranks
+from tpcompile.errors import FastPathError
+from tpcompile.fastpath import ban, certificate, registered, tp_region
+from tpcompile.fastpath.kernels.all import qk_head_norm, qk_norm, qkv_pack, token_norm
+
+CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm")
+TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_it_is_certified_for_its_source_and_its_cases_see_mistakes(name: str) -> None:
+    path = registered()[name]
+    assert certificate.uncertified(path) == ""
+    (proved,) = (one for one in certificate.certificates_of(path) if one.device == "interpreter")
+    assert (proved.tp_sizes, proved.dtypes) == ((1, 2, 4, 8), ("float32", "bfloat16", "float16"))
+    assert proved.power.num_mutations >= 20
+    assert all(survivor.reason for survivor in proved.power.survivors)
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_on_two_ranks_it_is_proved_again_in_the_interpreter(name: str) -> None:
+    command = [sys.executable, "-m", "tpcompile.fastpath.certify", name, "--tp", "2", "--mutations", "8", "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{name}: ") and "100.0% of" in done.stdout
+
+
+def test_the_single_gpu_kernel_is_refused_on_shards_only() -> None:
+    assert "fast path qkv_pack_rmsnorm_rope is declared tp=none" in ban.refusal("tpcompile::qkv_pack", ())
+    arguments = (torch.ones(1, 3, 48), torch.ones(16), torch.ones(16), *TABLES.values())
+    with tp_region(2), pytest.raises(FastPathError, match=r"not TP-aware .*; call qkv_pack there"):
+        qkv_pack.qkv_pack_rmsnorm_rope(*arguments, eps=1e-6)
+
+
+def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
+    arguments = {
+        "q_BSd": torch.ones(1, 3, size), "k_BSc": torch.ones(1, 3, 16), "q_weight_d": torch.ones(size),
+        "k_weight_c": torch.ones(16), **TABLES, "counts": (32, 16), "eps": 1e-6,
+    }  # fmt: skip
+    return arguments | changes
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: qk_norm.qk_norm_rope(**qk()), "q_BSd is on the CPU; move it to a GPU, or set TRITON_INTERPRET=1"),
+        (
+            lambda: qk_norm.qk_norm_rope(**qk(q_BSd=torch.ones(1, 3, 32, dtype=torch.float64))),
+            "fast path qk_norm_rope: q_BSd is float64; it takes float32, bfloat16, float16",
+        ),
+        (
+            lambda: qk_norm.qk_sums(torch.ones(1, 32, 3).transpose(1, 2), torch.ones(1, 3, 16)),
+            r"qk_sums: q has stride 3 in its last dim; pass q.contiguous\(\)",
+        ),
+        (
+            lambda: apply(q_width=24),
+            "qk_apply: q is 24 wide, no multiple of the head size 16 of the rotary tables",
+        ),
+        (
+            lambda: apply(q_weight=torch.ones(64)),
+            r"qk_apply: q is 32 wide and its weight \[64\]; pass this rank's slice",
+        ),
+        (
+            lambda: apply(cos=torch.ones(4, 8)),
+            r"qk_apply: q has 3 tokens; cos and sin are \[4, 8\] and \[3, 8\]",
+        ),
+        (
+            lambda: qk_head_norm.qk_head_norm(
+                torch.ones(1, 3, 32),
+                torch.ones(1, 3, 16),
+                torch.ones(32),
+                torch.ones(16),
+                *TABLES.values(),
+                1e-6,
+                False,
+            ),
+            r"qk_head_norm: q is 32 wide and its weight \[32\]; pass one head of 16",
+        ),
+        (
+            lambda: token_norm.add_norm(torch.ones(2, 4), torch.ones(2, 3), torch.ones(4), 1e-6),
+            r"add_norm: branch is \[2, 3\], and \[2, 4\] is needed",
+        ),
+        (
+            lambda: token_norm.modulated_norm(*(torch.ones(2, 3, 4),) * 2, *(torch.ones(1, 4),) * 3, 1e-6),
+            r"modulated_norm: gate is \[1, 4\], and \[2, 4\] is needed",
+        ),
+    ],
+    ids=["CPU", "dtype", "stride", "width", "weight", "tables", "head weight", "branch", "modulation"],
+)
+def test_bad_input_is_one_line_before_a_launch(
+    call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "CPU" not in message:
+        monkeypatch.setattr("tpcompile.fastpath.kernels.op.is_interpreted", lambda: True)
+    with pytest.raises(FastPathError, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def apply(q_width: int = 32, cos: Tensor = TABLES["cos_SR"], q_weight: Tensor | None = None) -> Any:
+    q_weight = torch.ones(q_width) if q_weight is None else q_weight
+    q, k, sums = torch.ones(1, 3, q_width), torch.ones(1, 3, 16), torch.ones(1, 3, 2)
+    return qk_norm.qk_apply(q, k, sums, q_weight, torch.ones(16), cos, TABLES["sin_SR"], 32, 16, 1e-6, False)
+
+
+def checked_ops() -> int:
+    """In an interpreting process: schema, fake, autograd of every op; compiled code with a length that changes."""
+    from tpcompile.fastpath.kernels.all import qk_head_norm, qk_norm, qkv_pack, token_norm
+
+    x = torch.randn(2, 3, 32)
+    ops: list[tuple[Any, tuple[Any, ...]]] = [
+        (qk_norm.qk_sums, (x, x)),
+        (
+            qk_norm.qk_apply,
+            (x, x, torch.ones(2, 3, 2), torch.ones(32), torch.ones(32), *TABLES.values(), 32, 32, 1e-6, False),
+        ),
+        (qk_head_norm.qk_head_norm, (x, x, torch.ones(16), torch.ones(16), *TABLES.values(), 1e-6, True)),
+        (token_norm.add_norm, (x, x, torch.ones(32), 1e-6)),
+        (token_norm.modulated_norm, (x, x, *(torch.ones(2, 32),) * 3, 1e-6)),
+        (qkv_pack.qkv_pack, (torch.randn(2, 3, 64), torch.ones(32), torch.ones(16), *TABLES.values(), 1e-6, False)),
+    ]
+    for op, arguments in ops:
+        tests = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
+        is_trained = op is not qkv_pack.qkv_pack
+        leaves = [each.clone().requires_grad_(is_trained) if isinstance(each, Tensor) else each for each in arguments]
+        torch.library.opcheck(op, tuple(leaves), test_utils=tests[: 4 if is_trained else 2])
+    return len(ops)
+
+
+def test_ops_keep_what_torch_asks_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert run_on_ranks(checked_ops, world_size=1, timeout_s=200) == [6]
