@@ -4,6 +4,7 @@
 #     scripts/gpu_suite.sh N OUT_DIR [quick|full|maths]
 #
 # quick and full run the gate and its benchmarks; maths the wrappers, the correctness matrix and the block's options.
+# One GPU: quick or full, without what needs two ranks.
 # Each step has a hard time limit, a failed step does not stop the rest, a step that no longer fits into
 # SUITE_LIMIT_S (default 3600) is left out and named, and the table is printed last.
 set -uo pipefail
@@ -89,14 +90,14 @@ if [ "$size" = full ]; then
   gate llama8b-train "$num_gpus" 120 0 --preset llama8b --mode C --train
   bench wan14b-256 100 --preset wan14b_256
 fi
-if [ "$size" != maths ]; then
+if [ "$size" != maths ] && [ "$num_gpus" -gt 1 ]; then # one rank has no other to differ from
   gate fault-rank-constant "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault rank_constant
   gate fault-killed "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault killed
   gate fault-reduce-op "$num_gpus" 60 1 --preset cpu_smoke --mode C --fault other_reduce_op
 fi
 if [ "$size" = full ]; then
   gate wan14b-256-train "$num_gpus" 100 0 --preset wan14b_256 --mode C --train
-  gate two-ranks 2 80 0 --preset wan14b_8 --mode C
+  if [ "$num_gpus" -gt 1 ]; then gate two-ranks 2 80 0 --preset wan14b_8 --mode C; fi
   gate one-rank 1 80 0 --preset wan14b_8 --mode C
 fi
 

@@ -55,7 +55,7 @@ def use(folder: str) -> str:
 
 
 def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported: no forks of what imported it
     return run_on_fresh_ranks(use, str(folder), timeout_s=120)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import run_python
+from tpcompile.cli import ending
 from tpcompile.errors import DirectoryTakenError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import __main__, injected, run
@@ -105,7 +106,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def _faults(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
     monkeypatch.setattr(sys, "argv", ["tpcompile faults", *args])
     with pytest.raises(SystemExit) as end:
-        __main__.main()
+        ending.run(__main__.app, "tpcompile faults")
     return int(end.value.code or 0)
 
 
