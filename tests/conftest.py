@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,15 @@ GPUS = os.environ.setdefault(
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks and pytest workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Importing torch and all tests makes objects that stay: looking for garbage among them is a fifth of a collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From the first test on, garbage is collected as ever."""
+    gc.enable()
 
 
 STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run_case", "fuzz"}

@@ -19,8 +19,6 @@ from tpcompile.process_tree import run_tree
 REPRO = forked.ROOT / "repro" / "tp_compile_repro.py"
 MANY = Path(__file__).parent / "many.py"
 AOT = ("compile.backend=aot_eager",)
-PER_RANK = 'export PYTHONHASHSEED=$((SEED + RANK)) TORCHINDUCTOR_CACHE_DIR="$CACHES/$RANK"; exec "$0" "$@"'
-"""Shell in front of each rank: a hash seed and an Inductor cache of its own, before Python starts."""
 
 WITHOUT_TORCH = """
 import sys
@@ -72,13 +70,12 @@ def run_fresh_gate(run_dir: Path, *args: str, nproc: int = 2, device: str = "cpu
     return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir, left)
 
 
-def run_per_rank(run_dir: Path, *args: str, caches: Path, seed: int) -> GateRun:
-    """The gate on two ranks, each with the hash seed `seed` + RANK and the Inductor cache `caches`/RANK."""
-    rank = ["--no-python", "sh", "-c", PER_RANK, sys.executable, str(REPRO)]
-    command = [*rank, "--run-dir", str(run_dir), "--device", "cpu", "--quiet-report", *args]
-    environ = {"CACHES": str(caches), "SEED": str(seed)}
-    code, stderr = torchrun(run_dir.with_suffix(".err"), command, environ=environ)
-    return GateRun(code, RunDir(run_dir).read_verdict(), stderr, run_dir)
+def run_with_caches(run_dir: Path, caches: Path, *args: str, hash_seed: int | None = None) -> GateRun:
+    """The gate on two ranks, each with the Inductor cache `caches`/RANK; rank 1 with a hash seed of its own."""
+    target = [forked.ROOT / "tests/gate/own_cache.py", caches]
+    environ = {**os.environ, **({"HASH_SEED": str(hash_seed)} if hash_seed else {})}
+    command = [*target, "--run-dir", run_dir, "--device", "cpu", "--quiet-report", *args]
+    return GateRun.of(forked.torchrun(command, environ=environ), run_dir)
 
 
 def run_many(folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2) -> dict[str, GateRun]:
@@ -96,13 +93,12 @@ def torchrun(
     command: Sequence[str],
     *,
     nproc: int = 2,
-    environ: Mapping[str, str] | None = None,
     timeout_s: float = 200,
 ) -> tuple[int, str]:
     """Exit code and last lines of stderr of a real torchrun; it is killed whole after `timeout_s`, exit code 124."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     to_file = ["sh", "-c", 'exec "$@" >/dev/null 2>"$0"', str(stderr)]
-    variables = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1", **(environ or {})}
+    variables = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1"}
     outcome = run_tree([*to_file, *launcher, *command], environ=variables, timeout_s=timeout_s, grace_s=3)
     said = stderr.read_text(errors="replace") if stderr.exists() else ""
     return 124 if outcome.timed_out else outcome.exit_code, last_lines(said)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import run_python
 
 _SCRIPT = Path(__file__).parents[3] / "scripts" / "generated_faults.py"
 
@@ -16,8 +16,7 @@ _SCRIPT = Path(__file__).parents[3] / "scripts" / "generated_faults.py"
 def _run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     """The rows of a sweep; a process of its own, since ranks are forked from it."""
     results = tmp_path / "results.json"
-    command = [sys.executable, str(_SCRIPT), "--json", str(results), *arguments]
-    subprocess.run(command, check=False, timeout=200)
+    run_python([_SCRIPT, "--json", results, *arguments])
     rows: list[dict[str, Any]] = json.loads(results.read_text())["rows"]
     return rows
 
