@@ -93,12 +93,13 @@ def torchrun(
     command: Sequence[str],
     *,
     nproc: int = 2,
+    environ: Mapping[str, str] | None = None,
     timeout_s: float = 200,
 ) -> tuple[int, str]:
     """Exit code and last lines of stderr of a real torchrun; it is killed whole after `timeout_s`, exit code 124."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     to_file = ["sh", "-c", 'exec "$@" >/dev/null 2>"$0"', str(stderr)]
-    variables = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1", **(environ or {})}
     outcome = run_tree([*to_file, *launcher, *command], environ=variables, timeout_s=timeout_s, grace_s=3)
     said = stderr.read_text(errors="replace") if stderr.exists() else ""
     return 124 if outcome.timed_out else outcome.exit_code, last_lines(said)

@@ -17,6 +17,13 @@ from tpcompile.sentinel.progress import Progress
 from tpcompile.torch_api import watching
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
+IGNORED: dict[str, Any] = {
+    "on": lambda event: None,
+    "note": lambda what: None,
+    "say_raising": lambda: None,
+    "on_compile": lambda record: None,
+}
+"""What the hooks tell, and these tests do not ask."""
 
 
 @pytest.fixture
@@ -25,7 +32,7 @@ def progress() -> Iterator[Progress]:
     progress = Progress(lambda found: None)
     progress.is_active = True
     with CaptureSession(count_regions=False) as session:
-        hooks = Hooks(0, session, progress, on=lambda event: None, note=lambda what: None, say_raising=lambda: None)
+        hooks = Hooks(0, session, progress, **IGNORED)
         hooks.install()
         yield progress
         hooks.remove()
@@ -163,7 +170,7 @@ def test_nothing_is_left_in_torch_when_it_ends() -> None:
     progress = Progress(lambda found: None)
     progress.is_active = True
     with CaptureSession(count_regions=False) as session:
-        hooks = Hooks(0, session, progress, on=lambda event: None, note=lambda what: None, say_raising=lambda: None)
+        hooks = Hooks(0, session, progress, **IGNORED)
         hooks.install()
         for _ in range(3):
             compiled(torch.ones(3))
