@@ -12,7 +12,7 @@ from tpcompile.evidence.records import CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-OVERRIDES = ["compile.backend=aot_eager", "gate.steady_calls=2", "gate.resized_seq_len=12"]
+OVERRIDES = ["compile.backend=aot_eager", "gate.steady_calls=1", "block.seq_len=4", "gate.resized_seq_len=3"]
 JOBS = {
     "all": {"overrides": ["compile.fast_paths=all", *OVERRIDES], "fault": "", "train": True},
     "wrong": {"overrides": ["compile.fast_paths=all", *OVERRIDES], "fault": "local_norm", "train": False},
@@ -40,7 +40,7 @@ def test_with_all_fast_paths_it_is_one_graph_with_right_numbers(verdicts: dict[s
     assert verdict.exit_code == 0, verdict.summary
     used = statuses(verdict)
     assert used["qk_norm_rope"] == used["add_modulated_norm"] == "used"
-    assert used["qk_norm_rope for 16 tokens of 32, 32, 4 in float32 at tp 2 (interleaved, train)"].startswith("used: ")
+    assert used["qk_norm_rope for 4 tokens of 32, 32, 4 in float32 at tp 2 (interleaved, train)"].startswith("used: ")
     names = {check.name: check.status for check in verdict.checks}
     assert names["one graph"] == names["graph breaks"] == names["gradients right"] == Status.PASS
 
@@ -49,12 +49,12 @@ def test_a_norm_over_the_shard_is_red_with_fast_paths_too(verdicts: dict[str, Ve
     verdict = verdicts["wrong"]
     red = {check.name for check in verdict.checks if check.is_red}
     assert verdict.exit_code == 1 and {"forward right", "collectives as declared by the block"} <= red
-    assert "all_reduce(sum) f32[1, 16, 2]" in verdict.summary
+    assert "all_reduce(sum) f32[1, 4, 2]" in verdict.summary
 
 
 def test_what_was_not_measured_here_is_left_to_inductor(verdicts: dict[str, Verdict]) -> None:
     assert verdicts["measured"].exit_code == 0
     found = statuses(verdicts["measured"])
     why = "not applicable: not measured on interpreter for this shape class"
-    assert found["qk_norm_rope for 16 tokens of 32, 32, 4 in float32 at tp 2 (interleaved)"] == why
+    assert found["qk_norm_rope for 4 tokens of 32, 32, 4 in float32 at tp 2 (interleaved)"] == why
     assert found["qk_norm_rope"] == "not applicable: no compiled graph calls it"
