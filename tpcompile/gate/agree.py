@@ -15,7 +15,7 @@ from tpcompile.errors import ExitCode
 from tpcompile.evidence.digests.digest import frame_name, layer_items
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
-from tpcompile.evidence.layers.rows import first_difference
+from tpcompile.evidence.layers.differing_items import first_difference
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.gate.checks import STEADY

@@ -14,9 +14,9 @@ from tpcompile.evidence.groups.by_rank import Groups
 from tpcompile.evidence.groups.domain import Domain, Seen
 from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.layers import SPECS
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import is_reordered
 from tpcompile.evidence.layers.row_text import headline
-from tpcompile.evidence.layers.rows import rows_of
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
 from tpcompile.evidence.records import (
     CompileDigest,

@@ -13,9 +13,9 @@ from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.domain import Domain, Seen
 from tpcompile.evidence.iterables import decided, find, last, unlike
 from tpcompile.evidence.layers import process_settings as state
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
 from tpcompile.evidence.layers.row_text import headline, spoken
-from tpcompile.evidence.layers.rows import rows_of
 from tpcompile.evidence.records import (
     CompileDigest,
     Divergence,

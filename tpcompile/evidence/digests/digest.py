@@ -52,7 +52,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         recompile_reasons=tuple(map(_reason, recompiled)),
         recompiles=tuple(recompile_of(compile_, frame=frame_name(compile_)) for compile_ in recompiled),
         places=record.places,
-        suspects=_suspects(record),
+        rank_reads=_rank_reads(record),
         is_code_seen=any(compile_.rank_reads is not None for compile_ in compiles),
         refused_ops=record.refused_ops,
         fast_paths=record.fast_paths,
@@ -66,7 +66,7 @@ def _reason(compile_: CompileRecord) -> tuple[str, str]:
     return compile_.phase, nearest_reason(compile_.recompile_reasons)
 
 
-def _suspects(record: RankRecord) -> tuple[RankRead, ...]:
+def _rank_reads(record: RankRecord) -> tuple[RankRead, ...]:
     """What looks rank-dependent, each line once."""
     found = [suspect for compile_ in record.compiles for suspect in rank_sources(compile_, _where(compile_))]
     # Of one line the surest suspect is kept: not every trace reaches every line.

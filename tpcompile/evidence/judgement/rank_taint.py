@@ -16,7 +16,7 @@ from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
 from tpcompile.evidence.iterables import find, first, grouped, listed, phrase, unlike
-from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import (
     Grade,
     Item,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import find, first
-from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import Collective, CompileRecord, Item, ItemKind, Layer
 from tpcompile.evidence.records.causes import Cause

@@ -12,7 +12,7 @@ from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ranks_in
 from tpcompile.evidence.iterables import differ, find, first, first_answer
 from tpcompile.evidence.layers.collectives import UNUSED, issued
-from tpcompile.evidence.layers.rows import rows_of
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.shard_bounds import bounds_in_program
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec, in_one_part
 from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Item, ItemKind, Layer, Node, UserLine

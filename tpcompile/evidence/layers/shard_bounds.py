@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import Groups
 from tpcompile.evidence.iterables import differ, grouped
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.rank_parametric import addresses, integer_columns
-from tpcompile.evidence.layers.rows import rows_of
 from tpcompile.evidence.layers.spec import Difference, Followed
 from tpcompile.evidence.records import Item, Layer
 

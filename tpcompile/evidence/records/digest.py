@@ -107,7 +107,7 @@ class RankDigest(Frozen):
     recompile_reasons: tuple[tuple[str, str], ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     places: dict[str, int] = {}
-    suspects: tuple[RankRead, ...] = ()
+    rank_reads: tuple[RankRead, ...] = ()
     """Rank reads and guards with a rank's name, each once."""
     is_code_seen: bool = False
     """True when the traced code was searched for reads of the rank."""
@@ -120,11 +120,11 @@ class RankDigest(Frozen):
     @property
     def sure_reads(self) -> list[RankRead]:
         """Reads of the rank on a path that every trace takes."""
-        return [suspect for suspect in self.rank_sources("read") if suspect.is_sure]
+        return [read for read in self.rank_sources("read") if read.is_sure]
 
     def rank_sources(self, what: str) -> list[RankRead]:
         """Rank reads, or guards with a rank's name."""
-        return [suspect for suspect in self.suspects if suspect.what == what]
+        return [read for read in self.rank_reads if read.what == what]
 
     @property
     def layers(self) -> list[LayerDigest]:
