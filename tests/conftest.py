@@ -3,7 +3,9 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -39,8 +41,13 @@ STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run
 """What starts processes that compile; `-m "not ranks"` leaves out the tests that come to one of them."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed to the workers in their order here: xdist would begin with those of many, quick tests."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start ranks, by themselves or by a fixture."""
+    """Mark the tests that start ranks, by themselves or by a fixture; files with the longest tests come first."""
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -49,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             functions += [fixture.func for fixture in fixtures]
         if starts_ranks(functions):
             item.add_marker("ranks")
+    lengths: dict[Path, int] = defaultdict(int)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        lengths[item.path] = max(lengths[item.path], 2 if "slow" in marks else int("ranks" in marks))
+    items.sort(key=lambda item: -lengths[item.path])  # a worker that is left with one of them at the end works alone
 
 
 def starts_ranks(functions: Iterable[Any]) -> bool:
