@@ -9,6 +9,7 @@ Cells with a ratio below 1, where the fast path loses, are written as well: ther
 """
 
 import argparse
+import inspect
 import json
 import math
 import os
@@ -205,7 +206,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.path or [name for name, path in registered().items() if path.is_tp_aware]
+    names = args.path or [name for name, path in registered().items() if path.is_tp_aware and not _exchanges(name)]
     wanted = [cell for name in names for cell in cells(name)]
     if args.warm is not None:
         for cell in wanted[args.warm :: args.jobs]:
@@ -238,9 +239,12 @@ def row(cell: Ratio) -> str:
 
 
 def _parameters(path: str) -> list[str]:
-    import inspect
-
     return list(inspect.signature(registered()[path].replaces).parameters)
+
+
+def _exchanges(path: str) -> bool:
+    """True for a path whose ranks wait for each other within the kernel: scripts/gpu_exchange.py measures those."""
+    return "exchange" in inspect.signature(registered()[path].launcher).parameters
 
 
 def _activations(path: str) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import os
 import platform
@@ -50,6 +51,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BITS = {4: torch.int32, 2: torch.int16}
 _FREE_SMS = 4
 """For kernels that compare outputs, when waiting programs fill all others."""
+_PROGRAMS_PER_SM = 4
+"""At most, of an exchange. They are spread over all multiprocessors first: with more of them than multiprocessors none
+is idle, and a kernel that needs another split of its memory waits for one that is."""
 _LAST_PART_S = 20
 """No part is begun when less is left."""
 Outputs = tuple[Tensor, ...]
@@ -112,6 +116,7 @@ class Graph:
     def __post_init__(self) -> None:
         if self.stream is None:
             return
+        gc.collect()  # what the part before left would be freed within the capture, which ends it
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
@@ -194,8 +199,8 @@ def job(
 ) -> list[Rank]:
     """Ranks that run here, each with its graph, after a first pass that is checked against the plain code."""
     make, words = OPS[op]
-    shared = groups * (1 if place.group else size)
-    limits = {"num_programs": max(1, (place.num_sms() - _FREE_SMS) // shared), "max_polls": 2**21} | limits
+    programs = _PROGRAMS_PER_SM * groups * (1 if place.group else size)
+    limits = {"num_programs": max(1, (place.num_sms() - _FREE_SMS) // programs), "max_polls": 2**21} | limits
     exchanges = place.exchanges(size, num_rows=tokens, row_words=words(dtype), **limits)
     ranks = []
     for number, exchange in zip(place.numbers(size), exchanges, strict=True):

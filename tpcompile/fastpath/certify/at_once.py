@@ -24,20 +24,21 @@ _FACTORS = (3.0, 1.0)
 """What activations are multiplied by in each round; the last one counts. Words of the round before would show."""
 _SKEW_S = 0.005
 _CPU_S = 60.0
-_NUM_PROGRAMS = 2
-"""So that a program has several rows, and that all programs of all ranks fit on a GPU."""
 _MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
 """A few seconds."""
 
 
-def at_once(*, num_rows: int, row_words: int) -> OnRanks:
-    """`Trial.on_ranks` for launchers that take an `exchange`: of that many rows and words."""
+def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
+    """`Trial.on_ranks` for launchers that take an `exchange`: of that many rows and words.
+
+    `num_programs` so small that a program has several rows, and that all programs of all ranks fit on a GPU.
+    """
 
     def on_ranks(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
         size = num_words(len(ranks), num_rows=num_rows, row_words=row_words)
         device = next(value.device for value in ranks[0].values() if isinstance(value, Tensor))
         memories = [shared_words(size, device) for _ in ranks]
-        exchanges = between(memories, num_rows=num_rows, row_words=row_words)
+        exchanges = between(memories, num_rows=num_rows, row_words=row_words, num_programs=num_programs)
         run = _on_streams if device.type == "cuda" else _in_processes
         return run(call, ranks, exchanges)
 
@@ -58,7 +59,7 @@ def shared_words(size: int, device: torch.device) -> Tensor:
 
 def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: int) -> list[Exchange]:
     """The sides of all ranks, on one device."""
-    limits = {"num_programs": _NUM_PROGRAMS, "max_polls": _MAX_POLLS[memories[0].device.type]} | limits
+    limits = {"max_polls": _MAX_POLLS[memories[0].device.type]} | limits
     addresses = [memory.data_ptr() for memory in memories]
     return [
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)

@@ -139,6 +139,7 @@ _EXCHANGED = {
     "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
     "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
     "is_late(words, tag) -> is_late(tag, words)": "both differ alike",
+    "is_whole & is_late(*": _LATE,
     "begin(* -> begin(*": _SUM,
     "end(* -> end(row, state, *": _SUM,
     "load_values(* -> load_values(at, *": _SUM,
@@ -160,12 +161,12 @@ _QK_EXCHANGED = {
     "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": "what is beyond writes to rank 0 again",
 }
 
-trial("qk_norm_rope_exchange", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=2), unreachable=_QK_EXCHANGED)(
-    qk_norm_rope
-)
+_QK_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=2, num_programs=1)
+trial("qk_norm_rope_exchange", on_ranks=_QK_AT_ONCE, unreachable=_QK_EXCHANGED)(qk_norm_rope)
+_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=160, num_programs=2)
 
 
-@trial("all_reduce_add_rms_norm", on_ranks=at_once(num_rows=_MOST_ROWS, row_words=160), unreachable=_EXCHANGED)
+@trial("all_reduce_add_rms_norm", on_ranks=_NORM_AT_ONCE, unreachable=_EXCHANGED)
 def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
     """Every rank holds a part of the sum of each token."""
     for tokens in (0, 1, 5):

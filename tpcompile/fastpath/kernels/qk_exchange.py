@@ -22,9 +22,10 @@ from tpcompile.fastpath.registry import TpSupport
 
 _WORDS = 2
 """Words of a token: the sum of squares of q, and of k."""
-_PROGRAMS_PER_SM = 2
+_PROGRAMS_PER_SM = 4
+_WARPS = 4
 _MAX_REGISTERS = 128
-"""Of a thread, so that a multiprocessor holds two programs of 256 threads."""
+"""Of a thread, so that a multiprocessor holds four programs of 128 threads: rows that wait are hidden by others."""
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def qk_exchange(
             q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR.contiguous(), sin_SR.contiguous(), q_BhSE, k_BgSE, state,
             num_rows, num_tokens, *q_BSd.stride()[:2], *k_BSc.stride()[:2], q_heads, k_heads, q_count, k_count, eps,
             NUM_RANKS=num_ranks, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs), Q_HEADS=block_of(q_heads),
-            K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, INTERPRETED=is_interpreted(), num_warps=8,
+            K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, INTERPRETED=is_interpreted(), num_warps=_WARPS,
             maxnreg=_MAX_REGISTERS,
         )  # fmt: skip
     return q_BhSE, k_BgSE
