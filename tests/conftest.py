@@ -34,6 +34,8 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """From the first test on, garbage is collected as ever."""
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 1000)
     gc.enable()
 
 

@@ -47,4 +47,5 @@ if not torch.cuda.is_available():
 gc.collect()
 gc.freeze()
 gc.enable()
+gc.set_threshold(200_000, 50, 1000)
 atexit.register(gc.unfreeze)  # at its end a process drops what it has, and Triton's bindings complain where it is kept
