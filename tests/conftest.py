@@ -39,6 +39,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """What is frozen at its end is never dropped, and Triton's bindings complain."""
+    gc.unfreeze()
+
+
 STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run_case", "fuzz"}
 """What starts processes that compile; `-m "not ranks"` leaves out the tests that come to one of them."""
 
