@@ -7,10 +7,12 @@ path only where all have chosen the same and all can run it.
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -148,9 +150,9 @@ def settle(said: Mapping[int, Said], missing: Sequence[int] = ()) -> Decision:
 
 def obstacle(decision: Decision, device: str) -> str:
     """Why this process cannot run what was chosen; empty when it can."""
-    path = registered().get(decision.path)
     if not decision.is_used:
         return ""
+    path = _registered(decision.path)
     if path is None:
         return "it is not registered here; install and import the package that has it"
     if path.min_sm > _capability(device):
@@ -162,6 +164,14 @@ def obstacle(decision: Decision, device: str) -> str:
     if decision.shape.tp == 1:
         return ""
     return uncertified(path) if path.is_tp_aware else f"it is declared tp={path.tp}, at {path.line}"
+
+
+def _registered(name: str) -> FastPath | None:
+    """The fast path; those that ship are imported, and Triton with them, when one is wanted."""
+    if name not in registered():
+        with suppress(ImportError):
+            importlib.import_module("tpcompile.fastpath.kernels.all")
+    return registered().get(name)
 
 
 def takes(path: FastPath, dtype: str) -> bool:

@@ -39,8 +39,6 @@ def use_fast_paths(
     stack: nn.Module, selection: Selection, *, batch: int, seq_len: int, train: bool
 ) -> dict[str, Decision]:
     """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided."""
-    from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
-
     decisions = {}
     for module in stack.modules():
         site = module.site(batch, seq_len) if isinstance(module, HasSite) else None
@@ -48,9 +46,15 @@ def use_fast_paths(
             continue
         variant = ", ".join(filter(None, (site.variant, "train" if train else "")))
         decision = selection.decide(site.path, site.shapes, site.dtype, variant=variant)
-        module.fast_path = LAUNCHERS[site.path] if decision.is_used else None
+        module.fast_path = _launcher(site.path) if decision.is_used else None
         decisions[site.path] = decision
     return decisions
+
+
+def _launcher(name: str) -> Callable[..., Any]:
+    from tpcompile.fastpath.kernels.all import LAUNCHERS  # imports Triton
+
+    return LAUNCHERS[name]
 
 
 def use_plain_code(stack: nn.Module) -> None:
