@@ -56,7 +56,7 @@ class Model(nn.Module):
         return y_BSD, mean
 
 
-def play(preset: str, out: Path, *, is_watched: bool) -> None:
+def play(preset: str, out: Path, *, backend: str, is_watched: bool) -> None:
     """One rank: compile, step, diverge on the last rank."""
     settings = config.load(preset)
     block = settings.block
@@ -72,7 +72,7 @@ def play(preset: str, out: Path, *, is_watched: bool) -> None:
     load_full_state_dict(stack, draw_stack_weights(block, seed=0, dtype=dtype, device=device))
     statistics = dist.new_group(group_desc="statistics")
     model = Model(stack, statistics)
-    compiled = torch.compile(model, dynamic=False)
+    compiled = torch.compile(model, dynamic=False, backend=backend)
     is_last = dist.get_rank() == dist.get_world_size() - 1
     inputs = draw_inputs(block, seed=1, device=device, dtype=dtype, seq_len=block.seq_len)
     with torch.no_grad(), Sentinel(run_dir=out / "run") if is_watched else nullcontext():
@@ -89,7 +89,8 @@ def measure(args: argparse.Namespace, out: Path, *, is_watched: bool, limit_s: f
     """One job under torchrun: when it ended after the fault, and what was said."""
     out.mkdir()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.nproc)]
-    rank = [__file__, "--rank-of", str(out), "--preset", args.preset, *(["--watched"] if is_watched else [])]
+    rank = [__file__, "--rank-of", str(out), "--preset", args.preset, "--backend", args.backend]
+    rank += ["--watched"] if is_watched else []
     outcome = run_tree([sys.executable, *torchrun, *rank], environ=os.environ, timeout_s=limit_s, grace_s=3.0)
     ended, fault = time.time(), out / "fault"
     if not fault.exists():
@@ -118,13 +119,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--preset", default="cpu_smoke")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--plain-limit-s", type=float, default=60.0, help="seconds after which the hang is ended")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:
-        play(args.preset, args.rank_of, is_watched=args.watched)
+        play(args.preset, args.rank_of, backend=args.backend, is_watched=args.watched)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         watched = measure(args, Path(folder, "watched"), is_watched=True, limit_s=300.0)
