@@ -12,7 +12,7 @@ from tests.sentinel.simulated import Call, Die, Eager, Job, Op, Pause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.events import Compared, PeerPassed
 
-NUM_HISTORIES = int(os.environ.get("NUM_HISTORIES", 10_000))
+NUM_HISTORIES = int(os.environ.get("NUM_HISTORIES", 4_000))
 Programs = list[list[Op]]
 
 
@@ -187,7 +187,7 @@ def test_a_faulty_rank_is_named_in_every_order_of_events(plant: Callable[[list[O
 
 
 def test_a_job_that_is_started_again_after_a_death_is_left_alone() -> None:
-    for seed in range(200):
+    for seed in range(80):
         programs, _ = faulty(random.Random(seed), dies)
         assert Job(programs, seed).run() is not None
         again = [[op for op in steps if not isinstance(op, Die)] for steps in programs]
