@@ -25,7 +25,7 @@ from tpcompile.collectives.observer import Call, active, observing
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import TpCompileError
 
-# Tracing dim 1 of every form would double the cost: compiled values have it once for each kind of move. Left out as well
+# Tracing dim 1 of every form would double the cost: compiled values have it once for each kind of move. Left out too
 # is what another form traces to but for the name of its reduction; eager values have every form (test_gradients.py).
 TRACED = [name for name in FORMS if not name.endswith("dim 1") and " min " not in name and "start avg" not in name]
 EVEN = [name for name in TRACED if FORMS[name].even]
