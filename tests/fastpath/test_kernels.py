@@ -35,7 +35,7 @@ def test_it_is_certified_for_its_source_and_its_cases_see_mistakes(name: str) ->
 
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_on_two_ranks_it_is_proved_again_in_the_interpreter(name: str) -> None:
-    command = [sys.executable, "-m", "tpcompile.fastpath.certify", name, "--tp", "2", "--mutations", "2", "--jobs", "1"]
+    command = [sys.executable, "-m", "tpcompile.fastpath.certify", name, "--tp", "2", "--mutations", "4", "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{name}: ") and "100.0% of" in done.stdout
