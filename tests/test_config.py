@@ -125,6 +125,8 @@ def test_sequence_parallel_lengths_must_divide_and_the_default_one_does() -> Non
         loaded = config.load(preset, ["block.sequence_parallel=true"])
         loaded.check_tp(4)
         assert loaded.resized_seq_len < loaded.block.seq_len
+    with pytest.raises(ConfigError, match=r"gate.resized_seq_len=17 is more than block.seq_len=16"):
+        config.load("cpu_smoke", ["gate.resized_seq_len=17"])
     with pytest.raises(ConfigError, match=r"tp=4 does not divide block.seq_len=18; sequence_parallel needs"):
         config.load("cpu_smoke", ["block.sequence_parallel=true", "block.seq_len=18"]).check_tp(4)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_python
+
 ROOT = Path(__file__).resolve().parents[1]
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
 SHOWS = {
@@ -43,10 +45,19 @@ def shown(what: str, tree: Path) -> bool:
     return SHOWN[what] in done.stdout
 
 
+def shown_here(what: str, folder: Path) -> bool:
+    """The same with the package as it is, which a forked process has imported."""
+    program = folder / "program.py"
+    program.write_text(SHOWS[what])
+    done = run_python([program])
+    assert what == "cli" or done.returncode == 0, done.stderr
+    return SHOWN[what] in done.stdout
+
+
 @pytest.mark.parametrize(("what", "diff"), list(zip(SHOWS, DIFFS, strict=True)), ids=SHOWS)
 def test_what_a_diff_adds_is_there_with_it_and_not_without(what: str, diff: str, tmp_path: Path) -> None:
     for name in ("tpcompile", "tests", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    assert not shown(what, tmp_path)
+    assert not shown_here(what, tmp_path)
     subprocess.run(["git", "apply"], input=diff, text=True, cwd=tmp_path, check=True)
     assert shown(what, tmp_path)

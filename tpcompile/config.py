@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.errors import ConfigError
@@ -123,6 +123,15 @@ class RunConfig(Frozen):
             step = min(64, 1 << (seq // 2).bit_length() - 1)
             shorter = shorter // step * step
         return self.gate.resized_seq_len or shorter
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if self.resized_seq_len > self.block.seq_len:
+            raise ValueError(
+                f"gate.resized_seq_len={self.resized_seq_len} is more than block.seq_len={self.block.seq_len}, the tokens "
+                "of the single-device reference; give fewer"
+            )
+        return self
 
     def check_tp(self, tp: int) -> None:
         """Raise ConfigError when the block, or the tokens of its sequence-parallel form, cannot be spread over `tp`."""
