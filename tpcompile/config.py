@@ -128,8 +128,8 @@ class RunConfig(Frozen):
     def _check_lengths(self) -> Self:
         if self.resized_seq_len > self.block.seq_len:
             raise ValueError(
-                f"gate.resized_seq_len={self.resized_seq_len} is more than block.seq_len={self.block.seq_len}, the tokens "
-                "of the single-device reference; give fewer"
+                f"gate.resized_seq_len={self.resized_seq_len} is more than block.seq_len={self.block.seq_len}, the "
+                "tokens of the single-device reference; give fewer"
             )
         return self
 
@@ -194,9 +194,9 @@ def _one_line(error: ValidationError) -> str:
         section = ".".join(parents) or "the top level"
         return f"unknown config key {key!r}; {section} has {', '.join(_keys(parents))}"
     message = first["msg"].removeprefix("Value error, ")
-    if path == ["block"]:  # a check over several fields names them itself
+    if path in ([], ["block"]):  # a check over several fields names them itself
         return message
-    return f"{'.'.join(path) or 'config'}={first['input']!r}: {message}"
+    return f"{'.'.join(path)}={first['input']!r}: {message}"
 
 
 def _keys(parents: list[str]) -> list[str]:
