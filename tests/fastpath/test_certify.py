@@ -132,14 +132,16 @@ def test_ranks_that_reduce_a_different_number_of_times_are_told() -> None:
         one_by_one(call, ranks)
 
 
-def test_memory_around_and_between_rows_is_nan_and_a_write_there_is_found() -> None:
-    x = torch.arange(6.0).view(2, 3)
+@pytest.mark.parametrize("written", [0.0, float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_memory_around_and_between_rows_is_nan_and_a_write_there_is_found(dtype: torch.dtype, written: float) -> None:
+    x = torch.arange(6, dtype=dtype).view(2, 3)
     assert torch.equal(fenced(x), x) and torch.equal(spaced(x), x) and spaced(x).stride() == (67, 1)
     for place, offset in ((fenced(x), 6), (spaced(x), 3)):
         assert place.as_strided((1,), (1,), place.storage_offset() + offset).isnan().all()
     with pytest.raises(DivergenceError, match="wrote outside of the memory"), fenced_allocations():
         y = torch.empty_like(x)
-        y.as_strided((7,), (1,)).zero_()
+        y.as_strided((7,), (1,)).fill_(written)
     with fenced_allocations():
         assert torch.empty(2).isnan().all() and x.new_empty((2,)).isnan().all()
 

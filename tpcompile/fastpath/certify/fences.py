@@ -18,6 +18,8 @@ from tpcompile.errors import DivergenceError
 
 _FENCE = 64
 """Elements before, between and after."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> how its bits are looked at."""
 _FAR = 2**30 + 64
 """Elements between two rows, so that the third is further than 2^31 from the first."""
 _MAP_NORESERVE = 0x4000
@@ -58,7 +60,7 @@ def fenced_allocations() -> Iterator[None]:
             wanted = make(*args, **kwargs)
             if not wanted.is_floating_point():
                 return wanted
-            memory = wanted.new_full((wanted.numel() + 2 * _FENCE,), float("nan"))
+            memory = _unwritten(wanted, wanted.numel() + 2 * _FENCE)
             fences.extend((memory[:_FENCE], memory[-_FENCE:]))
             return memory[_FENCE:-_FENCE].view(wanted.shape)
 
@@ -70,5 +72,16 @@ def fenced_allocations() -> Iterator[None]:
         mock.patch.object(torch, "empty_like", between_fences(torch.empty_like)),
     ):
         yield
-    if not all(bool(fence.isnan().all()) for fence in fences):
+    if not all(torch.equal(_bits(fence), _bits(_unwritten(fence, _FENCE))) for fence in fences):
         raise DivergenceError("a kernel wrote outside of the memory that its launcher allocated")
+
+
+def _unwritten(like: Tensor, size: int) -> Tensor:
+    """NaN that no arithmetic gives, so that a NaN which is written over it is seen."""
+    memory = like.new_full((size,), float("nan"))
+    _bits(memory).bitwise_or_(1)
+    return memory
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(_BITS[x.element_size()])
