@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -63,6 +64,11 @@ class FastPath:
     def is_tp_aware(self) -> bool:
         """True when it is right on a shard."""
         return self.tp != TpSupport.NONE
+
+    @property
+    def exchanges(self) -> bool:
+        """True when its kernels wait for the other ranks: its launcher takes an `exchange`."""
+        return "exchange" in inspect.signature(self.launcher).parameters
 
     @property
     def names(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +51,10 @@ class Ratio(Frozen):
     """Sizes of the last dims of the tensors."""
     variant: str = ""
     ratio_to_inductor: float
-    """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster."""
+    """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster.
+
+    Of one that exchanges with its peers: time of the best form with a collective.
+    """
     launch: dict[str, int] = {}
     """Launch parameters that were measured: blocks, algorithm, workspace."""
     us: dict[str, float] = {}
@@ -123,6 +127,8 @@ class Said(Frozen):
     decision: Decision
     obstacle: str = ""
     """Why it cannot run the fast path; empty when it can, or when it chose the reference."""
+    host: str = ""
+    """Its host, when kernels write into the memory of the other ranks."""
 
 
 def choose(name: str, shape: ShapeClass, device: str, table: Iterable[Ratio]) -> Decision:
@@ -144,7 +150,7 @@ def settle(said: Mapping[int, Said], missing: Sequence[int] = ()) -> Decision:
     wanted = first(decision for decision in decisions if decision.is_used)
     if wanted is None:
         return decisions[0]
-    why = "; ".join([*_absences(missing), *_obstacles(said), *_differences(said)])
+    why = "; ".join([*_absences(missing), *_obstacles(said), *_differences(said), *_distances(said)])
     return wanted.model_copy(update={"is_used": False, "launch": {}, "why": why, "is_refused": True}) if why else wanted
 
 
@@ -197,6 +203,7 @@ class Selection:
         timeout_s: float = 60.0,
         store: dist.Store | None = None,
     ) -> None:
+        self.group = group
         self._ranks = dist.get_process_group_ranks(group)
         self._table = shipped_table() if table is None else tuple(table)
         self._ask_table = ask_table
@@ -220,7 +227,8 @@ class Selection:
         return Decision(path=name, shape=shape, is_used=True, why="all fast paths are wanted")
 
     def _agree(self, chosen: Decision) -> Decision:
-        agreed = self._exchange(Said(decision=chosen, obstacle=obstacle(chosen, self._device)))
+        said = Said(decision=chosen, obstacle=obstacle(chosen, self._device), host=_host_of(chosen))
+        agreed = self._exchange(said)
         _MADE[chosen.label] = chosen, agreed
         if agreed.is_refused and self._store.rank == min(self._ranks):
             logger.warning("all ranks use the reference of fast path {}: {}", agreed.label, agreed.why)
@@ -282,6 +290,17 @@ def _absences(missing: Sequence[int]) -> list[str]:
 def _obstacles(said: Mapping[int, Said]) -> list[str]:
     unable = [rank for rank, one in said.items() if one.obstacle]
     return [f"{named_ranks(ranks)}: {why}" for why, ranks in grouped(unable, lambda rank: said[rank].obstacle).items()]
+
+
+def _host_of(decision: Decision) -> str:
+    path = registered().get(decision.path) if decision.is_used else None
+    return socket.gethostname() if path is not None and path.exchanges else ""
+
+
+def _distances(said: Mapping[int, Said]) -> list[str]:
+    hosts = grouped(said, lambda rank: said[rank].host)
+    texts = [f"{named_ranks(ranks)} on {host}" for host, ranks in hosts.items()]
+    return [f"its kernels write into the memory of all ranks: {', '.join(texts)}"] if len(texts) > 1 else []
 
 
 def _differences(said: Mapping[int, Said]) -> list[str]:
