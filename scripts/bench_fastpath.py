@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import triton
+from pydantic import TypeAdapter
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
@@ -32,6 +33,13 @@ from tpcompile.fastpath.certificate import device_kind
 from tpcompile.fastpath.selection import Ratio, ShapeClass
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
+WIDTHS = {
+    "add_rms_norm": (4096, 5120),
+    "add_modulated_norm": (4096, 5120),
+    "gelu_tanh": (13824, 6912, 3456, 1728),
+    "silu_mul": (14336, 7168, 3584, 1792),
+}
+"""Of wan14b and llama8b, the MLPs at tp 1, 2, 4 and 8."""
 DTYPE = torch.bfloat16
 ROUNDS = 15
 ROUND_US = 2000.0
@@ -70,10 +78,14 @@ class Bench:
         """What the launcher and the plain code are called with."""
         rows, tokens = {"device": "cuda", "dtype": DTYPE}, self.tokens
         if self.width:
-            drawn = {name: torch.randn(1, tokens, self.width, **rows) for name in _activations(self.path)}
-            sizes = {name: torch.randn(1, self.width, device="cuda") for name in _modulations(self.path)}
-            weight = {} if sizes else {"weight_D": torch.ones(self.width, **rows)}
-            return {**drawn, **sizes, **weight, "eps": 1e-6}
+            names = _activations(self.path)
+            parts = torch.randn(1, tokens, len(names) * self.width, **rows).chunk(len(names), -1)
+            if self.path != "silu_mul":  # whose gate and up are halves of one projection
+                parts = [part.contiguous() for part in parts]
+            rest = {name: torch.randn(1, self.width, device="cuda") for name in _modulations(self.path)}
+            rest |= {"weight_D": torch.ones(self.width, **rows), "eps": 1e-6}
+            wanted = {name: value for name, value in rest.items() if name in _parameters(self.path)}
+            return {**dict(zip(names, parts, strict=True)), **wanted}
         q_width, k_width = (heads * 128 // (self.tp or 1) for heads in self.heads)
         qkv = torch.randn(1, tokens, q_width + 2 * k_width, **rows)
         angles_SR = torch.randn(tokens, 64, device="cuda")
@@ -97,9 +109,9 @@ def cells(name: str) -> Iterator[Bench]:
     """All shapes of a fast path."""
     for train, lengths in TOKENS.items():
         for tokens in lengths:
-            if name in ("add_rms_norm", "add_modulated_norm"):
-                for width in (4096, 5120):
-                    yield Bench(name, tokens, None, width=width, variant=train)
+            for width in WIDTHS.get(name, ()):
+                yield Bench(name, tokens, None, width=width, variant=train)
+            if name in WIDTHS:
                 continue
             for tp in (1, 2, 4, 8):
                 yield Bench(name, tokens, tp, (40, 40), variant=_joined("interleaved", train))
@@ -201,12 +213,12 @@ def time_us(graph: torch.cuda.CUDAGraph, replays: int) -> float:
 def main() -> int:
     """Compile in parallel, which fills Inductor's cache; then measure one by one and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", action="append", help="only this fast path")
+    parser.add_argument("--path", action="append", help="only this fast path; the cells of others stay")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.path or [name for name, path in registered().items() if path.is_tp_aware and not _exchanges(name)]
+    names = args.path or [name for name, path in registered().items() if path.is_tp_aware and not path.exchanges]
     wanted = [cell for name in names for cell in cells(name)]
     if args.warm is not None:
         for cell in wanted[args.warm :: args.jobs]:
@@ -223,13 +235,17 @@ def main() -> int:
         "command": "python " + " ".join(sys.argv),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "gpu": torch.cuda.get_device_name()},
     }
-    found = []
+    found = [cell for cell in _written(args.json) if args.path and cell.path not in names]
     for cell in wanted:
         torch._dynamo.reset()
         found.append(Ratio.model_validate(measure(cell) | about))
         print(row(found[-1]), flush=True)
         args.json.write_text(json.dumps([one.model_dump(mode="json") for one in found], indent=1) + "\n")
     return 0
+
+
+def _written(path: Path) -> tuple[Ratio, ...]:
+    return TypeAdapter(tuple[Ratio, ...]).validate_json(path.read_text()) if path.exists() else ()
 
 
 def row(cell: Ratio) -> str:
@@ -242,13 +258,8 @@ def _parameters(path: str) -> list[str]:
     return list(inspect.signature(registered()[path].replaces).parameters)
 
 
-def _exchanges(path: str) -> bool:
-    """True for a path whose ranks wait for each other within the kernel: scripts/gpu_exchange.py measures those."""
-    return "exchange" in inspect.signature(registered()[path].launcher).parameters
-
-
 def _activations(path: str) -> list[str]:
-    return [name for name in _parameters(path) if name.startswith(("x_", "branch_"))]
+    return [name for name in _parameters(path) if name.startswith(("x_", "branch_")) or name in ("gate_f", "up_f")]
 
 
 def _modulations(path: str) -> list[str]:

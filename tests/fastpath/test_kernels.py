@@ -16,10 +16,10 @@ from tests.rank_jobs import run_on_fresh_ranks
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, registered, tp_region
-from tpcompile.fastpath.kernels.all import qk_head_norm, qk_norm, qkv_pack, token_norm
+from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
 from tpcompile.fastpath.use import Use
 
-CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm")
+CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm", "gelu_tanh", "silu_mul")
 TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
 
 
@@ -111,8 +111,12 @@ def qk(size: int = 32, **changes: Any) -> dict[str, Any]:
             lambda: token_norm.modulated_norm(*(torch.ones(2, 3, 4),) * 2, *(torch.ones(1, 4),) * 3, 1e-6),
             r"modulated_norm: gate is \[1, 4\], and \[2, 4\] is needed",
         ),
+        (
+            lambda: activation.silu_mul_op(torch.ones(2, 4), torch.ones(2, 3)),
+            r"silu_mul: gate is \[2, 4\] and up \[2, 3\]; they must be equal",
+        ),
     ],
-    ids=["CPU", "dtype", "stride", "width", "weight", "tables", "head weight", "branch", "modulation"],
+    ids=["CPU", "dtype", "stride", "width", "weight", "tables", "head weight", "branch", "modulation", "gate and up"],
 )
 def test_bad_input_is_one_line_before_a_launch(
     call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +136,7 @@ def apply(q_width: int = 32, cos: Tensor = TABLES["cos_SR"], q_weight: Tensor | 
 
 def checked_ops() -> int:
     """In an interpreting process: schema, fake, autograd of every op; compiled code with a length that changes."""
-    from tpcompile.fastpath.kernels.all import qk_head_norm, qk_norm, qkv_pack, token_norm
+    from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
 
     x = torch.randn(2, 3, 32)
     ops: list[tuple[Any, tuple[Any, ...]]] = [
@@ -144,6 +148,8 @@ def checked_ops() -> int:
         (qk_head_norm.qk_head_norm, (x, x, torch.ones(16), torch.ones(16), *TABLES.values(), 1e-6, True)),
         (token_norm.add_norm, (x, x, torch.ones(32), 1e-6)),
         (token_norm.modulated_norm, (x, x, *(torch.ones(2, 32),) * 3, 1e-6)),
+        (activation.gelu, (x,)),
+        (activation.silu_mul_op, x.chunk(2, -1)),
         (qkv_pack.qkv_pack, (torch.randn(2, 3, 64), torch.ones(32), torch.ones(16), *TABLES.values(), 1e-6, False)),
     ]
     for op, arguments in ops:
@@ -156,4 +162,4 @@ def checked_ops() -> int:
 
 def test_ops_keep_what_torch_asks_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-    assert run_on_fresh_ranks(checked_ops, world_size=1, timeout_s=200) == [6]
+    assert run_on_fresh_ranks(checked_ops, world_size=1, timeout_s=200) == [8]

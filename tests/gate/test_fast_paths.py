@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.runs import MANY, torchrun
+from tests.gate.runs import MANY, run_fresh_gate, torchrun
 from tpcompile.evidence.records import CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 
@@ -59,3 +59,14 @@ def test_what_was_not_measured_here_is_left_to_inductor(verdicts: dict[str, Verd
     why = "not applicable: not measured on interpreter for this shape class"
     assert found["qk_norm_rope for 4 tokens of 32, 32, 4 in float32 at tp 2 (interleaved)"] == why
     assert found["qk_norm_rope"] == "not applicable: no compiled graph calls it"
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize(
+    ("preset", "path"), [("cpu_smoke", "qk_norm_rope_exchange"), ("llama_smoke", "all_reduce_add_rms_norm")]
+)
+def test_kernels_of_ranks_that_share_a_gpu_exchange_with_each_other(preset: str, path: str, tmp_path: Path) -> None:
+    wanted = ("--preset", preset, "--set", "compile.fast_paths=all")
+    run = run_fresh_gate(tmp_path / "run", *wanted, device="one_gpu")
+    assert run.exit_code == 0, run.stderr
+    assert statuses(run.judged)[path] == "used"

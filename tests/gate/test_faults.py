@@ -214,9 +214,9 @@ class FirstOfThree(nn.Module):
         return x.sin()
 
 
-@pytest.mark.gpu(2)
+@pytest.mark.gpu(1)
 def test_an_undeclared_triton_kernel_is_named(tmp_path: Path) -> None:
-    run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="cuda")
+    run = run_fresh_gate(tmp_path / "run", "--fault", "triton_kernel", device="one_gpu")
     found = run.failed()["custom ops and Triton kernels"]
     assert "tpcompile.faults.injected.triton_kernel.local_scale_kernel" in found.observed
     assert found.line is not None

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tests.nn.test_block import CASES, config_of
+from tests.graphs import GraphCapture
+from tests.nn.test_block import CASES, _rows, build, config_of
+from tests.rank_jobs import run_on_fresh_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
+from tpcompile.errors import FastPathError
 from tpcompile.fastpath.selection import Decision, ShapeClass
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.fast_paths import use_fast_paths, use_plain_code
+from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths, use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
@@ -23,8 +31,9 @@ F64 = torch.float64
 class Answers:
     """Stands for a Selection: notes what it is asked, and answers alike."""
 
-    def __init__(self, is_used: bool) -> None:
+    def __init__(self, is_used: bool, group: Any = None) -> None:
         self.is_used = is_used
+        self.group = group
         self.asked: dict[str, tuple[Any, ...]] = {}
 
     def decide(self, name: str, shapes: Any, dtype: torch.dtype, *, variant: str = "") -> Decision:
@@ -61,10 +70,107 @@ def test_each_place_is_asked_for_its_own_shapes_and_gets_the_fast_path() -> None
     config = config_of("wan", "full")
     stack, answers = stack_of(config), Answers(is_used=True)
     decisions = use_fast_paths(stack, answers, batch=2, seq_len=6, train=True)  # type: ignore[arg-type]
-    assert set(decisions) == set(answers.asked) == {"qk_norm_rope", "add_rms_norm"}
+    assert set(decisions) == set(answers.asked) == {"qk_norm_rope", "add_rms_norm", "gelu_tanh"}
     width, pairs = config.dim, config.head_dim // 2
     assert answers.asked["qk_norm_rope"] == ((2, 6, width), (2, 6, width), (6, pairs), F64, "train")
     assert answers.asked["add_rms_norm"] == ((2, 6, width), F64, "train")
+    assert answers.asked["gelu_tanh"] == ((2, 6, config.ffn_dim), F64, "train")
     assert [layer.attention.fast_path.__name__ for layer in stack.layers] == ["qk_norm_rope"] * len(stack.layers)
     use_fast_paths(stack, Answers(is_used=False), batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
     assert all(layer.fast_path is None and layer.attention.fast_path is None for layer in stack.layers)
+
+
+def exchange_in(folder: Path) -> Callable[..., Any]:
+    """Stands for `Exchange.of_group`: the memory of each rank is a file that all of them map."""
+    from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+    from tpcompile.torch_api import interpreted
+
+    interpreted.patient()
+
+    def of_group(group: Any, *, num_rows: int, row_words: int, device: torch.device) -> Exchange:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        words = num_words(size, num_rows=num_rows, row_words=row_words)
+        files = [folder / f"{number}-{num_rows}-{row_words}" for number in range(size)]
+        files[rank].write_bytes(bytes(8 * words))
+        dist.barrier(group)
+        memories = [torch.from_file(str(file), shared=True, size=words, dtype=torch.int64) for file in files]
+        addresses = [memory.data_ptr() for memory in memories]
+        options = {"num_rows": num_rows, "row_words": row_words, "num_programs": 2, "max_polls": 2**11}
+        exchange = Exchange.between(addresses, rank=rank, memory=memories[rank], **options)
+        object.__setattr__(exchange, "memory", memories)  # which keeps the mappings
+        return exchange
+
+    return of_group
+
+
+EXCHANGED = {
+    ("llama", "full"): (["all_reduce_add_rms_norm", "qk_norm_rope_exchange", "silu_mul"], 1),
+    ("wan", "full"): (["add_rms_norm", "gelu_tanh", "qk_norm_rope_exchange"], 2),
+}
+"""Form of the block -> its fast paths, and the all-reduces of a layer that are left."""
+
+
+def exchanged(folder: str) -> dict[str, Any]:
+    """On each rank: every form with kernels that sum over the ranks, and a rank that does not come."""
+    from tpcompile.fastpath.kernels.exchange import Exchange
+
+    found = {}
+    with (
+        mock.patch("tpcompile.torch_api.symmetric.can_share", return_value=True),
+        mock.patch.object(Exchange, "of_group", exchange_in(Path(folder))),
+        torch.no_grad(),
+    ):
+        for form, qk_norm in EXCHANGED:
+            config = config_of(form, qk_norm, dtype="float32")
+            full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=torch.device("cpu"))
+            stack, plain_stack = (build(config, Collectives(dist.group.WORLD), full) for _ in range(2))
+            answers, sizes = Answers(is_used=True, group=dist.group.WORLD), {"batch": 2, "seq_len": config.seq_len}
+            use_fast_paths(stack, answers, **sizes, train=False)  # type: ignore[arg-type]
+            errors, capture = compared(stack, plain_stack, config)
+            check_exchanges(stack)
+            declared = _rows(stack, config, train=False)
+            found[form] = sorted(answers.asked), errors, declared, capture.collectives[: len(declared)]
+        inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float32, seq_len=config.seq_len)
+        found["late"] = without_rank_1(stack, *inputs[:3])
+    return found
+
+
+def compared(stack: TransformerStack, plain_stack: TransformerStack, config: BlockConfig) -> tuple[float, GraphCapture]:
+    """The largest difference of the compiled stack, at two lengths."""
+    torch._dynamo.reset()
+    capture, worst = GraphCapture(), 0.0
+    compiled = torch.compile(stack, backend=capture, fullgraph=True)
+    for seq_len in (config.seq_len, config.seq_len - 2):
+        inputs = draw_inputs(config, seed=seq_len, device="cpu", dtype=torch.float32, seq_len=seq_len)
+        worst = max(worst, (compiled(*inputs) - plain_stack(*inputs)).abs().max().item())
+    return worst, capture
+
+
+def without_rank_1(stack: TransformerStack, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> str:
+    if dist.get_rank() == 1:
+        return ""
+    stack.layers[0].attention(x_BSD, cos_SR, sin_SR, reduce=False)
+    with pytest.raises(FastPathError) as raised:
+        check_exchanges(stack)
+    return str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    pytest.importorskip("triton")
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads it when it is imported
+        return run_on_fresh_ranks(exchanged, str(tmp_path_factory.mktemp("words")), timeout_s=200)
+
+
+@pytest.mark.parametrize("case", EXCHANGED, ids="-".join)
+def test_kernels_that_exchange_stand_for_collectives(case: tuple[str, str], ranks: list[dict[str, Any]]) -> None:
+    """One graph, the same numbers at two lengths, and what the kernels sum is neither declared nor in the graph."""
+    wanted, left = EXCHANGED[case]
+    for found in ranks:
+        asked, error, declared, traced = found[case[0]]
+        assert asked == wanted and error < 1e-5
+        assert traced == declared and len(declared) == left * 2
+
+
+def test_a_rank_that_does_not_come_to_an_exchange_is_named(ranks: list[dict[str, Any]]) -> None:
+    assert "rank 1 of the group did not arrive at exchange " in ranks[0]["late"]

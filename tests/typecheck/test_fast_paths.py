@@ -44,7 +44,7 @@ def test_every_form_of_the_block_is_clean_with_fast_paths(case: tuple[str, str])
 def test_most_forms_have_a_place_for_a_fast_path() -> None:
     stack = TransformerStack(config_of("wan", "full"), Collectives(None), num_layers=1)
     found = {module.site(2, 6).path for module in stack.modules() if isinstance(module, HasSite)}  # type: ignore[union-attr]
-    assert found == {"qk_norm_rope", "add_rms_norm"}
+    assert found == {"qk_norm_rope", "add_rms_norm", "gelu_tanh"}
 
 
 def statistics_of_the_shard(*args: Any, all_reduce: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Plain code of norms, rotary embedding and modulation: what the block runs, and what fast paths replace."""
+"""Plain code of norms, rotary embedding, modulation, activations: what the block runs, and what fast paths replace."""
 
-# B batch, S sequence, D normalised width, h heads, E head size, R = E / 2 rotary pairs
+# B batch, S sequence, D normalised width, h heads, E head size, R = E / 2 rotary pairs, f hidden features
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -119,6 +119,16 @@ def add_modulated_norm(
     sum_BSD = (x_BSD.to(gate_BD.dtype) + branch_BSD.to(gate_BD.dtype) * gate_B1D).to(x_BSD.dtype)
     normed_BSD = F.layer_norm(sum_BSD.to(scale_BD.dtype), sum_BSD.shape[-1:], eps=eps)
     return sum_BSD, (normed_BSD * (1 + scale_B1D) + shift_B1D).to(x_BSD.dtype)
+
+
+def gelu_tanh(x_f: Tensor) -> Tensor:
+    """GELU in its tanh form."""
+    return F.gelu(x_f, approximate="tanh")
+
+
+def silu_mul(gate_f: Tensor, up_f: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return F.silu(gate_f) * up_f
 
 
 def qkv_pack(

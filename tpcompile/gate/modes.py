@@ -25,7 +25,7 @@ from tpcompile.gate.checks import FIRST, RESIZED, STEADY
 from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.nn.fast_paths import use_fast_paths
+from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
 from tpcompile.numerics.counting import collective_text
 
 _RESIZED_CALLS = 3
@@ -118,6 +118,7 @@ def mode_c(run: Run) -> None:
             run.call(compiled, stack, config.resized_seq_len)
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
+    check_exchanges(stack)
     apart = run.reference.difference(stack, first, eager)
     run.facts = run.facts.with_errors("C", {f"eager {name}": value for name, value in apart.items()})
     _keep_schedule(run, stack)

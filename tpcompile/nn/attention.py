@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.sharding import Declared, Part
+
+if TYPE_CHECKING:
+    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -74,6 +77,7 @@ class Attention(nn.Module):
         self.wo = RowParallelLinear(heads.q, args.dim, **options)
         self.widths = (heads.q.share(comm.size), heads.kv.share(comm.size))
         self.fast_path: Callable[..., Any] | None = None
+        self.exchange: Exchange | None = None
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """Norms and RoPE of q and k; not in the sequence-parallel form, whose tokens are before the batch."""
@@ -81,7 +85,8 @@ class Attention(nn.Module):
             return None
         shapes = (*((batch, seq_len, width) for width in self.widths), (seq_len, self.head_dim // 2))
         dtype = self.qk_norm.q_norm.weight.dtype
-        return Site(self.qk_norm.path, shapes, "interleaved" if self.interleaved else "", dtype)
+        exchanging = f"{self.qk_norm.path}_exchange" if isinstance(self.qk_norm, DistributedQKNorm) else ""
+        return Site(self.qk_norm.path, shapes, "interleaved" if self.interleaved else "", dtype, exchanging)
 
     def forward(
         self,
@@ -92,8 +97,9 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         positions_S: Tensor | None = None,
+        reduce: bool = True,
     ) -> Tensor:
-        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D].
+        """[B, S, D], [S, E / 2], [S, E / 2] -> [B, S, D]; this rank's part of it, without the bias, unless `reduce`.
 
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
@@ -109,18 +115,22 @@ class Attention(nn.Module):
         elif causal and mask is not None:
             mask, causal = _both(_causal_mask(q_BShE.shape[1], q_BShE.device), mask), False
         o_BShE = attend(q_BShE, (k_BSgE, v_BSgE), mask=mask, causal=causal, grouped=self.grouped)
-        return self.wo(_tokens_first(o_BShE, self.sequence_parallel).flatten(2))
+        o_BSd = _tokens_first(o_BShE, self.sequence_parallel).flatten(2)
+        return self.wo(o_BSd) if reduce else self.wo.partial(o_BSd)
 
-    def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
-        """Collectives for an input whose full shape is `x_shape`."""
-        norm = Declared() if self.qk_norm is None else self.qk_norm.declared(x_shape, dtype)
-        return self.wqkv.declared(x_shape, dtype).then(norm).then(self.wo.declared(x_shape, dtype))
+    def declared(self, x_shape: Sequence[int], dtype: torch.dtype, *, reduce: bool = True) -> Declared:
+        """Collectives for an input whose full shape is `x_shape`; none for what an exchange sums."""
+        total = self.wqkv.declared(x_shape, dtype)
+        if self.qk_norm is not None and self.exchange is None:
+            total = total.then(self.qk_norm.declared(x_shape, dtype))
+        return total.then(self.wo.declared(x_shape, dtype)) if reduce else total
 
     def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""
         layout = {"interleaved": self.interleaved}
         if self.qk_norm is not None and self.fast_path is not None:
-            q_BhSE, k_BgSE = self.qk_norm.rotated(q_BSd, k_BSc, cos_SR, sin_SR, self.fast_path, **layout)
+            options = layout if self.exchange is None else layout | {"exchange": self.exchange}
+            q_BhSE, k_BgSE = self.qk_norm.rotated(q_BSd, k_BSc, cos_SR, sin_SR, self.fast_path, **options)
             return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2)
         if self.qk_norm is not None:
             q_BSd, k_BSc = self.qk_norm(q_BSd, k_BSc)

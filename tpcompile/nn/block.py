@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from tpcompile.nn.mlp import GeluMLP, SwiGLU
 from tpcompile.nn.modulation import Modulation, add_gated, modulate
 from tpcompile.nn.norm import LayerNorm, RMSNorm
 from tpcompile.nn.sharding import Declared, gathered, scattered
+
+if TYPE_CHECKING:
+    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
 
 _SITES_PER_BLOCK = 3
 
@@ -56,6 +59,7 @@ class TransformerBlock(nn.Module):
         self.tp_size = comm.size
         self.dim = args.dim
         self.fast_path: Callable[..., Any] | None = None
+        self.exchange: Exchange | None = None
         self.sequence_parallel = args.sequence_parallel
         self.attention_norm = _norm(args, comm, affine=args.norm_affine)
         self.attention = Attention(args, comm)
@@ -96,7 +100,8 @@ class TransformerBlock(nn.Module):
             assert modulation_B6D is not None, "a block with modulation needs modulation_B6D"
             shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(modulation_B6D)
         h_BSD = _normed(self.attention_norm, x_BSD, shift, scale)
-        h_BSD = self.attention(h_BSD, cos_SR, sin_SR, mask=mask, cache=cache, positions_S=positions_S)
+        options = {"mask": mask, "cache": cache, "positions_S": positions_S, "reduce": self.exchange is None}
+        h_BSD = self.attention(h_BSD, cos_SR, sin_SR, **options)
         h_BSD = self.attention_dropout(h_BSD, seed)
         if self.cross_attention is not None and self.cross_norm is not None:
             assert context is not None, "a block with cross-attention needs a context"
@@ -106,15 +111,20 @@ class TransformerBlock(nn.Module):
         return _joined(x_BSD, self.mlp_dropout(self.mlp(h_BSD, seed), seed), mlp_gate)
 
     def site(self, batch: int, seq_len: int) -> Site | None:
-        """The residual add before the MLP and the norm after it."""
+        """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
         dtype = self.attention.wqkv.weight.dtype
         if isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.weight is not None and self.modulation is None:
             tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
-            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype)
+            exchanging = "all_reduce_add_rms_norm" if self._adds_what_attention_sums() else ""
+            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype, exchanging=exchanging)
         is_plain = isinstance(self.mlp_norm, LayerNorm) and self.mlp_norm.weight is None
         if is_plain and self.modulation is not None and not self.sequence_parallel:
             return Site("add_modulated_norm", ((batch, seq_len, self.dim),), dtype=dtype)
         return None
+
+    def _adds_what_attention_sums(self) -> bool:
+        between = (self.attention.wo.bias is not None, self.attention_dropout.p > 0, self.cross_attention is not None)
+        return not (any(between) or self.sequence_parallel)
 
     def _joined_and_normed(
         self, x_BSD: Tensor, branch_BSD: Tensor, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
@@ -124,7 +134,8 @@ class TransformerBlock(nn.Module):
             x_BSD = _joined(x_BSD, branch_BSD, gate)
             return x_BSD, _normed(self.mlp_norm, x_BSD, shift, scale)
         if isinstance(self.mlp_norm, RMSNorm):
-            return self.fast_path(x_BSD, branch_BSD, self.mlp_norm.entered_weight(), eps=self.mlp_norm.eps)
+            options = {} if self.exchange is None else {"exchange": self.exchange}
+            return self.fast_path(x_BSD, branch_BSD, self.mlp_norm.entered_weight(), eps=self.mlp_norm.eps, **options)
         assert shift is not None and scale is not None, "site() asks for a modulation"
         gates = torch.ones_like(scale) if gate is None else gate
         modulation = (each_B1D.squeeze(1) for each_B1D in (gates, shift, scale))
@@ -134,7 +145,8 @@ class TransformerBlock(nn.Module):
         """Collectives for full shapes of the input and of the context, forward and backward apart."""
         batch = x_shape[1] if self.sequence_parallel else x_shape[0]
         total = Declared() if self.modulation is None else self.modulation.declared(batch, dtype)
-        total = total.then(self.attention_norm.declared(dtype)).then(self.attention.declared(x_shape, dtype))
+        attention = self.attention.declared(x_shape, dtype, reduce=self.exchange is None)
+        total = total.then(self.attention_norm.declared(dtype)).then(attention)
         if self.cross_attention is not None and self.cross_norm is not None:
             total = total.then(self.cross_norm.declared(dtype))
             total = total.then(self.cross_attention.declared(x_shape, context_shape, dtype))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.selection import Decision, Selection
+from tpcompile.torch_api import symmetric
+
+if TYPE_CHECKING:
+    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class Site:
     """Of the tensors that decide about its speed; the first has all tokens."""
     variant: str = ""
     dtype: torch.dtype = torch.float32
+    exchanging: str = ""
+    """Name of the fast path that sums over the ranks within its kernel as well: on GPUs, without a backward."""
 
 
 @runtime_checkable
@@ -35,20 +43,59 @@ class HasSite(Protocol):
         """The place, for an input [batch, seq_len, D] of the whole stack; None where the form has no fast path."""
 
 
+@runtime_checkable
+class HasExchange(HasSite, Protocol):
+    """A module whose fast path can sum over the ranks within its kernel."""
+
+    exchange: Exchange | None
+
+
 def use_fast_paths(
     stack: nn.Module, selection: Selection, *, batch: int, seq_len: int, train: bool
 ) -> dict[str, Decision]:
-    """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided."""
-    decisions = {}
+    """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided.
+
+    Where kernels sum over the ranks, all layers share one exchange: the stack runs on one stream at a time. Look at it
+    with `check_exchanges` where the host waits for the GPU anyway.
+    """
+    decisions: dict[str, Decision] = {}
+    exchanges: dict[str, Exchange] = {}
+    device = next(stack.parameters()).device
+    for module, site in _places(stack, batch, seq_len):
+        variant = ", ".join(filter(None, (site.variant, "train" if train else "")))
+        can_exchange = site.exchanging and not train and symmetric.can_share(device)
+        for path in (site.exchanging, site.path) if can_exchange else (site.path,):
+            decisions[path] = selection.decide(path, site.shapes, site.dtype, variant=variant)
+            if decisions[path].is_used:
+                break
+        module.fast_path = _launcher(path) if decisions[path].is_used else None
+        if isinstance(module, HasExchange):
+            is_exchanged = module.fast_path is not None and path == site.exchanging
+            if is_exchanged and path not in exchanges:
+                exchanges[path] = _exchange(path, site, selection.group, device)
+            module.exchange = exchanges[path] if is_exchanged else None
+    return decisions
+
+
+def check_exchanges(stack: nn.Module) -> None:
+    """Raise FastPathError when some rank did not arrive at an exchange; waits for the device."""
+    exchanges = {id(module.exchange): module.exchange for module in stack.modules() if isinstance(module, HasExchange)}
+    for exchange in exchanges.values():
+        if exchange is not None:
+            exchange.check()
+
+
+def use_plain_code(stack: nn.Module) -> None:
+    """Let every place call the plain code of its fast path: the same call as far as the type check can follow it."""
+    for module, site in _places(stack, 1, 1):
+        module.fast_path = getattr(plain, site.path)
+
+
+def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSite, Site]]:
     for module in stack.modules():
         site = module.site(batch, seq_len) if isinstance(module, HasSite) else None
-        if site is None:
-            continue
-        variant = ", ".join(filter(None, (site.variant, "train" if train else "")))
-        decision = selection.decide(site.path, site.shapes, site.dtype, variant=variant)
-        module.fast_path = _launcher(site.path) if decision.is_used else None
-        decisions[site.path] = decision
-    return decisions
+        if isinstance(module, HasSite) and site is not None:
+            yield module, site
 
 
 def _launcher(name: str) -> Callable[..., Any]:
@@ -57,9 +104,10 @@ def _launcher(name: str) -> Callable[..., Any]:
     return LAUNCHERS[name]
 
 
-def use_plain_code(stack: nn.Module) -> None:
-    """Let every place call the plain code of its fast path: the same call as far as the type check can follow it."""
-    for module in stack.modules():
-        site = module.site(1, 1) if isinstance(module, HasSite) else None
-        if site is not None:
-            module.fast_path = getattr(plain, site.path)
+def _exchange(name: str, site: Site, group: dist.ProcessGroup, device: torch.device) -> Exchange:
+    from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
+    from tpcompile.fastpath.kernels.exchange import Exchange
+
+    *leading, width = site.shapes[0]
+    row_words = ROW_WORDS[name](width, site.dtype)
+    return Exchange.of_group(group, num_rows=math.prod(leading), row_words=row_words, device=device)

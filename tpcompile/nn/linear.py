@@ -145,12 +145,16 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x_i: Tensor) -> Tensor:
         """[..., I / tp] -> [..., O]; sequence parallel: [S, B, I / tp] -> [s, B, O]."""
-        y_O = F.linear(x_i, self.weight)
+        y_O = self.partial(x_i)
         if self.sequence_parallel:
             y_O = self.comm.reduce_scatter(y_O, dim=0)  # partial -> tokens sharded
             return y_O if self.bias is None else y_O + self.comm.copy_to_tp(self.bias)
         y_O = self.comm.all_reduce(y_O, dst="I")  # partial -> replicated
         return y_O if self.bias is None else y_O + self.bias
+
+    def partial(self, x_i: Tensor) -> Tensor:
+        """What this rank adds to the sum, without the bias."""
+        return F.linear(x_i, self.weight)
 
     def declared(self, y_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives for an output whose full shape is `y_shape`."""

@@ -3,32 +3,42 @@
 # B batch, S sequence, D model width, F hidden width; f = F / tp is this rank's share
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import TpComm
+from tpcompile.fastpath import plain
 from tpcompile.nn.dropout import Dropout
+from tpcompile.nn.fast_paths import Site
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.sharding import Declared, Part
 
 
 class _MLP(nn.Module):
-    """What both forms share: the way out, and dropout of the hidden activations."""
+    """What both forms share: the activation's fast path, dropout of the hidden features, the way out."""
+
+    path: ClassVar[str]
 
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int) -> None:
         super().__init__()
         # With a width that is no multiple of 8 Inductor pads matmuls itself where it times that to be faster, on each
         # rank for itself.
         self.hidden = Part(args.ffn_dim, padded=args.uneven == "pad", align=8)
-        dtype = getattr(torch, args.dtype)
+        self.width = self.hidden.share(comm.size)
+        self.dtype = getattr(torch, args.dtype)
+        self.fast_path: Callable[..., Any] | None = None
         self.options = {
-            "bias": args.bias, "comm": comm, "dtype": dtype, "sequence_parallel": args.sequence_parallel,
+            "bias": args.bias, "comm": comm, "dtype": self.dtype, "sequence_parallel": args.sequence_parallel,
         }  # fmt: skip
         self.dropout = Dropout(args.dropout, site=site, comm=comm, sharded_dim=-1, full_size=args.ffn_dim)
+
+    def site(self, batch: int, seq_len: int) -> Site:
+        """The activation."""
+        return Site(self.path, ((batch, seq_len, self.width),), dtype=self.dtype)
 
     def _leave(self, h_BSf: Tensor, seed: Tensor | None) -> Tensor:
         return self.down(self.dropout(h_BSf, seed))
@@ -37,6 +47,8 @@ class _MLP(nn.Module):
 class GeluMLP(_MLP):
     """Linear, GELU (tanh form, as Wan), linear: [B, S, D] -> [B, S, D] replicated; sequence parallel: [s, B, D]."""
 
+    path = "gelu_tanh"
+
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
         super().__init__(args, comm, site=site)
         self.up = ColumnParallelLinear(args.dim, self.hidden, **self.options)
@@ -44,7 +56,8 @@ class GeluMLP(_MLP):
 
     def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
-        return self._leave(F.gelu(self.up(x_BSD), approximate="tanh"), seed)
+        activation = self.fast_path or plain.gelu_tanh
+        return self._leave(activation(self.up(x_BSD)), seed)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""
@@ -54,6 +67,8 @@ class GeluMLP(_MLP):
 class SwiGLU(_MLP):
     """silu(gate) * up, then down, gate and up packed in one matmul; shapes as GeluMLP."""
 
+    path = "silu_mul"
+
     def __init__(self, args: BlockArgs, comm: TpComm, *, site: int = 0) -> None:
         super().__init__(args, comm, site=site)
         self.gate_up = PackedColumnLinear(args.dim, (self.hidden, self.hidden), **self.options)
@@ -61,8 +76,8 @@ class SwiGLU(_MLP):
 
     def forward(self, x_BSD: Tensor, seed: Tensor | None = None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `seed` [1] int64 is needed when training with dropout."""
-        gate_BSf, up_BSf = self.gate_up(x_BSD)
-        return self._leave(F.silu(gate_BSf) * up_BSf, seed)
+        activation = self.fast_path or plain.silu_mul
+        return self._leave(activation(*self.gate_up(x_BSD)), seed)
 
     def declared(self, x_shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """Collectives of this module for an input whose full shape is `x_shape`."""

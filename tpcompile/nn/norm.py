@@ -178,16 +178,18 @@ class DistributedQKNorm(nn.Module):
         cos_SR: Tensor,
         sin_SR: Tensor,
         fast_path: Callable[..., Any],
-        **layout: bool,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Norm and RoPE by the fast path `qk_norm_rope`: -> [B, h, S, E], [B, g, S, E]."""
+        """Norm and RoPE by a fast path: -> [B, h, S, E], [B, g, S, E].
+
+        By `qk_norm_rope`, or, with an `exchange`, by `qk_norm_rope_exchange`, which sums within its kernel.
+        """
         q_norm, k_norm = self.q_norm, self.k_norm
         weights = (norm.replica_comm.copy_to_tp(norm.weight) for norm in (q_norm, k_norm))
         counts = (q_norm.num_summed, k_norm.num_summed)
-        all_reduce = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
-        return fast_path(
-            q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, all_reduce=all_reduce, **layout
-        )
+        if "exchange" not in options:
+            options["all_reduce"] = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
+        return fast_path(q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, **options)
 
     def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """One all-reduce of the two statistics in each direction."""

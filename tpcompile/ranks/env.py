@@ -57,6 +57,7 @@ def choose_device(requested: str, env: RankEnv) -> torch.device:
             "device=cuda, but torch sees no GPU; use --device cpu, or check the driver with nvidia-smi"
         )
     if requested == "one_gpu":
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")  # kernels of ranks may exchange words
         return torch.device("cuda", 0)
     if env.local_world_size > gpus:
         raise PreflightError(f"{env.local_world_size} ranks on this node but {gpus} GPU(s); start at most {gpus} ranks")

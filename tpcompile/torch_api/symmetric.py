@@ -4,6 +4,7 @@ name                                         why
 distributed._symmetric_memory.empty          memory that rendezvous can map
 distributed._symmetric_memory.rendezvous     collective: the same allocation of every rank, mapped here
 _SymmetricMemory.buffer_ptrs, offset         its address for each rank, as seen from this GPU; never multicast_ptr
+TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES     variable: ranks may share a GPU; see ranks.env.choose_device
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class Shared:
     addresses: list[int]
     handle: Any
     """Keeps the mappings."""
+
+
+def can_share(device: torch.device) -> bool:
+    """Whether other ranks of the host can write into memory of the device: that of a GPU."""
+    return device.type == "cuda"
 
 
 def zeros(num_words: int, *, group: Any, device: torch.device) -> Shared:

@@ -114,6 +114,18 @@ def add_modulated_norm(tp: int) -> Iterator[Case]:
         yield _token_case(tokens, arguments, sharded, wide=frozenset({"gate_BD", "shift_BD", "scale_BD"}))
 
 
+@trial("gelu_tanh", unreachable=_UNREACHABLE)
+def gelu_tanh(tp: int) -> Iterator[Case]:
+    """Features are sharded: more than one block of them on one rank, and an odd number on eight."""
+    return _feature_cases("x_f")
+
+
+@trial("silu_mul", unreachable=_UNREACHABLE)
+def silu_mul(tp: int) -> Iterator[Case]:
+    """As gelu_tanh."""
+    return _feature_cases("gate_f", "up_f")
+
+
 _PTX = "the interpreter does not run it; tests/fastpath/test_exchange.py looks at the PTX"
 _LATE = "no rank of a case is late, in tests/fastpath/test_exchange.py some are"
 _SUM = "a place is the sum of both"
@@ -156,9 +168,11 @@ _EXCHANGED = {
 }
 _MOST_ROWS = 16
 
+_BEYOND = "what is beyond writes to rank 0 again"
 _QK_EXCHANGED = {
     **_EXCHANGED,
-    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": "what is beyond writes to rank 0 again",
+    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": _BEYOND,
+    "store_words(place, * -> store_words(place, *, INTERPRETED, mask)": _BEYOND,
 }
 
 _QK_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=2, num_programs=1)
@@ -182,6 +196,7 @@ def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
 
 
 _WIDTH = 80
+_FEATURES = 2200
 _TOKENS = (0, 1, 5, 16)
 """16 are spread over the ranks, as in the sequence-parallel form; the others are replicated."""
 
@@ -206,6 +221,19 @@ def _token_case(tokens: int, arguments: dict[str, Any], sharded: ShardSpec, wide
         wide=wide,
         memory=dict.fromkeys([*activations, *wide], spaced),
     )
+
+
+def _feature_cases(*names: str) -> Iterator[Case]:
+    sharded = ShardSpec(dim=2, parts=(Part(_FEATURES),))
+    for tokens in (0, 1, 5):
+        generator = torch.Generator().manual_seed(tokens)
+        yield Case(
+            name=f"2 x {tokens} tokens",
+            arguments={name: 3 * _token_data(tokens, generator, width=_FEATURES) for name in names},
+            shards=dict.fromkeys(names, sharded),
+            outputs=(sharded,),
+            memory=dict.fromkeys(names, spaced),
+        )
 
 
 def _case(heads: Heads, tp: int, arguments: dict[str, Any], **numbers: Any) -> Case:

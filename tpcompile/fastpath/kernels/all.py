@@ -1,12 +1,40 @@
 """Every module that declares a fast path, and what a block calls for each by name."""
 
-from tpcompile.fastpath.kernels import all_reduce_norm, qk_exchange, qk_head_norm, qk_norm, qkv_pack, token_norm
+from tpcompile.fastpath.kernels import (
+    activation,
+    all_reduce_norm,
+    qk_exchange,
+    qk_head_norm,
+    qk_norm,
+    qkv_pack,
+    token_norm,
+)
 
-__all__ = ["LAUNCHERS", "all_reduce_norm", "qk_exchange", "qk_head_norm", "qk_norm", "qkv_pack", "token_norm"]
+__all__ = [
+    "LAUNCHERS",
+    "ROW_WORDS",
+    "activation",
+    "all_reduce_norm",
+    "qk_exchange",
+    "qk_head_norm",
+    "qk_norm",
+    "qkv_pack",
+    "token_norm",
+]
 
 LAUNCHERS = {
     "qk_norm_rope": qk_norm.qk_norm_rope,
     "qk_head_norm_rope": qk_head_norm.qk_head_norm_rope,
     "add_rms_norm": token_norm.add_rms_norm,
     "add_modulated_norm": token_norm.add_modulated_norm,
+    "gelu_tanh": activation.gelu_tanh,
+    "silu_mul": activation.silu_mul,
+    "qk_norm_rope_exchange": qk_exchange.qk_norm_rope_exchange,
+    "all_reduce_add_rms_norm": all_reduce_norm.all_reduce_add_rms_norm,
 }
+
+ROW_WORDS = {
+    "qk_norm_rope_exchange": lambda width, dtype: 2,
+    "all_reduce_add_rms_norm": all_reduce_norm.words_of,
+}
+"""Words that each rank sends for a row of `width` elements."""
