@@ -169,7 +169,8 @@ def compiled(function: Callable[..., Any], arguments: dict[str, Any], cell: Benc
     leaves = [value for value in arguments.values() if isinstance(value, Tensor) and value.requires_grad]
 
     def call() -> Any:
-        outputs = fast(arguments)
+        result = fast(arguments)
+        outputs = result if isinstance(result, tuple) else (result,)
         return torch.autograd.grad(outputs, leaves, [output.detach() for output in outputs]) if leaves else outputs
 
     return call

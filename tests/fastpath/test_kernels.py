@@ -20,10 +20,11 @@ from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qk
 from tpcompile.fastpath.use import Use
 
 CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm", "gelu_tanh", "silu_mul")
+EXCHANGED = ("qk_norm_rope_exchange", "all_reduce_add_rms_norm")
 TABLES = {"cos_SR": torch.ones(3, 8), "sin_SR": torch.zeros(3, 8)}
 
 
-@pytest.mark.parametrize("name", CERTIFIED)
+@pytest.mark.parametrize("name", CERTIFIED + EXCHANGED)
 def test_it_is_certified_for_its_source_and_its_cases_see_mistakes(name: str) -> None:
     path = registered()[name]
     assert certificate.uncertified(path) == ""
