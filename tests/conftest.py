@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,7 +34,14 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From the first test on, garbage is collected as ever."""
+    """From the first test on, garbage is collected as ever, and processes that are forked can run a backward.
+
+    With a torch that was built for CUDA and no GPU in sight, tracing puts a fake one there. Were the first backward to
+    come after that, autograd would start a thread for it, and none of its threads survives a fork.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.ones((), requires_grad=True).backward()
     gc.freeze()
     gc.set_threshold(200_000, 50, 1000)
     gc.enable()

@@ -189,8 +189,13 @@ def _spoiled(trial: Trial, mutation: ArgumentMutation) -> Trial:
 
 
 def _prepare() -> None:
-    """One thread, because children are forked, all of torch imported before, and bfloat16 rounded as on GPUs."""
+    """One thread, because children are forked, all of torch imported before, and bfloat16 rounded as on GPUs.
+
+    A backward comes first: once tracing has put a fake GPU where there is none, autograd would start a thread for it,
+    and forked processes could run none.
+    """
     torch.set_num_threads(1)
+    torch.ones((), requires_grad=True).backward()
     torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does
     if device_kind() == "interpreter":
         from tpcompile.torch_api.interpreted import like_gpus
