@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,35 @@ def test_ranks_that_do_not_finish_are_killed_and_named() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] did not finish"):
         run_on_ranks(_sleeps, timeout_s=1)
     assert time.monotonic() - started_s < 30
+
+
+class _RankZeroConnectsLate:
+    """A function of ranks: when it began on this rank, and when this rank was connected."""
+
+    def __init__(self) -> None:
+        self.connected_s = 0.0
+
+    def __setstate__(self, state: object) -> None:
+        """In the process of a rank, before it connects."""
+        init = dist.init_process_group
+
+        def late(*args: Any, rank: int, **options: Any) -> None:
+            init(*args, rank=rank, **options)
+            time.sleep(0 if rank else 0.5)
+            self.connected_s = time.monotonic()
+
+        dist.init_process_group = late
+
+    def __getstate__(self) -> object:
+        return "anything but None, or __setstate__ is not called"
+
+    def __call__(self) -> tuple[float, float]:
+        return self.connected_s, time.monotonic()
+
+
+def test_no_rank_begins_before_all_are_connected() -> None:
+    (connected_s, _), (_, begun_s) = run_on_ranks(_RankZeroConnectsLate())
+    assert begun_s >= connected_s  # a rank that is done at once would end while rank 0 still connects to it
 
 
 def _trace_files() -> int:

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tpcompile.ranks.store import RankStore
+
 _POLL_S = 0.02
 
 
@@ -88,6 +90,10 @@ def _entry(
         store = dist.FileStore(str(Path(folder, "store")), world_size)
         limit = timedelta(seconds=limit_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+        # gloo returns when this rank's own connections stand: a rank that ends at once would cut those that others
+        # still make ("Connection closed by peer" in their init_process_group).
+        connected = RankStore(dist.PrefixStore("run_on_ranks", store), rank=rank, world_size=world_size)
+        connected.wait_for_ranks("connected", timeout_s=limit_s)
         partial = Path(folder, f"partial_{rank}")
         torch.save(fn(*args), partial)
         partial.rename(Path(folder, f"result_{rank}"))
