@@ -27,10 +27,10 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
-from tpcompile.capture import CaptureSession
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.fastpath.selection import Ratio, ShapeClass
+from tpcompile.recording import CaptureSession
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
 WIDTHS = {

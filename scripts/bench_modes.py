@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 
 from tpcompile import config
-from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.recording import CaptureSession
 
 COMMS: dict[str, Any] = {
     "eager": Collectives,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.rank_jobs import run_on_ranks
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.recording import CaptureSession
 
 REPRO = Path(__file__).parents[1] / "repro"
 

@@ -1,6 +1,6 @@
 """Proof that torch.compile gave every tensor-parallel rank the same one graph.
 
-tpcompile.capture           CaptureSession: what this process compiled
+tpcompile.recording           CaptureSession: what this process compiled
 tpcompile.gate              run: the gate; check_ranks: the same checks for a program of your own
 tpcompile.collectives      collectives with a stated gradient, equal in eager and compiled
 tpcompile.nn                the tensor-parallel block the gate compiles

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.fastpath import kernels
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import fast_path, registry
 from tpcompile.gate import check_ranks
+from tpcompile.recording import CaptureSession
 
 Program = Callable[[Tensor], Tensor]
 NUM_BLOCKS = (24, 28)

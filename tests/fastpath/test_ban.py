@@ -13,13 +13,13 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
 from tests.evidence.samples import divergences
 from tests.fastpath import kernels
-from tpcompile.capture import CaptureSession
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.records import Layer, RankRecord, value_item
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban, fast_path, registered, registry, tp_region
 from tpcompile.fastpath.registry import tp_size
 from tpcompile.fastpath.use import Use
+from tpcompile.recording import CaptureSession
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "no_fast_paths")
 NAME = "tests.fastpath.kernels.norm_kernel"

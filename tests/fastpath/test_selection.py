@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.rank_jobs import run_on_ranks
-from tpcompile.capture import CaptureSession
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import Selection, fast_path, registered, registry, selection
 from tpcompile.fastpath.selection import Decision, Ratio, Said, ShapeClass, choose, obstacle, settle
 from tpcompile.gate import check_ranks
+from tpcompile.recording import CaptureSession
 
 SHAPES = ((2, 128, 5120), (5120,))
 TIMEOUT_S = 3.0

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.gate.runs import AOT, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import Check, CheckId, Layer, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import injected
 from tpcompile.gate.replay import replay
+from tpcompile.recording import CaptureSession
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -15,11 +15,11 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.rank_jobs import run_on_ranks
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import DivergenceClass, Status, Verdict
 from tpcompile.gate import check_ranks
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
 
 WORLD = 4
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from tests.known_tp_bugs.criteria import errors_of, first_three, skewed, wrong
 from tests.known_tp_bugs.job import Found
-from tpcompile.capture import CaptureSession
-from tpcompile.capture.foreign import foreign_ops
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.fastpath.plain import stat_dtype
@@ -24,6 +22,8 @@ from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.measure import error_of
 from tpcompile.numerics.reference import Reference
+from tpcompile.recording import CaptureSession
+from tpcompile.recording.foreign import foreign_ops
 
 HEADS, EPS = 40, 1e-6
 WIDTH = HEADS * 128

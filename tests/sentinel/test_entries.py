@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tpcompile.capture import CaptureSession
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.hooks import Hooks
 from tpcompile.sentinel.progress import Progress
 from tpcompile.torch_api import watching

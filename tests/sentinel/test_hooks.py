@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpcompile.capture import CaptureSession
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.events import CompileStarted, Event
 from tpcompile.sentinel.hooks import Hooks
 from tpcompile.sentinel.progress import Progress

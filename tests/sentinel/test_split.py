@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.capture.test_regions import Stack
 from tests.rank_jobs import run_on_ranks
+from tests.recording.test_regions import Stack
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.records.causes import Cause

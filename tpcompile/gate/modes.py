@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import Mode, RunConfig
 from tpcompile.fastpath import Selection, tp_region
@@ -27,6 +26,7 @@ from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
 from tpcompile.numerics.counting import collective_text
+from tpcompile.recording import CaptureSession
 
 _RESIZED_CALLS = 3
 

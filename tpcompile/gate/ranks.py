@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.capture import CaptureSession
 from tpcompile.errors import DivergenceError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import capture_rules
@@ -17,6 +16,7 @@ from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
 
 _NUMBERS = itertools.count()
 _LEAVING_S = 20.0

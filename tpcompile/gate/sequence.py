@@ -18,7 +18,6 @@ from rich.console import Console
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile import logs
-from tpcompile.capture import CaptureSession
 from tpcompile.config import RunConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
@@ -37,6 +36,7 @@ from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
 from tpcompile.report.publish import publish
 
 _LAST_WORDS_TIMEOUT_S = 8.0

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpcompile.capture import CaptureSession
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
@@ -32,6 +31,7 @@ from tpcompile.numerics.measure import cast, is_within
 from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
 from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result
 from tpcompile.ranks.groups import GroupLike, resolve_group
+from tpcompile.recording import CaptureSession
 
 DEFAULT_LIMIT = 2.5
 _DRAW_ALIKE = (

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpcompile.capture import CaptureSession
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import Collective
 from tpcompile.nn.sharding import Declared
+from tpcompile.recording import CaptureSession
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api.simulated import CollectiveListener
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import Check
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.events import Alarm, RaiseAlarm, RaiseFinding, RaiseOneRank
 from tpcompile.sentinel.hang import calls_parted

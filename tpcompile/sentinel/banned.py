@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tpcompile.capture import CaptureSession
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.judgement import leading
 from tpcompile.evidence.judgement.checks import refused_check
 from tpcompile.evidence.records import CompileRecord, Item, Status, Verdict
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import StoreLog
 

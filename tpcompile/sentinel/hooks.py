@@ -14,11 +14,11 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import CompileRecord
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.reasons import nearest_reason
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.checks import reason_of
 from tpcompile.sentinel.entries import Entries

@@ -21,10 +21,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits

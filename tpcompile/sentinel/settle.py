@@ -13,7 +13,6 @@ from typing import Literal
 
 from rich.console import Console
 
-from tpcompile.capture import CaptureSession
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
@@ -23,6 +22,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 
 from tests.evidence import samples
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.digests.recompiles import recompile_causes
 from tpcompile.evidence.judgement.verdict import capture_rules, conclude, fetch_from
 from tpcompile.evidence.records import CompileRecord, RecompileCause
 from tpcompile.evidence.text.reasons import ReasonKind, parse_reason
+from tpcompile.recording import CaptureSession
 from tpcompile.report import findings
 
 SIZE = "0/0: tensor 'x' size mismatch at index 1. expected 8, actual 9"

@@ -16,8 +16,8 @@ from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_BETWEEN = "capture|collectives|evidence|fastpath|preflight|ranks|report|sentinel|torch_api|dist|parity"
-"""Our packages; the last two are names that logs of earlier versions have."""
+_BETWEEN = "recording|collectives|evidence|fastpath|preflight|ranks|report|sentinel|torch_api|dist|parity|capture"
+"""Our packages; the last three are names that logs of earlier versions have."""
 _OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:{_BETWEEN})/")
 """Ours that run between the user's line and torch, wherever they are installed."""
 _TORCH = re.compile(

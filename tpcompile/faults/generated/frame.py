@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpcompile.capture import CaptureSession
 from tpcompile.faults.generated.names import CHECKED, REACHED, RUN, Route
 from tpcompile.gate import check_ranks
 from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import Sentinel
 
 _CHECK_TIMEOUT_S = 20.0

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.records import RankDigest, RegionCount, Status
+from tpcompile.recording import CaptureSession
 from tpcompile.torch_api import compiler as compat
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -1,5 +1,5 @@
 """Capture what torch compiled in this process."""
 
-from tpcompile.capture.session import CaptureSession
+from tpcompile.recording.session import CaptureSession
 
 __all__ = ["CaptureSession"]

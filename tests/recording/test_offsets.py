@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.evidence.samples import divergences
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import RankRecord
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.recording import CaptureSession
 
 
 def record(rank: int, backend: str, *, doubled: bool = False) -> RankRecord:

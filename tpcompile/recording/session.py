@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from tpcompile.capture.foreign import foreign_ops
-from tpcompile.capture.launches import Launches
-from tpcompile.capture.rank_reads import rank_reads
-from tpcompile.capture.regions import RegionCounter
 from tpcompile.evidence.compiles import trace
 from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack
+from tpcompile.recording.foreign import foreign_ops
+from tpcompile.recording.launches import Launches
+from tpcompile.recording.rank_reads import rank_reads
+from tpcompile.recording.regions import RegionCounter
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.capture import tainted
 from tests.rank_jobs import run_on_ranks
-from tpcompile.capture import CaptureSession
-from tpcompile.capture.rank_reads import rank_reads
+from tests.recording import tainted
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.rank_taint import find_taints
 from tpcompile.evidence.judgement.verdict import fetch_from
 from tpcompile.evidence.records import Grade, RankRead, RankRecord, Taint, TaintKind
+from tpcompile.recording import CaptureSession
+from tpcompile.recording.rank_reads import rank_reads
 
 Records = list[dict[str, RankRecord]]
 

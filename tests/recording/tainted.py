@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import RankRecord
+from tpcompile.recording import CaptureSession
 
 
 class Held(nn.Module):

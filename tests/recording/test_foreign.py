@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpcompile.capture import foreign
-from tpcompile.capture.foreign import foreign_ops
 from tpcompile.evidence.records import CompileRecord, Graph, Node, UserLine
+from tpcompile.recording import foreign
+from tpcompile.recording.foreign import foreign_ops
 
 LINE = UserLine(file="/app/model.py", line=7)
 

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tpcompile.capture import CaptureSession
 from tpcompile.evidence.records import RankRecord
 from tpcompile.ranks.mesh import mesh_roles
+from tpcompile.recording import CaptureSession
 
 
 class Language(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-from tpcompile.capture.launches import Launches
 from tpcompile.evidence.compiles.trace import event
 from tpcompile.fastpath.source import source_of
+from tpcompile.recording.launches import Launches
 
 kernels = pytest.importorskip("tests.fastpath.kernels")  # needs Triton
 

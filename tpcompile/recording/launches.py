@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tpcompile.capture.foreign import NAMELESS
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.compiles.trace import TraceEvent
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath.source import kernel_name, line_of, python_function, source_of
+from tpcompile.recording.foreign import NAMELESS
 from tpcompile.torch_api import kernels as torch_kernels
 
 _LOWERED_HERE = frozenset({"aotautograd_cache_miss", "aotautograd_cache_bypass"})
