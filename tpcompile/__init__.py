@@ -1,15 +1,50 @@
 """Proof that torch.compile gave every tensor-parallel rank the same one graph.
 
-tpcompile.recording           CaptureSession: what this process compiled
-tpcompile.gate              run: the gate; check_ranks: the same checks for a program of your own
-tpcompile.collectives      collectives with a stated gradient, equal in eager and compiled
-tpcompile.nn                the tensor-parallel block the gate compiles
-tpcompile.testing           check_numerics: a module of your own against itself on one device
-tpcompile.evidence          records, digests, comparison, verdict: pure, without torch
+capture, check   a program of your own: record what each rank compiles, compare the ranks
+Sentinel         the watch over a running job
+preflight        the handshake before the first compile
+collectives      collectives with a stated gradient, equal in eager and compiled
+nn               the tensor-parallel block the gate compiles, and its parts
+testing          a module of your own against itself on one device; ranks for tests
 
-Nothing is logged until a program says `loguru.logger.enable("tpcompile")`; the sentinel writes its warnings to stderr.
+    with tpcompile.capture(mesh) as run:  # on every rank, after init_process_group
+        train_step(batch)
+    verdict = tpcompile.check(run)
+    verdict.print()
+    verdict.raise_for_status()
+
+Importing this module imports neither torch nor any of these: each is imported when it is used. Nothing is logged until
+a program says `loguru.logger.enable("tpcompile")`; warnings of the sentinel are written to stderr.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+if TYPE_CHECKING:
+    from tpcompile import collectives, nn, preflight, testing
+    from tpcompile.checking import capture, check
+    from tpcompile.sentinel import Sentinel
+
+__all__ = ["Sentinel", "capture", "check", "collectives", "nn", "preflight", "testing"]
+
+_HOMES = {"Sentinel": "tpcompile.sentinel", "capture": "tpcompile.checking", "check": "tpcompile.checking"}
+"""Name -> the module that has it; the other names are modules."""
+
 logger.disable("tpcompile")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.utils._triton
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+import tpcompile
 from tests.fastpath import kernels
+from tpcompile.checking import Capture
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import fast_path, registry
-from tpcompile.gate import check_ranks
-from tpcompile.recording import CaptureSession
 
 Program = Callable[[Tensor], Tensor]
 NUM_BLOCKS = (24, 28)
@@ -116,13 +116,11 @@ def verdicts(folder: str) -> dict[str, str]:
     """Name of each program -> this rank's verdict on it."""
     place_third_party(Path(folder))
     torch.utils._triton.has_triton = lambda: True  # type: ignore[assignment]  # in a rank's process, which ends here
-    store = dist.distributed_c10d._get_default_store()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     found = {}
     for name, program in PROGRAMS.items():
         registry._REGISTERED.clear()
-        session = captured(program())
-        found[name] = check_ranks(session, mesh=mesh, timeout_s=30, store=store).to_json()
+        found[name] = tpcompile.check(captured(program(), mesh), timeout_s=30).to_json()
     return found
 
 
@@ -135,13 +133,13 @@ def place_third_party(folder: Path) -> None:
     sys.path.insert(0, str(site_packages))
 
 
-def captured(program: Program) -> CaptureSession:
+def captured(program: Program, mesh: DeviceMesh) -> Capture:
     """Compile and call it once."""
     torch.compiler.reset()
     x = torch.ones(4, requires_grad=True)
-    with CaptureSession() as session, session.phase("forward"):
+    with tpcompile.capture(mesh, watch=False) as run:
         torch.compile(program, backend=lambda graph, inputs: lambda *args: (x,))(x)
-    return session
+    return run
 
 
 def parsed(results: list[dict[str, str]]) -> dict[str, list[Verdict]]:

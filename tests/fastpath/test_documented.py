@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.rank_jobs import run_on_fresh_ranks
 from tests.test_documented import serve_store
 from tpcompile.cli import ending
+from tpcompile.errors import DivergenceError
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certify import __main__
 
@@ -47,7 +48,7 @@ def use(folder: str) -> str:
     linecache.cache[where] = (len(USED), None, USED.splitlines(keepends=True), where)
     try:
         exec(compile(USED, where, "exec"), {})
-    except AssertionError as error:
+    except DivergenceError as error:
         return str(error)
     finally:
         dist.barrier()

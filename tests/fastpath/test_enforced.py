@@ -1,4 +1,4 @@
-"""`check_ranks` on real ranks: a fused kernel that may not run on a shard is named, with its line and the user's."""
+"""`check` on real ranks: a fused kernel that may not run on a shard is named, with its line and the user's."""
 
 from __future__ import annotations
 

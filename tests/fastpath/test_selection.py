@@ -13,13 +13,12 @@ from loguru import logger
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+import tpcompile
 from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import Selection, fast_path, registered, registry, selection
 from tpcompile.fastpath.selection import Decision, Ratio, Said, ShapeClass, choose, obstacle, settle
-from tpcompile.gate import check_ranks
-from tpcompile.recording import CaptureSession
 
 SHAPES = ((2, 128, 5120), (5120,))
 TIMEOUT_S = 3.0
@@ -176,17 +175,17 @@ def of_case(measured: tuple[float, int], *, has_path: bool = True, asks: bool = 
         "first_s": first_s,
         "sent": sent,
         "written": written,
-        "verdict": judged(store).to_json(),
+        "verdict": judged().to_json(),
     }
 
 
-def judged(store: dist.Store) -> Verdict:
-    """What `check_ranks` says of a program beside these decisions."""
+def judged() -> Verdict:
+    """What `check` says of a program beside these decisions."""
     torch.compiler.reset()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    with CaptureSession() as session, session.phase("forward"):
+    with tpcompile.capture(mesh, watch=False) as run:
         torch.compile(torch.sin, backend="eager")(torch.ones(2))
-    return check_ranks(session, mesh=mesh, timeout_s=30, store=store)
+    return tpcompile.check(run, timeout_s=30)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 reference.py  errors against a float64 single-device reference
 agree.py      ranks agree on the collectives of new code before it runs
-ranks.py      the same questions for a program of the user's own
 watch.py      the thread that ends a run in which some rank is stuck or gone
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
@@ -16,18 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpcompile.gate.ranks import check_ranks
     from tpcompile.gate.sequence import run
 
-__all__ = ["check_ranks", "run"]
+__all__ = ["run"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is asked for: checks and replay do without."""
-    if name == "check_ranks":
-        from tpcompile.gate.ranks import check_ranks
-
-        return check_ranks
     if name == "run":
         from tpcompile.gate.sequence import run
 

@@ -1,4 +1,4 @@
-"""A run directory -> its verdict again, offline and without torch: the gate's rules, or those of a sentinel."""
+"""A run directory -> its verdict again, offline and without torch: of the gate, of a check or of a sentinel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement import checks
-from tpcompile.evidence.judgement.verdict import SENTINEL, Absent, Rules, agree_rules, conclude, fetch_from
+from tpcompile.evidence.judgement.verdict import (
+    CAPTURED,
+    SENTINEL,
+    Absent,
+    Rules,
+    agree_rules,
+    capture_rules,
+    conclude,
+    fetch_from,
+)
 from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.checks import MODES, RESIZED, timings
@@ -62,9 +71,10 @@ def _live_checks(run_dir: RunDir) -> list[Check]:
 
 
 def _rules_of(run_dir: RunDir) -> Rules:
-    """What was asked of the run: `run.json` of a sentinel says so, a run of the gate has its configuration."""
+    """What was asked of the run: `run.json` of a sentinel or a check has it, a run of the gate its configuration."""
     facts = run_dir.read_run()
-    if facts.get("kind") == SENTINEL:
-        allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
-        return agree_rules(timeout_s=facts["timeout_s"], allowed=allowed)
-    return gate_rules(run_dir.read_config())
+    make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(facts.get("kind", ""))
+    if make_rules is None:
+        return gate_rules(run_dir.read_config())
+    allowed = [(Layer(layer), contains, reason) for layer, contains, reason in facts["allowed"]]
+    return make_rules(timeout_s=facts["timeout_s"], allowed=allowed)

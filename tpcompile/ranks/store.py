@@ -11,6 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tpcompile.torch_api.c10d import own_client_of_default_store
+
 _POLL_S = 0.02
 
 
@@ -28,15 +30,24 @@ class RankStore:
     def connect(cls, prefix: str, *, rank: int, world_size: int, timeout_s: float = 60.0) -> RankStore:
         """Connect to the store torchrun (or rank 0) serves at MASTER_ADDR:MASTER_PORT.
 
-        Raises RuntimeError when no store is served there.
+        Without these variables, as with `init_process_group(store=...)`, to the store of the default group. Raises
+        RuntimeError when no store is served there.
         """
-        client = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+            client: dist.Store = dist.TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=False,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        else:
+            client = own_client_of_default_store()
         return cls(dist.PrefixStore(f"{_attempt()}{prefix}", client), rank=rank, world_size=world_size)
+
+    @classmethod
+    def alone(cls) -> RankStore:
+        """The store of a program without other ranks."""
+        return cls(dist.HashStore(), rank=0, world_size=1)
 
     @classmethod
     def of_job(cls, prefix: str, store: dist.Store | None = None) -> RankStore:

@@ -64,7 +64,9 @@ class CaptureSession:
         self._events: list[trace.TraceEvent] = []
         self._lock = threading.Lock()
         self._phases: dict[str, _Phase] = {}
-        self._counters: dict[str, dict[str, int]] = {}
+        self._counted: Counter[tuple[str, str]] = Counter()
+        """Dynamo's counters by phase and name."""
+        self._last_counters: dict[str, int] = {}
         self._current = ""
         self.step: int | None = None
         self.before_event: Callable[[Mapping[str, Any]], None] | None = None
@@ -86,6 +88,7 @@ class CaptureSession:
     def __enter__(self) -> CaptureSession:
         # Read now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
         self._environment = compat.environment()
+        self._last_counters = compat.dynamo_counters()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
         if self._regions is not None:
@@ -96,22 +99,34 @@ class CaptureSession:
 
     def __exit__(self, *exc: object) -> None:
         self._snapshot()
+        self._count()
         self._stack.close()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Compiles inside belong to phase `name`, and Dynamo's counters are summed over it. A phase may repeat."""
-        outer, self._current = self._current, name
+        """Compiles inside belong to phase `name`, and so does what Dynamo counts. A phase may repeat.
+
+        What is outside of every phase belongs to the phase with an empty name.
+        """
+        outer = self._switch(name)
         self._phases.setdefault(name, _Phase(name))
-        before = compat.dynamo_counters()
         try:
             yield
         finally:
-            after = compat.dynamo_counters()
-            total = self._counters.setdefault(name, dict.fromkeys(after, 0))
-            for key in after:
-                total[key] += after[key] - before[key]
-            self._current = outer
+            self._switch(outer)
+
+    def _switch(self, name: str) -> str:
+        """Begin a phase, and return the one that was current until now."""
+        self._count()
+        ended, self._current = self._current, name
+        return ended
+
+    def _count(self) -> None:
+        """What Dynamo counted since the last look belongs to the current phase."""
+        now = compat.dynamo_counters()
+        for key, count in now.items():
+            self._counted[self._current, key] += count - self._last_counters.get(key, count)
+        self._last_counters = now
 
     def reset_compiler(self) -> None:
         """Call `torch.compiler.reset()` and register the compile callbacks again, which it drops."""
@@ -121,7 +136,7 @@ class CaptureSession:
 
     def count_call(self) -> None:
         """Count one call of the compiled program in the current phase."""
-        self._phases[self._current].calls += 1
+        self._phases.setdefault(self._current, _Phase(self._current)).calls += 1
 
     def compiles(self) -> tuple[CompileRecord, ...]:
         """All compiles seen so far, in order of their first event."""
@@ -194,15 +209,13 @@ class CaptureSession:
     def counters(self, compiles: tuple[CompileRecord, ...]) -> tuple[PhaseCounters, ...]:
         """Dynamo's counters per phase, with the recompiles found in the trace."""
         recompiles = Counter(compile_.phase for compile_ in compiles if not compile_.compile_id.endswith("/0"))
-        return tuple(
-            PhaseCounters(
-                phase=name,
-                calls=phase.calls,
-                recompiles=recompiles[name],
-                **self._counters.get(name, {}),
-            )
-            for name, phase in self._phases.items()
-        )
+        if any(compile_.phase == "" for compile_ in compiles):
+            self._phases.setdefault("", _Phase(""))
+        found = []
+        for name, phase in self._phases.items():
+            counted = {key: count for (where, key), count in self._counted.items() if where == name}
+            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted))
+        return tuple(found)
 
     def _stacks_of(self, found: Iterable[Item]) -> dict[tuple[str, int], set[Stack]]:
         """The stacks with which these were traced, by file and line."""

@@ -21,6 +21,11 @@ def publish(
     and does not change the verdict.
     """
     terminal.render(verdict, console, run=run_dir.path, command=command)
+    write(verdict, run_dir, console, environ)
+
+
+def write(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str]) -> None:
+    """The reports of `publish` that are files and annotations."""
     try:
         run_dir.write_text(run_dir.junit.name, junit.render(verdict))
     except PreflightError as error:

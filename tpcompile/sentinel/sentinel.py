@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
+from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
@@ -31,7 +32,6 @@ from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.banned import Banned
 from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.comparison import Comparison
-from tpcompile.sentinel.domain import domain_of
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loops import clocks
@@ -73,6 +73,7 @@ class Sentinel:
     tp_aware: custom ops and Triton kernels that are right on a shard. With a mesh whose axis has more than one rank,
     any other that is no TP-aware fast path is a finding, once; it is logged and no policy applies to it.
     run_dir: directory of the report, by default runs/<time>-sentinel; created with the first report.
+    session: records into this session, which it enters and exits, instead of one of its own.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
     unresponsive_s: seconds without an answer after which a rank is given up.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
@@ -90,6 +91,7 @@ class Sentinel:
         kernels: Kernels = "warn",
         tp_aware: Iterable[str] = (),
         run_dir: Path | str | None = None,
+        session: CaptureSession | None = None,
         hang_after_s: float = 3.0,
         unresponsive_s: float = 30.0,
         skew_limit_s: float = 3600.0,
@@ -103,7 +105,7 @@ class Sentinel:
         make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
         self.log = StoreLog(lambda: make("tpcompile/sentinel"), members, domain=self.domain, number=number)
-        self.session = CaptureSession(groups=domain.roles, count_regions=False)
+        self.session = session or CaptureSession(groups=domain.roles, count_regions=False)
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
@@ -116,10 +118,10 @@ class Sentinel:
         self._settlement = Settlement(
             self.log, session=self.session, progress=self._progress, shutdown=self.shutdown, timeline=self._timeline,
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir,
-            place=(self.world_size, self.domain, members.index(self.rank)),
+            place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
         banned = Banned(
-            self.log, self.session, world_size=self.world_size, tp_size=1 if mesh is None else len(members),
+            self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,
             tp_aware=frozenset(tp_aware), report=self.findings.append,
         )  # fmt: skip
         self._hooks = Hooks(

@@ -8,6 +8,7 @@
     ProcessGroup._allgather_base, ...             the same for gather, scatter and all-to-all; renamed in 2.13
     ProcessGroup._get_backend                     does this group have a backend for the device
     dist.GroupMember.NON_GROUP_MEMBER             what new_group gives the ranks that are not in the group
+    distributed_c10d._get_default_store           the store of a job that has no MASTER_ADDR
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
 
 `tests/torch_api/test_c10d.py` fails when torch moves one of them.
@@ -86,6 +87,11 @@ def new_named_group(ranks: list[int], name: str, description: str) -> Any:
 def known_group_names() -> list[str]:
     """Names of the groups this rank is in."""
     return sorted(c10d._world.pg_names.values())
+
+
+def own_client_of_default_store() -> dist.Store:
+    """A client of its own of the store of the default group; raises ValueError without a process group."""
+    return c10d._get_default_store().clone()
 
 
 def is_non_member(group: Any) -> bool:

@@ -39,7 +39,7 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
     """Checks of any program: several graphs are fine, graph breaks and differences between ranks are not."""
     ranks = digests_by_rank(digests)
     phases = _once(ranks.map(lambda digest: _phases(digest, "")))
-    breaks = [no_breaks("", f"graph breaks in {phase}", phase, ranks, frames=False) for phase in phases]
+    breaks = [no_breaks("", _breaks_in(phase), phase, ranks, frames=False) for phase in phases]
     return [
         any_compiled("", ranks),
         *breaks,
@@ -48,6 +48,10 @@ def captured(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -
         tp_aware("", ranks),
         kept("", ranks),
     ]
+
+
+def _breaks_in(phase: str) -> str:
+    return f"graph breaks in {phase}" if phase else "graph breaks"
 
 
 def agreed(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:

@@ -66,6 +66,10 @@ SENTINEL = "sentinel"
 """`kind` in the `run.json` of a run that a sentinel ended."""
 
 
+CAPTURED = "captured"
+"""`kind` in the `run.json` of a verdict that `tpcompile.check` published."""
+
+
 def capture_rules(*, timeout_s: float, allowed: Allowed = ()) -> Rules:
     """Rules for any program: something was compiled, no graph breaks, the ranks agree, no undeclared custom op."""
     return Rules(checks.captured, timeout_s, allowed, preset="captured program", taint="list")
@@ -148,6 +152,8 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
-    ranks = "1 rank passes" if len(digests) == 1 else f"{len(digests)} ranks agree"
     where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
-    return f"{ranks}{where}; {lead.num_passed(found)} checks passed"
+    passed = f"{lead.num_passed(found)} checks passed"
+    if len(digests) == 1:
+        return f"1 rank passes{where}; {passed}; nothing between ranks was compared"
+    return f"{len(digests)} ranks agree{where}; {passed}"

@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tpcompile import checking
 from tpcompile.faults.generated.names import CHECKED, REACHED, RUN, Route
-from tpcompile.gate import check_ranks
-from tpcompile.ranks.mesh import mesh_roles
-from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import Sentinel
 
 _CHECK_TIMEOUT_S = 20.0
@@ -52,9 +50,9 @@ class Job:
 
     @contextmanager
     def _captured(self) -> Iterator[None]:
-        with CaptureSession(groups=mesh_roles(self.mesh)) as session, session.phase("steps"):
+        with checking.capture(self.mesh, watch=False, tp_aware=_TP_AWARE) as run, run.phase("steps"):
             yield
-        verdict = check_ranks(session, mesh=self.mesh, axis="tp", timeout_s=_CHECK_TIMEOUT_S, tp_aware=_TP_AWARE)
+        verdict = checking.check(run, timeout_s=_CHECK_TIMEOUT_S)
         if self.rank == 0:
             (self.out / CHECKED).write_text(verdict.model_dump_json())
 

@@ -20,6 +20,13 @@ class Domain(NamedTuple):
     """Global ranks."""
     roles: dict[str, str] | None
     """Roles of the groups in the mesh; None without one."""
+    coordinate: int
+    """Place of this rank among the members."""
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks over which tensors are sharded, as far as is known: without a mesh nothing is known of shards."""
+        return 1 if self.roles is None else len(self.members)
 
     @property
     def name(self) -> str:
@@ -30,11 +37,15 @@ class Domain(NamedTuple):
 def domain_of(mesh: DeviceMesh | None, axis: str) -> Domain:
     """The ranks of one group of the axis; without a mesh, all ranks."""
     if not dist.is_initialized():
-        raise ConfigError("Sentinel needs a process group; call torch.distributed.init_process_group first")
+        raise ConfigError("no process group; call torch.distributed.init_process_group first")
     if mesh is None:
-        return Domain("world", list(range(dist.get_world_size())), None)
+        return Domain("world", list(range(dist.get_world_size())), None, dist.get_rank())
     names = mesh.mesh_dim_names or ()
     if axis not in names:
         raise ConfigError(f"the mesh has no axis {axis!r}; it has {', '.join(names) or 'none'}")
     members = sorted(dist.get_process_group_ranks(mesh.get_group(axis)))
-    return Domain(axis, members, mesh_roles(mesh))
+    return Domain(axis, members, mesh_roles(mesh), mesh.get_local_rank(axis))
+
+
+ALONE = Domain("world", [0], None, 0)
+"""A program without a process group."""

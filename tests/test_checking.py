@@ -1,0 +1,226 @@
+"""`capture` and `check` on real gloo ranks: a model of the user's own is green, or red for one rank; reports."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import tpcompile
+from tests.forked import torchrun
+from tests.rank_jobs import run_on_ranks
+from tpcompile.checking import Capture
+from tpcompile.errors import DivergenceError, ExitCode
+from tpcompile.evidence.records import DivergenceClass, Status, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate.replay import replay
+from tpcompile.ranks.store import RankStore
+
+WORLD = 4
+
+
+class Model(nn.Module):
+    """A vocabulary-sharded embedding and a column/row pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens -> hidden."""
+        hidden = self.embedding(tokens)
+        return hidden + self.down(torch.relu(self.up(hidden)))
+
+
+def _captured(mesh: DeviceMesh, *, scale: int) -> Capture:
+    torch.compiler.reset()
+    model = Model()
+    rows = RowwiseParallel(input_layouts=Replicate())
+    plan = {"embedding": rows, "up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    program = torch.compile(lambda tokens: model(tokens) * scale, backend="aot_eager")
+    with tpcompile.capture(mesh, watch=False) as run, run.phase("train step"):
+        program(torch.zeros(2, 5, dtype=torch.int64)).sum().backward()
+    return run
+
+
+def _on_rank() -> dict[str, str]:
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
+    found = {}
+    for name, scale in (("healthy", 2), ("one rank differs", 3 if rank == WORLD - 1 else 2)):
+        verdict = tpcompile.check(_captured(mesh, scale=scale), timeout_s=30)
+        found[name] = verdict.to_json()
+    return found
+
+
+@cache
+def _verdicts() -> dict[str, list[Verdict]]:
+    results: list[dict[str, Any]] = run_on_ranks(_on_rank, world_size=WORLD)
+    return {name: [Verdict.model_validate_json(r[name]) for r in results] for name in results[0]}
+
+
+def test_a_healthy_dtensor_model_is_green_on_every_rank_and_its_shard_bounds_are_listed():
+    verdicts = _verdicts()["healthy"]
+    assert {v.status for v in verdicts} == {Status.PASS}
+    assert {d.cls for d in verdicts[0].divergences} == {DivergenceClass.RANK_PARAMETRIC}
+
+
+def test_groups_of_the_mesh_axis_are_compared_apart():
+    assert set(_verdicts()["healthy"][0].domains) == {"tp 0-1", "tp 2-3"}
+
+
+def test_one_rank_with_another_constant_is_red_on_every_rank_and_named():
+    verdicts = _verdicts()["one rank differs"]
+    assert {v.exit_code for v in verdicts} == {1}
+    red = [d for d in verdicts[0].divergences if d.is_red]
+    assert red[0].domain == "tp 2-3"
+    assert [g.ranks for g in red[0].groups] == [(2,), (3,)]
+    assert red[0].title == "scale == 2 / 3"
+
+
+def _left(waits: bool) -> tuple[float, float]:
+    """When this rank let the store go, and when `check` came back; rank 1 reads its verdict a second late."""
+    let_go: list[float] = []
+    leave = RankStore.leave_together
+
+    def late(store: RankStore, *, timeout_s: float) -> None:
+        if store.rank == 1:
+            time.sleep(1.0)
+        let_go.append(time.time())
+        if waits:
+            leave(store, timeout_s=timeout_s)
+
+    RankStore.leave_together = late  # type: ignore[method-assign]  # in a rank's process, which ends with this test
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    tpcompile.check(tpcompile.capture(mesh, watch=False), timeout_s=30)
+    return let_go[0], time.time()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_rank_0_which_may_serve_the_store_comes_back_after_the_last_rank_has_let_it_go(waits: bool):
+    (_, first_back), (last_let_go, _) = run_on_ranks(_left, waits, world_size=2)
+    assert (first_back > last_let_go) == waits
+
+
+def _program(factor: float) -> Callable[[Tensor], Tensor]:
+    torch.compiler.reset()
+    return torch.compile(lambda x: x.sin() * factor, backend="eager")
+
+
+def _published(folder: str) -> dict[str, Any]:
+    """What this rank prints and writes of a red verdict."""
+    rank = dist.get_rank()
+    with tpcompile.capture(watch=False) as run:
+        _program(1.5 + rank)(torch.ones(2))
+    verdict = tpcompile.check(run, timeout_s=30)
+    printed = io.StringIO()
+    verdict.print(Console(file=printed, width=100))
+    os.environ["GITHUB_ACTIONS"] = "true"
+    os.environ["GITHUB_STEP_SUMMARY"] = f"{folder}/summary.md"
+    with redirect_stdout(io.StringIO()) as annotations:
+        verdict.publish(f"{folder}/run")
+    try:
+        verdict.raise_for_status()
+    except DivergenceError as error:
+        raised = (str(error), int(error.exit_code))
+    return {"printed": printed.getvalue(), "annotations": annotations.getvalue(), "raised": raised}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    folder = tmp_path_factory.mktemp("published")
+    return run_on_ranks(_published, str(folder)), folder
+
+
+def test_the_first_rank_prints_the_verdict_and_annotates_and_no_other(published: tuple[list[dict[str, Any]], Path]):
+    (first, second), _ = published
+    assert "factor == 1.5 / 2.5" in first["printed"] and "test_checking.py" in first["printed"]
+    assert "::error file=tests/test_checking.py" in first["annotations"]
+    assert second["printed"] == second["annotations"] == ""
+
+
+def test_a_published_verdict_has_all_reports_and_is_judged_again_alike(
+    published: tuple[list[dict[str, Any]], Path],
+) -> None:
+    _, folder = published
+    run = RunDir(folder / "run")
+    assert "factor == 1.5 / 2.5" in run.junit.read_text()
+    assert "factor == 1.5 / 2.5" in (folder / "summary.md").read_text().replace("\\", "")
+    again, first = replay(run), run.read_verdict()
+    assert first is not None and (again.summary, again.checks) == (first.summary, first.checks)
+
+
+def test_a_red_verdict_raises_on_all_ranks_with_its_exit_code(published: tuple[list[dict[str, Any]], Path]) -> None:
+    texts = {rank["raised"] for rank in published[0]}
+    ((text, code),) = texts
+    assert code == 1 and "factor == 1.5 / 2.5" in text
+
+
+def test_a_program_without_a_process_group_is_one_rank() -> None:
+    with tpcompile.capture() as run:
+        _program(1.5)(torch.ones(2))
+    verdict = tpcompile.check(run).raise_for_status()
+    assert verdict.world_size == 1 and "nothing between ranks was compared" in verdict.summary
+
+
+def test_a_program_that_compiles_nothing_is_not_green() -> None:
+    verdict = tpcompile.check(tpcompile.capture())
+    assert verdict.exit_code == ExitCode.NOTHING_COMPILED
+    with pytest.raises(DivergenceError) as raised:
+        verdict.raise_for_status()
+    assert raised.value.exit_code == ExitCode.NOTHING_COMPILED
+
+
+def test_a_graph_break_is_red_without_any_phase() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    torch.compiler.reset()
+    with tpcompile.capture() as run:
+        torch.compile(broken, backend="eager")(torch.ones(2))
+    verdict = tpcompile.check(run)
+    (check,) = (check for check in verdict.checks if check.name == "graph breaks")
+    assert check.is_red and check.line is not None and check.line.code == "torch._dynamo.graph_break()"
+
+
+LEAVES_ONE_OUT = """
+import torch, torch.distributed as dist, tpcompile
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+step = torch.compile(lambda x: x.sin(), backend="eager")
+with tpcompile.capture() as run:
+    for number in range(4):
+        x = step(torch.ones(2))
+        if rank == 0 or number < 2:
+            dist.all_reduce(x)  # the line
+    dist.all_reduce(torch.ones(3))
+tpcompile.check(run).print()
+"""
+
+
+@pytest.mark.slow
+def test_a_missing_collective_ends_the_job_with_its_line_where_the_capture_watches(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(LEAVES_ONE_OUT)
+    done = torchrun([script], cwd=tmp_path, timeout_s=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "job.py:11" in done.stderr and "all_reduce" in done.stderr

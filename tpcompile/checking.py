@@ -1,0 +1,137 @@
+"""A program of the user's own -> what each rank compiled, while the ranks are watched -> one verdict on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.errors import DivergenceError
+from tpcompile.evidence.comparison.compare import Allowed
+from tpcompile.evidence.judgement.verdict import capture_rules
+from tpcompile.ranks.domain import ALONE, Domain, domain_of
+from tpcompile.ranks.exchange import Exchange
+from tpcompile.ranks.recorded import record_side
+from tpcompile.ranks.store import RankStore
+from tpcompile.recording import CaptureSession
+from tpcompile.report.verdict import Evidence, ReportedVerdict
+from tpcompile.sentinel import Policy, Sentinel
+
+_NUMBERS = itertools.count()
+_LEAVING_S = 20.0
+"""Rank 0, which serves the store of a job that torchrun did not start, waits so long for ranks that still read."""
+
+
+class Capture:
+    """What the ranks of a job compile while it is active; see `capture`."""
+
+    def __init__(self, domain: Domain, *, session: CaptureSession, sentinel: Sentinel | None) -> None:
+        self.domain, self.session, self.sentinel = domain, session, sentinel
+        self.allowed: Allowed = ()
+        self.tp_aware: tuple[str, ...] = ()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.sentinel or self.session)  # a sentinel enters the session
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is compiled inside is reported under this name. Nothing has to be in a phase."""
+        with self.session.phase(name):
+            yield
+
+
+def capture(
+    mesh: DeviceMesh | None = None,
+    *,
+    axis: str = "tp",
+    watch: bool = True,
+    policy: Policy = "stop",
+    allowed: Allowed = (),
+    tp_aware: Iterable[str] = (),
+    run_dir: Path | str | None = None,
+) -> Capture:
+    """Record what this rank compiles, for `check`; on every rank, after `init_process_group`.
+
+        with tpcompile.capture(mesh) as run:
+            train_step(batch)
+        verdict = tpcompile.check(run)
+
+    Ranks of one group of `axis` must compile the same; without a mesh, all ranks. A program without a process group
+    is recorded as a job of one rank.
+
+    watch: compare the ranks while they run, too (`tpcompile.Sentinel`). A collective that a rank leaves out or adds
+        would otherwise hang the job before `check` is reached. With `policy="stop"` such a job ends within seconds:
+        the verdict is printed and written to `run_dir`, and the ranks end with exit code 1.
+    allowed: intended differences, (layer, text, reason).
+    tp_aware: custom ops and Triton kernels that are right on a shard.
+    """
+    domain = domain_of(mesh, axis) if dist.is_initialized() else ALONE
+    session = CaptureSession(groups=domain.roles)
+    sentinel = None
+    if watch and len(domain.members) > 1:
+        sentinel = Sentinel(
+            mesh=mesh, axis=axis, policy=policy, allow=allowed, tp_aware=tp_aware, run_dir=run_dir, session=session
+        )
+    found = Capture(domain, session=session, sentinel=sentinel)
+    found.allowed, found.tp_aware = allowed, tuple(tp_aware)
+    return found
+
+
+def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:
+    """Compare what all ranks captured; every rank calls it, every rank gets the verdict.
+
+    Something was compiled, without graph breaks, and the ranks of a group agree, layer by layer. Groups are compared
+    apart. Talks through the store of the job; no collective. A rank that does not call within `timeout_s` seconds is a
+    failed check with its number. Raises DivergenceError when the judging rank stops responding.
+    """
+    client = _client(f"tpcompile/check/{next(_NUMBERS)}")
+    domain = run.domain
+    record = run.session.record(
+        rank=client.rank,
+        world_size=client.world_size,
+        domain=domain.name,
+        coordinate=domain.coordinate,
+        tp_size=domain.tp_size,
+        tp_aware=run.tp_aware,
+    )
+    run_dir = client.put_first("run_dir", f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-check")
+    side = record_side(record, capture_rules(timeout_s=timeout_s, allowed=run.allowed))
+    exchange = Exchange(client, range(client.world_size), others=_NoStatus(), timeout_s=timeout_s)
+    verdict = exchange.verdict(side)
+    client.leave_together(timeout_s=min(timeout_s, _LEAVING_S))
+    if verdict is None:
+        raise DivergenceError(
+            f"rank {client.rank} got no verdict within {timeout_s:g} s; the judging rank stopped responding"
+        )
+    evidence = Evidence(record=record, run_dir=Path(run_dir), timeout_s=timeout_s, allowed=run.allowed)
+    return ReportedVerdict.of(verdict, evidence)
+
+
+def _client(prefix: str) -> RankStore:
+    if not dist.is_initialized():
+        return RankStore.alone()
+    return RankStore.connect(prefix, rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+class _NoStatus:
+    """Peer status for jobs without a status board."""
+
+    def last_seen(self, rank: int) -> str:
+        """Not known."""
+        return "unknown"
+
+    def is_gone(self, rank: int) -> bool:
+        """False: the state of the process is not known."""
+        return False
