@@ -35,6 +35,8 @@ from tpcompile.torch_api import interpreted
 SIZE = 8
 """Of a head."""
 EPS = 1e-6
+BEHIND_S = 5.0
+"""A rank whose exchange has failed writes no more words."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3}
 SCENARIOS: dict[str, Callable[[], Any]] = {}
 Ranks = Callable[[int, list[Exchange]], Any]
@@ -118,30 +120,49 @@ class Rows:
         return {"num_rows": max(self.tokens, 1), "row_words": words}
 
 
-@dataclass
 class Skew:
-    """Delays of one rank: before a kernel, and in it between the words that it writes and its first poll."""
+    """Delays of one rank before its kernels."""
 
-    rank: int
-    most_s: float = 0.0
-    in_kernel: bool = False
-    next_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.numbers = random.Random(self.rank)
-        self.load = InterpreterBuilder.create_masked_load
-        InterpreterBuilder.create_masked_load = lambda *given: self._delayed(*given)
+    def __init__(self, rank: int, most_s: float) -> None:
+        self.numbers, self.most_s = random.Random(rank), most_s
 
     def before(self) -> None:
         time.sleep(self.numbers.random() ** 3 * self.most_s)
-        self.next_s = self.numbers.choice((0.0, self.most_s)) if self.in_kernel else 0.0
 
-    def _delayed(self, *given: Any) -> Any:
+
+@dataclass
+class Behind:
+    """Rank 1 looks for the words of each exchange but the last when rank 0 has written those of the next one.
+
+    The widest skew that the protocol allows, whatever else the machine does.
+    """
+
+    rank: int
+    written: Tensor
+    """Exchanges of which each rank has written its words; in shared memory."""
+    times: int
+    is_first_poll: bool = False
+
+    def __post_init__(self) -> None:
+        self.load = InterpreterBuilder.create_masked_load
+        InterpreterBuilder.create_masked_load = lambda *given: self._waited(*given)
+
+    def before(self) -> None:
+        self.is_first_poll = True
+
+    def _waited(self, *given: Any) -> Any:
         *_, is_volatile = given
-        if is_volatile:
-            time.sleep(self.next_s)
-            self.next_s = 0.0
+        if is_volatile and self.is_first_poll:
+            self.is_first_poll = False
+            self.written[self.rank] += 1
+            if self.rank == 1 and self.written[1] < self.times:
+                self._wait_for_next_words()
         return self.load(*given)
+
+    def _wait_for_next_words(self) -> None:
+        deadline = time.monotonic() + BEHIND_S
+        while self.written[0] <= self.written[1] and time.monotonic() < deadline:
+            time.sleep(1e-3)
 
 
 def on_ranks(size: int, run: Ranks, *rows: dict[str, int], cpu_s: float = 40.0, **limits: int) -> list[Any]:
@@ -172,11 +193,11 @@ def off(found: tuple[Tensor, ...], wanted: list[Tensor]) -> float:
     return worst
 
 
-def repeated(*data: Heads | Rows, times: int, skew: float = 0.0, in_kernel: bool = False) -> Ranks:
+def repeated(*data: Heads | Rows, times: int, delays_of: Callable[[int], Skew | Behind]) -> Ranks:
     """The exchanges of all `data` in turn, `times` each -> how many were off; with the message of `check`."""
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        delays = Skew(rank, skew, in_kernel)
+        delays = delays_of(rank)
         count = 0
         for index in range(times):
             for each, side in zip(data, exchanges, strict=True):
@@ -228,14 +249,17 @@ def _equal() -> dict[str, Any]:
 @scenario("repeated")
 def _repeated() -> list[Any]:
     both = (Heads([2, 1, 1], [1, 1, 1], tokens=1), Rows(3, width=8, tokens=1))
-    return on_ranks(3, repeated(*both, times=15, skew=0.02), *(each.rows for each in both))
+    run = repeated(*both, times=15, delays_of=partial(Skew, most_s=0.02))
+    return on_ranks(3, run, *(each.rows for each in both))
 
 
 POLLED = Heads([1, 1], [1, 1], tokens=1)
 
 
 def _under_skew() -> list[Any]:
-    return on_ranks(2, repeated(POLLED, times=6, skew=0.1, in_kernel=True), POLLED.rows, max_polls=500)
+    times, written = 3, shared_words(2, torch.device("cpu"))
+    run = repeated(POLLED, times=times, delays_of=lambda rank: Behind(rank, written, times))
+    return on_ranks(2, run, POLLED.rows, max_polls=1500)
 
 
 scenario("right")(_under_skew)
