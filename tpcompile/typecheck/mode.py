@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode
+from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
@@ -181,7 +181,7 @@ class SpmdTypeMode(TorchDispatchMode):
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            base = tensor._base
+            base = base_of(tensor)
             if written and base is not None:
                 self._types[base] = _of_base(self.type_of(base), kept)
 
