@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.rank_jobs import run_on_ranks
-from tpcompile.preflight import Handshake, InputParity
+from tpcompile.preflight import Handshake, InputCheck
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -52,7 +52,7 @@ def names() -> dict[str, Any]:
     return {
         "torch": torch, "mesh": mesh, "model": model, "tp": mesh.get_group("tp"),
         "step": step, "train_step": step, "batch": x, "batches": [x, x],
-        "x": x, "y": x, "s": x, "mask": x > 0, "Handshake": Handshake, "InputParity": InputParity,
+        "x": x, "y": x, "s": x, "mask": x > 0, "Handshake": Handshake, "InputCheck": InputCheck,
     }  # fmt: skip
 
 
