@@ -1,7 +1,7 @@
 """Live detection of rank divergence: a job that diverges ends in seconds, with the cause, and not in a hang.
 
 protocol.py   events -> actions: pure, owns the state; events.py defines both; asking.py decides when to ask
-progress.py   regions and calls: the only clock that ranks share, and the only state updated in steady state
+progress.py   regions and calls: the only progress that ranks can compare, and the only state updated in steady state
 hooks.py      torch's hooks -> events; entries.py which call of compiled code begins
 listener.py   the store's log -> events
 timer.py      a clock and SIGTERM -> events              raised.py     an exception -> its cause

@@ -34,7 +34,7 @@ from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import domain_of
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.loops import clocks
+from tpcompile.sentinel.loops import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
@@ -107,7 +107,7 @@ class Sentinel:
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
-            lambda found: self._on(ev.WentPast(found)), clocks=lambda: clocks(sys._getframe(), members)
+            lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), members)
         )
         self.protocol = Protocol(self.rank, members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
