@@ -22,7 +22,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.gate import checks as gate_checks
-from tpcompile.gate.facts import Cliff, GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import Cliff, GateFacts, Schedule, TensorError, Trap
 
 OVERWRITES = "reduces that overwrite what is read later"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)

@@ -11,8 +11,8 @@ from typing import Any
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.hang import calls_parted
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 from tpcompile.sentinel.messages import RUNNING, WAITING, Announcement, CompilePost, Issued, Position, RankState
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol

@@ -6,8 +6,8 @@ from tests.sentinel.test_hang import by_rank, issued, line, state
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import Progress

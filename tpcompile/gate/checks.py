@@ -24,7 +24,7 @@ from tpcompile.evidence.judgement.checks import (
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.facts import GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import GateFacts, Schedule, TensorError, Trap
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.events import Compared, Event
-from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.store_log import StoreLog
 from tpcompile.sentinel.variants import Ran, ran_by

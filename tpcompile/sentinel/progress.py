@@ -19,7 +19,7 @@ from types import CodeType
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.sentinel.marks import Counted, Samples
+from tpcompile.sentinel.counter_samples import Counted, Samples
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
@@ -28,7 +28,7 @@ _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
 Counters = Callable[[], dict[str, int]]
-"""Reads the counters of the program, see `loops`."""
+"""Reads the counters of the program, see `loop_counters`."""
 
 
 @dataclass(slots=True)

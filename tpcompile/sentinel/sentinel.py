@@ -28,17 +28,17 @@ from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
-from tpcompile.sentinel.banned import Banned
 from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.comparison import Comparison
 from tpcompile.sentinel.domain import domain_of
+from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.loops import counters
+from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
-from tpcompile.sentinel.raised import Losses
+from tpcompile.sentinel.refused_kernels import Banned
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from tpcompile.evidence.records import Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
-from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran

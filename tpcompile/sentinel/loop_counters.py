@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 
 from tpcompile.sentinel import flight
-from tpcompile.sentinel.marks import COLLECTIVES
+from tpcompile.sentinel.counter_samples import COLLECTIVES
 from tpcompile.torch_api import watching
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")

@@ -8,8 +8,8 @@ import pytest
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.sentinel.counts import parted_calls
-from tpcompile.sentinel.marks import COLLECTIVES, Counted, Samples
+from tpcompile.sentinel.call_counts import parted_calls
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted, Samples
 
 LINE = UserLine(file="train.py", line=7)
 GROUP = f"{COLLECTIVES}0 default_pg"

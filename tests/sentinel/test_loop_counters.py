@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 
-from tpcompile.sentinel.loops import counters, loop_variables
+from tpcompile.sentinel.loop_counters import counters, loop_variables
 
 
 def program(batches: list[tuple[int, str]]) -> dict[str, int]:

@@ -18,8 +18,8 @@ from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.finding import Finding, first_finding
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
 _STRIDES = (1, 2, 3, 4, 6, 8, 12)
 """Calls per iteration: a loop variable advances at a constant rate only over whole iterations."""
