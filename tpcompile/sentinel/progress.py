@@ -72,8 +72,6 @@ class Region:
     """A divergence in it was reported and the policy continued: it is not compared again."""
     has_missed: bool = False
     """The last lookup missed, and no compile has begun since."""
-    is_watched: bool = False
-    """Its wrapper records when a call begins and ends."""
     is_inside: bool = False
     """A call of a watched region has begun and not ended."""
 

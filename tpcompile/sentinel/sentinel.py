@@ -223,7 +223,7 @@ class Sentinel:
         the tokens of an expert), its collectives may not.
         """
         region = self._progress.region(name or region_name(target))
-        region.is_watched, region.reason_uneven = True, uneven
+        region.reason_uneven = uneven
         return self._hooks.watched(target, region)
 
     def wait_for_finding(self, known: int) -> None:
