@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tpcompile.config import Mode, RunConfig
+from tpcompile.choices import Mode
+from tpcompile.config import RunConfig
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first

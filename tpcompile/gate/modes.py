@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.capture import CaptureSession
+from tpcompile.choices import Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
-from tpcompile.config import Mode, RunConfig
+from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
