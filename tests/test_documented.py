@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.rank_jobs import run_on_ranks
-from tpcompile.preflight import Handshake, InputParity
+from tpcompile.preflight import Handshake, InputCheck
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = ("check_numerics", "check_contract", "head_norm", "Exchange.of_group")
+ELSEWHERE = ("check_numerics", "check_types", "head_norm", "Exchange.of_group")
 """Blocks that tests/numerics/test_documented.py and tests/fastpath/test_documented.py run; the last one needs GPUs."""
 
 
@@ -52,7 +52,7 @@ def names() -> dict[str, Any]:
     return {
         "torch": torch, "mesh": mesh, "model": model, "tp": mesh.get_group("tp"),
         "step": step, "train_step": step, "batch": x, "batches": [x, x],
-        "x": x, "y": x, "s": x, "mask": x > 0, "Handshake": Handshake, "InputParity": InputParity,
+        "x": x, "y": x, "s": x, "mask": x > 0, "Handshake": Handshake, "InputCheck": InputCheck,
     }  # fmt: skip
 
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import argparse
 import inspect
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from tpcompile.cli.gate import gate
+from tpcompile.config import RunConfig
 from tpcompile.request import GateRequest, RunRequest, add_flags, flags_of
 
 
@@ -33,6 +35,15 @@ def test_argparse_and_the_record_have_the_same_defaults() -> None:
 def test_argparse_refuses_what_a_flag_does_not_take(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parsed(*arguments)
+
+
+def test_a_field_of_request_and_configuration_has_one_type_and_one_default() -> None:
+    shared = {field.name: field.default for field, _, _ in flags_of(RunRequest) if field.name in RunConfig.model_fields}
+    assert set(shared) == {"preset", "train", "device", "fault", "fault_rank"}
+    del shared["preset"]  # without one, the device decides
+    assert shared == {name: RunConfig.model_fields[name].default for name in shared}
+    requested, configured = get_type_hints(RunRequest), get_type_hints(RunConfig)
+    assert {name: requested[name] for name in shared} == {name: configured[name] for name in shared}
 
 
 def test_the_command_takes_every_field_of_its_request() -> None:

@@ -10,10 +10,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tpcompile.block_args import BlockArgs
+from tpcompile.choices import Device, Mode
 from tpcompile.errors import ConfigError
 
-Mode = Literal["A", "B", "C"]
-ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 _HERE = Path(__file__).resolve().parent
 
 
@@ -96,8 +95,8 @@ class RunConfig(Frozen):
     """Modes to run, in order."""
     train: bool = False
     """Forward and backward instead of forward only."""
-    device: Literal["auto", "cpu", "cuda", "one_gpu"] = "auto"
-    """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""
+    device: Device = "auto"
+    """Where the ranks run."""
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""

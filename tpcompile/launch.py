@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tpcompile.choices import Device
 from tpcompile.config import RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
@@ -33,7 +34,7 @@ class Plan:
     command: tuple[str, ...]
     environ: Mapping[str, str]
     nproc: int
-    device: str
+    device: Device
     config: RunConfig
     run_dir: Path
     timeout_s: float
@@ -229,7 +230,7 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(asked: str, nproc: int, num_gpus: int) -> str:
+def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: at least one rank is needed")
     if asked == "auto":

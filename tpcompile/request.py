@@ -14,6 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from tpcompile.choices import ALL_MODES, Device, Mode
+
 if TYPE_CHECKING:
     from tpcompile.config import RunConfig
 
@@ -35,7 +37,7 @@ class Flag:
 class RunRequest:
     """What one run is asked for, with or without the launcher; `config` replaces None by defaults."""
 
-    mode: Annotated[Literal["A", "B", "C", "all"], Flag("--mode", "How collectives are issued.")] = "C"
+    mode: Annotated[Literal[Mode, "all"], Flag("--mode", "How collectives are issued.")] = "C"
     preset: Annotated[
         str | None, Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")
     ] = None
@@ -45,13 +47,12 @@ class RunRequest:
     overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
     run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
     device: Annotated[
-        Literal["auto", "cpu", "cuda", "one_gpu"],
-        Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo."),
+        Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
     fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
     fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
-    def config(self, device: str) -> RunConfig:
+    def config(self, device: Device) -> RunConfig:
         """The resolved configuration of a run on `device`, which is not "auto". Raises ConfigError as `config.load`."""
         from tpcompile import config
 
@@ -63,7 +64,7 @@ class RunRequest:
         return config.load(
             self.preset or DEFAULT_PRESETS["cpu" if device == "cpu" else "cuda"],
             overrides,
-            modes=config.ALL_MODES if self.mode == "all" else (self.mode,),
+            modes=ALL_MODES if self.mode == "all" else (self.mode,),
             train=self.train,
             device=device,
             fault=self.fault,

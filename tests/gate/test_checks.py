@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.evidence.samples import broken, call, compiled, counters, divergences, guard, kernel, line, lowered, record
-from tpcompile.config import Mode, RunConfig, load
+from tpcompile.choices import Mode
+from tpcompile.config import RunConfig, load
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement import checks
 from tpcompile.evidence.records import (
@@ -22,7 +23,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.gate import checks as gate_checks
-from tpcompile.gate.facts import Cliff, GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import Cliff, GateFacts, Schedule, TensorError, Trap
 
 OVERWRITES = "reduces that overwrite what is read later"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)

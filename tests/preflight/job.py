@@ -1,4 +1,4 @@
-"""What two gloo ranks do in the parity tests: scenarios by name, each in a clean state, their verdicts as JSON."""
+"""What two gloo ranks do in the preflight tests: scenarios by name, each in a clean state, their verdicts as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import DivergenceError
 from tpcompile.nn.linear import ColumnParallelLinear
-from tpcompile.preflight import Handshake, InputParity, check_parity, exchange
+from tpcompile.preflight import Handshake, InputCheck, check_setup, exchange
 from tpcompile.ranks import exchange as dist_exchange
 from tpcompile.ranks.store import RankStore
 
@@ -48,7 +48,7 @@ class Ranks:
     def check(self, module: nn.Module | None = None, **options: Any) -> str:
         """One handshake of all ranks."""
         options = {"mesh": self.mesh, "store": self.store, "timeout_s": WAIT_S} | options
-        return check_parity(module, **options).to_json()
+        return check_setup(module, **options).to_json()
 
     def odd(self, context: Any) -> Any:
         """The context on rank 1, nothing on the others."""
@@ -211,8 +211,8 @@ class Ranks:
     # Scenarios: inputs.
 
     def inputs(self) -> dict[str, str]:
-        """Calls of one `InputParity`, rank 1 differing in one thing each."""
-        inputs, odd = InputParity(mesh=self.mesh, store=self.store, timeout_s=WAIT_S, sharded=["local*"]), self.is_odd
+        """Calls of one `InputCheck`, rank 1 differing in one thing each."""
+        inputs, odd = InputCheck(mesh=self.mesh, store=self.store, timeout_s=WAIT_S, sharded=["local*"]), self.is_odd
         x, y = torch.arange(20000.0).view(100, 200), torch.ones(3)
         perturbed = x.clone()
         if self.rank == 0:
@@ -285,11 +285,11 @@ class Ranks:
             with mock.patch.dict(os.environ, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}), ExitStack() as stack:
                 stack.enter_context(mock.patch.object(dist_exchange.Exchange, "_answer", lambda self, side: None))
                 try:
-                    return check_parity(None, **options).to_json()
+                    return check_setup(None, **options).to_json()
                 except DivergenceError as error:
                     return str(error)
         with mock.patch.object(dist_exchange, "_DETAIL_TIMEOUT_S", 0.2):
-            return check_parity(None, **options).to_json()
+            return check_setup(None, **options).to_json()
 
 
 SCENARIOS = (

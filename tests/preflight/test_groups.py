@@ -1,4 +1,4 @@
-"""`check_parity` on four gloo ranks in a 2-D mesh: groups of the axis are compared apart, the topology is one."""
+"""`check_setup` on four gloo ranks in a 2-D mesh: groups of the axis are compared apart, the topology is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.records import Status, Verdict
-from tpcompile.preflight import InputParity, check_parity
+from tpcompile.preflight import InputCheck, check_setup
 from tpcompile.preflight.exchange import RankStore
 
 WORLD = 4
@@ -46,18 +46,18 @@ def _on_rank() -> dict[str, str]:
         put(self, key, value)
 
     with mock.patch.object(RankStore, "put", counting):
-        found = {"clean": check_parity(_sharded_over_both(mesh), resolved={"stage": f"{rank // 2}"}, **options)}
+        found = {"clean": check_setup(_sharded_over_both(mesh), resolved={"stage": f"{rank // 2}"}, **options)}
     with mock.patch.dict(os.environ, {"NCCL_ALGO": "Ring"} if rank == 3 else {}):
-        found["one of a group"] = check_parity(**options)
-        found["one of all"] = check_parity(store=store, timeout_s=20.0)
+        found["one of a group"] = check_setup(**options)
+        found["one of all"] = check_setup(store=store, timeout_s=20.0)
     odd = DeviceMesh("cpu", mesh.mesh.t().contiguous(), mesh_dim_names=("dp", "tp"))
-    found["another mesh"] = check_parity(**options | {"mesh": odd if rank == 2 else mesh})
+    found["another mesh"] = check_setup(**options | {"mesh": odd if rank == 2 else mesh})
     module = nn.Linear(3, 3, bias=False)
     nn.init.constant_(module.weight, float(rank % 2))
-    found["along dp"] = check_parity(module, axis="dp", sharded=[], **options)
-    found["along tp"] = check_parity(module, axis="tp", sharded=[], **options)
+    found["along dp"] = check_setup(module, axis="dp", sharded=[], **options)
+    found["along tp"] = check_setup(module, axis="tp", sharded=[], **options)
     x = torch.full((3,), float(rank // 2))
-    found["inputs"] = InputParity(mesh=mesh, store=store, timeout_s=20.0).check(x)
+    found["inputs"] = InputCheck(mesh=mesh, store=store, timeout_s=20.0).check(x)
     return {name: verdict.to_json() for name, verdict in found.items()} | {"written": json.dumps(written)}
 
 

@@ -10,7 +10,7 @@ import pytest
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight.conclusion import MAX_NAMED
-from tpcompile.preflight.facts import ENV, ParityDigest, RankFacts
+from tpcompile.preflight.facts import ENV, RankFacts, SetupDigest
 from tpcompile.preflight.judge import Judge
 
 Facts = Mapping[str, str]
@@ -28,10 +28,10 @@ def judged(
         return None if rank in dead else facts[rank].part(question["group"]).model_dump(mode="json")
 
     digests = [
-        ParityDigest(rank=rank, domain=domain, shas={ENV: facts[rank].sha(ENV)})
+        SetupDigest(rank=rank, domain=domain, shas={ENV: facts[rank].sha(ENV)})
         for rank, (domain, _) in enumerate(ranks)
     ]
-    return Judge(digests, {}, fetch, 1.0, "parity", allowed=allowed).verdict(), asked
+    return Judge(digests, {}, fetch, 1.0, "preflight", allowed=allowed).verdict(), asked
 
 
 @pytest.mark.parametrize("hidden", [False, True])

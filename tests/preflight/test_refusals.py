@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Status
-from tpcompile.preflight import Handshake, InputParity, check_parity, sdpa_backend
+from tpcompile.preflight import Handshake, InputCheck, check_setup, sdpa_backend
 from tpcompile.preflight.weights import Group, Layout, weights_of
 
 
@@ -28,30 +28,30 @@ def store(tmp_path: Path) -> Iterator[dist.Store]:
 
 def test_without_a_process_group_there_is_nothing_to_compare() -> None:
     with pytest.raises(ConfigError, match="init_process_group"):
-        check_parity()
+        check_setup()
 
 
 def test_one_rank_agrees_with_itself(store: dist.Store) -> None:
-    assert check_parity(nn.Linear(2, 2), store=store, timeout_s=5).status == Status.PASS
-    assert InputParity(store=store, timeout_s=5).check(torch.ones(2), flag=True).status == Status.PASS
+    assert check_setup(nn.Linear(2, 2), store=store, timeout_s=5).status == Status.PASS
+    assert InputCheck(store=store, timeout_s=5).check(torch.ones(2), flag=True).status == Status.PASS
 
 
 def test_no_store_is_guessed(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConfigError, match="pass store="):
-        check_parity()
+        check_setup()
 
 
 def test_an_unknown_axis_is_named_with_those_there_are(store: dist.Store) -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     with pytest.raises(ConfigError, match=r"no axis 'dp'; its axes are \['tp'\]"):
-        check_parity(mesh=mesh, axis="dp", store=store)
+        check_setup(mesh=mesh, axis="dp", store=store)
 
 
 @pytest.mark.parametrize("entry", [("environment", "NCCL", ""), ("enviroment", "NCCL", "why"), ("inputs", "", "why")])
 def test_an_allowed_entry_needs_a_layer_a_text_and_a_reason(store: dist.Store, entry: tuple[str, str, str]) -> None:
     with pytest.raises(ConfigError, match="must be"):
-        check_parity(store=store, allowed=[entry])
+        check_setup(store=store, allowed=[entry])
 
 
 def test_a_recheck_needs_frozen_weights_and_a_check_before(store: dist.Store) -> None:

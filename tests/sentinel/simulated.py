@@ -11,8 +11,8 @@ from typing import Any
 from tpcompile.evidence.records import UserLine
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.hang import calls_parted
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 from tpcompile.sentinel.messages import RUNNING, WAITING, Announcement, CompilePost, Issued, Position, RankState
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
@@ -92,7 +92,7 @@ class Rank:
     def __init__(self, job: Job, rank: int, program: Sequence[Op]) -> None:
         self.job, self.rank, self.store = job, rank, job.store
         self.progress = Progress(
-            lambda found: self.on(ev.WentPast(found)), clock=lambda: job.now_s, clocks=self._clocks
+            lambda found: self.on(ev.WentPast(found)), clock=lambda: job.now_s, counters=self._counters
         )
         self.progress.is_active = True
         limits = Limits(hang_after_s=1.0, unresponsive_s=5.0)
@@ -226,7 +226,7 @@ class Rank:
         yield lambda: len(arrived) == self.job.num_ranks
         self.issued[-1] = one.model_copy(update={"is_done": True})
 
-    def _clocks(self) -> dict[str, int]:
+    def _counters(self) -> dict[str, int]:
         return {"`step` in main": self.step, f"{COLLECTIVES}{GROUP}": len(self.issued)}
 
     def _until(self, seconds: float) -> Blocked:

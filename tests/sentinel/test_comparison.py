@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpcompile.sentinel.comparison import Comparison
-from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.progress import Progress
 
 

@@ -16,7 +16,7 @@ from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, RankState
-from tpcompile.sentinel.othergroup import other_group
+from tpcompile.sentinel.wrong_group import other_group
 from tpcompile.torch_api import compiler as compat
 
 ONE, TWO = "1 undefined", "2 undefined"

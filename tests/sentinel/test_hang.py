@@ -9,8 +9,8 @@ import pytest
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.sentinel.departed import departed
 from tpcompile.sentinel.describe import describe
+from tpcompile.sentinel.exited_ranks import departed
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState

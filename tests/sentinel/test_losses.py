@@ -10,7 +10,7 @@ import pytest
 
 from tests.sentinel.test_hang import issued, line, state
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.sentinel import raised
+from tpcompile.sentinel import exception_cause
 from tpcompile.sentinel.asking import Asking, Limits
 from tpcompile.sentinel.events import Absence
 from tpcompile.sentinel.finding import Finding
@@ -33,12 +33,12 @@ def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState) -> Finding:
         assert timeout_s > 0 and 1 not in ranks, "this rank would wait for its own answer"
         return {rank: answers[rank] for rank in ranks if rank in answers}
 
-    monkeypatch.setattr(raised, "absences", absences)
+    monkeypatch.setattr(exception_cause, "absences", absences)
     log: Any = SimpleNamespace(members=(0, 1, 2), rank=1, ask=ask)
     asking = Asking(1, Limits(), Progress(lambda _: None))
     protocol: Any = SimpleNamespace(left={}, asking=asking)
     snapshot: Any = SimpleNamespace(state=lambda: HERE)
-    found = raised.Losses(log, protocol, snapshot).behind(RuntimeError("Connection closed by peer"), line(69))
+    found = exception_cause.Losses(log, protocol, snapshot).behind(RuntimeError("Connection closed by peer"), line(69))
     assert found is not None
     return found
 

@@ -13,7 +13,7 @@ from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
-from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.split import parts_alone
 
 STACK, BLOCK = "Stack.forward model.py:10", "Block.forward model.py:3"

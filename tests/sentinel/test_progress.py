@@ -1,4 +1,4 @@
-"""The clock that ranks share: positions, and who went past whom."""
+"""Positions, the progress that ranks can compare, and which rank passed which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def passed() -> list[Announcement]:
 
 
 @pytest.fixture
-def clock(passed: list[Announcement]) -> Progress:
+def progress(passed: list[Announcement]) -> Progress:
     return Progress(passed.append)
 
 
@@ -22,110 +22,110 @@ def announcement(call: int, index: int = 0, region: str = "f") -> Announcement:
     return Announcement(rank=1, position=Position(region=region, call=call, index=index), compile_id="0/1")
 
 
-def test_a_first_compile_is_at_the_first_frame_of_the_first_call(clock: Progress) -> None:
-    clock.enter(clock.region("f"))
-    assert clock.compile_starts("0/0") == Position(region="f", call=1, index=0)
+def test_a_first_compile_is_at_the_first_frame_of_the_first_call(progress: Progress) -> None:
+    progress.enter(progress.region("f"))
+    assert progress.compile_starts("0/0") == Position(region="f", call=1, index=0)
 
 
-def test_a_recompile_is_at_the_frame_whose_guards_missed(clock: Progress) -> None:
-    clock.enter(clock.region("f"))
-    clock.compile_starts("0/0")
-    clock.enter(clock.region("f"))
-    clock.lookup(True)
-    clock.lookup(False)
-    assert clock.compile_starts("0/1") == Position(region="f", call=2, index=1)
+def test_a_recompile_is_at_the_frame_whose_guards_missed(progress: Progress) -> None:
+    progress.enter(progress.region("f"))
+    progress.compile_starts("0/0")
+    progress.enter(progress.region("f"))
+    progress.lookup(True)
+    progress.lookup(False)
+    assert progress.compile_starts("0/1") == Position(region="f", call=2, index=1)
 
 
-def test_a_hit_where_another_rank_compiles_is_a_pass(clock: Progress, passed: list[Announcement]) -> None:
-    clock.enter(clock.region("f"))
-    passed.extend(clock.announce(announcement(call=1)))
+def test_a_hit_where_another_rank_compiles_is_a_pass(progress: Progress, passed: list[Announcement]) -> None:
+    progress.enter(progress.region("f"))
+    passed.extend(progress.announce(announcement(call=1)))
     assert passed == []
-    clock.lookup(True)
+    progress.lookup(True)
     assert passed == [announcement(call=1)]
 
 
-def test_compiling_where_another_rank_compiles_is_no_pass(clock: Progress, passed: list[Announcement]) -> None:
-    clock.enter(clock.region("f"))
-    passed.extend(clock.announce(announcement(call=1)))
-    clock.lookup(False)
-    clock.compile_starts("0/1")
-    clock.enter(clock.region("f"))
+def test_compiling_where_another_rank_compiles_is_no_pass(progress: Progress, passed: list[Announcement]) -> None:
+    progress.enter(progress.region("f"))
+    passed.extend(progress.announce(announcement(call=1)))
+    progress.lookup(False)
+    progress.compile_starts("0/1")
+    progress.enter(progress.region("f"))
     assert passed == []
-    assert clock.pending == {}
+    assert progress.pending == {}
 
 
-def test_a_rank_that_is_behind_has_not_passed(clock: Progress, passed: list[Announcement]) -> None:
-    clock.enter(clock.region("f"))
-    clock.lookup(True)
-    passed.extend(clock.announce(announcement(call=3)))
-    clock.enter(clock.region("f"))
-    clock.lookup(True)
+def test_a_rank_that_is_behind_has_not_passed(progress: Progress, passed: list[Announcement]) -> None:
+    progress.enter(progress.region("f"))
+    progress.lookup(True)
+    passed.extend(progress.announce(announcement(call=3)))
+    progress.enter(progress.region("f"))
+    progress.lookup(True)
     assert passed == []
-    clock.enter(clock.region("f"))
+    progress.enter(progress.region("f"))
     assert passed == []
-    clock.lookup(True)
+    progress.lookup(True)
     assert passed == [announcement(call=3)]
 
 
-def test_a_rank_that_was_ahead_when_it_heard_has_passed_at_once(clock: Progress, passed: list[Announcement]) -> None:
+def test_a_rank_that_was_ahead_when_it_heard_has_passed_at_once(progress: Progress, passed: list[Announcement]) -> None:
     for _ in range(4):
-        clock.enter(clock.region("f"))
-        clock.lookup(True)
-    passed.extend(clock.announce(announcement(call=2)))
+        progress.enter(progress.region("f"))
+        progress.lookup(True)
+    passed.extend(progress.announce(announcement(call=2)))
     assert passed == [announcement(call=2)]
 
 
-def test_a_compile_made_before_the_news_came_is_no_pass(clock: Progress, passed: list[Announcement]) -> None:
-    clock.enter(clock.region("f"))
-    clock.compile_starts("0/0")
-    clock.enter(clock.region("f"))
-    passed.extend(clock.announce(announcement(call=1)))
+def test_a_compile_made_before_the_news_came_is_no_pass(progress: Progress, passed: list[Announcement]) -> None:
+    progress.enter(progress.region("f"))
+    progress.compile_starts("0/0")
+    progress.enter(progress.region("f"))
+    passed.extend(progress.announce(announcement(call=1)))
     assert passed == []
 
 
 def test_the_first_frame_may_hit_while_a_later_one_compiles_everywhere(
-    clock: Progress, passed: list[Announcement]
+    progress: Progress, passed: list[Announcement]
 ) -> None:
-    clock.enter(clock.region("f"))
-    clock.lookup(True)
-    passed.extend(clock.announce(announcement(call=1, index=1)))
-    clock.lookup(False)
-    clock.compile_starts("1/1")
-    clock.enter(clock.region("f"))
+    progress.enter(progress.region("f"))
+    progress.lookup(True)
+    passed.extend(progress.announce(announcement(call=1, index=1)))
+    progress.lookup(False)
+    progress.compile_starts("1/1")
+    progress.enter(progress.region("f"))
     assert passed == []
 
 
 def test_a_miss_that_no_compile_follows_counts_as_a_frame_that_ran_eagerly(
-    clock: Progress, passed: list[Announcement]
+    progress: Progress, passed: list[Announcement]
 ) -> None:
-    clock.enter(clock.region("f"))
-    passed.extend(clock.announce(announcement(call=1)))
-    clock.lookup(False)
+    progress.enter(progress.region("f"))
+    passed.extend(progress.announce(announcement(call=1)))
+    progress.lookup(False)
     assert passed == []
-    clock.lookup(True)
+    progress.lookup(True)
     assert passed == [announcement(call=1)]
 
 
-def test_the_end_of_a_watched_call_passes_all_its_frames(clock: Progress, passed: list[Announcement]) -> None:
-    region = clock.enter(clock.region("f"))
-    passed.extend(clock.announce(announcement(call=1, index=5)))
-    clock.leave(region)
+def test_the_end_of_a_watched_call_passes_all_its_frames(progress: Progress, passed: list[Announcement]) -> None:
+    region = progress.enter(progress.region("f"))
+    passed.extend(progress.announce(announcement(call=1, index=5)))
+    progress.leave(region)
     assert passed == [announcement(call=1, index=5)]
 
 
-def test_regions_are_counted_apart(clock: Progress, passed: list[Announcement]) -> None:
-    passed.extend(clock.announce(announcement(call=1, region="g")))
+def test_regions_are_counted_apart(progress: Progress, passed: list[Announcement]) -> None:
+    passed.extend(progress.announce(announcement(call=1, region="g")))
     for _ in range(3):
-        clock.enter(clock.region("f"))
-        clock.lookup(True)
+        progress.enter(progress.region("f"))
+        progress.lookup(True)
     assert passed == []
 
 
-def test_every_event_is_progress(clock: Progress) -> None:
-    before = clock.ticks
-    clock.enter(clock.region("f"))
-    clock.lookup(True)
-    assert clock.ticks == before + 2
+def test_every_event_is_progress(progress: Progress) -> None:
+    before = progress.ticks
+    progress.enter(progress.region("f"))
+    progress.lookup(True)
+    assert progress.ticks == before + 2
 
 
 @pytest.mark.parametrize("missed", [False, True])
@@ -133,19 +133,19 @@ def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
     seen = []
     for at_once in (False, True):
         passed: list[Announcement] = []
-        clock = Progress(passed.append)
-        region = clock.region("f")
-        clock.enter(region)
-        clock.lookup(not missed)
+        progress = Progress(passed.append)
+        region = progress.region("f")
+        progress.enter(region)
+        progress.lookup(not missed)
         for call, index in ((1, 0), (1, 1), (2, 0), (2, 1)):
-            passed.extend(clock.announce(announcement(call, index)))
+            passed.extend(progress.announce(announcement(call, index)))
         if at_once:
-            clock.enter(region, 1)
+            progress.enter(region, 1)
         else:
-            clock.enter(region)
-            clock.lookup(True)
-        assert clock.current is region and clock.ticks > 2
-        seen.append((region.position, passed, clock.pending))
+            progress.enter(region)
+            progress.lookup(True)
+        assert progress.current is region and progress.ticks > 2
+        seen.append((region.position, passed, progress.pending))
     assert seen[0] == seen[1]
     assert [a.position.key for a in seen[0][1]] == ["f/1.0", "f/1.1", "f/2.0"]
 

@@ -14,7 +14,7 @@ from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
-from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.split import split_alone
 
 REGION = "Stack.forward model.py:3"

@@ -6,20 +6,20 @@ from tests.sentinel.test_hang import by_rank, issued, line, state
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.asking import Limits
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.parting import parting
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 
-CLOCK = f"{COLLECTIVES}0 default_pg"
+COUNTER = f"{COLLECTIVES}0 default_pg"
 
 
 def counted(*, one_more_from: int) -> dict[str, Counted]:
     """Twenty calls of one collective each, with one more from a call on."""
-    marks = {call: {CLOCK: call + (call >= one_more_from)} for call in range(1, 21)}
-    return {"f": Counted(region="f", stack=(line(10),), has_collectives=True, marks=marks)}
+    samples = {call: {COUNTER: call + (call >= one_more_from)} for call in range(1, 21)}
+    return {"f": Counted(region="f", stack=(line(10),), has_collectives=True, samples=samples)}
 
 
 def steps(rank: int, *, at: int = 10, barrier_after: int | None = None, first: int = 1) -> RankState:

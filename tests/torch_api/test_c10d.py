@@ -87,7 +87,7 @@ def test_collectives_are_functional_ops_under_any_mode_but_one_that_only_looks(g
 
 def test_a_group_is_found_by_its_name_and_knows_its_devices(group: dist.ProcessGroup) -> None:
     assert c10d.group_of_name(group.group_name) is group
-    assert group.group_name in c10d.known_group_names()
+    assert (group, group.group_name) in c10d.known_groups()
     assert c10d.has_backend(group, torch.device("cpu"))
     assert not c10d.has_backend(group, torch.device("meta"))
 

@@ -34,7 +34,7 @@ def fast_path(
     """Declare the launcher of a fused kernel, a function or a custom op, under a name of its own.
 
     In eager, a call with arguments that do not meet what is declared raises FastPathError before anything is launched,
-    and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `tpcompile.check`
+    and inside `tp_region` so does every call of one that is not TP-aware; in compiled code the gate and `check`
     refuse it. `contiguous`, `divisible`, `dtypes` and `min_sm` are those of `FastPath`. Raises ConfigError for a `tp`
     that is not a `TpSupport`, an argument that the launcher does not have, a name that is taken, and a launcher without
     source.

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.choices import Device
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults.alarms import alarms, found_by_rank
 from tpcompile.faults.case import load
@@ -59,7 +60,7 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run of the gate: exit code of the verdict, 124 at the time limit, and its one line."""
     state, nproc, limit_s = STATES[number % len(STATES)], args.nproc or 2, args.timeout_s or _GATE_LIMIT_S
     run_dir = folder / f"run_{number}"
-    device = "cuda" if torch.cuda.device_count() >= nproc else "cpu"
+    device: Device = "cuda" if torch.cuda.device_count() >= nproc else "cpu"
     gate = RunDir.create(folder / f"gate_{number}")
     gate.write_config(RunRequest(preset=args.preset, train=args.train).config(device).model_dump_json(indent=1))
     rank = ["-m", "tpcompile.gate", str(gate.path)]

@@ -3,7 +3,8 @@
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 reference.py  errors against a float64 single-device reference
-agree.py      ranks agree on the collectives of new code before it runs
+measurements.py          what a rank measured of modes A, B and C; torch-free
+collective_agreement.py  ranks agree on the collectives of new code before it runs
 watch.py      the thread that ends a run in which some rank is stuck or gone
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free

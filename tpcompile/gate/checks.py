@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tpcompile.config import Mode, RunConfig
+from tpcompile.choices import Mode
+from tpcompile.config import RunConfig
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
@@ -24,7 +25,7 @@ from tpcompile.evidence.judgement.checks import (
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.facts import GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import GateFacts, Schedule, TensorError, Trap
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]

@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpcompile.choices import Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
-from tpcompile.config import Mode, RunConfig
+from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
-from tpcompile.gate.facts import Cliff, GateFacts, Schedule, Trap
+from tpcompile.gate.measurements import Cliff, GateFacts, Schedule, Trap
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths

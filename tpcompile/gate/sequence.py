@@ -25,7 +25,7 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.lines import innermost
 from tpcompile.faults import injected
 from tpcompile.faults.injected import Fault, FaultContext
-from tpcompile.gate.agree import Agreement
+from tpcompile.gate.collective_agreement import Agreement
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.replay import gate_rules

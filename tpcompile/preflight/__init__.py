@@ -1,7 +1,7 @@
 """Before the first compile, check that the ranks are set up alike, and name what differs; no collective, no hang.
 
-handshake.py    `check_parity`, `Handshake`: facts of all ranks -> one verdict on every rank
-inputs.py       `InputParity`: the inputs of a call, bit for bit, on demand
+handshake.py    `check_setup`, `Handshake`: facts of all ranks -> one verdict on every rank
+inputs.py       `InputCheck`: the inputs of a call, bit for bit, on demand
 arguments.py    arguments of a call -> named leaves and the aspects that must be equal
 facts.py        the facts of one rank, by group
 backends.py     the backend that `auto` resolves to
@@ -16,7 +16,7 @@ exchange.py     digests through the store, details on difference, one judge
 """
 
 from tpcompile.preflight.backends import sdpa_backend
-from tpcompile.preflight.handshake import Handshake, check_parity
-from tpcompile.preflight.inputs import InputParity
+from tpcompile.preflight.handshake import Handshake, check_setup
+from tpcompile.preflight.inputs import InputCheck
 
-__all__ = ["Handshake", "InputParity", "check_parity", "sdpa_backend"]
+__all__ = ["Handshake", "InputCheck", "check_setup", "sdpa_backend"]

@@ -1,4 +1,4 @@
-"""Differences and absent ranks -> the checks of a parity verdict, and the verdict."""
+"""Differences and absent ranks -> the checks of a preflight verdict, and the verdict."""
 
 from __future__ import annotations
 

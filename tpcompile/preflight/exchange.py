@@ -80,7 +80,7 @@ class Exchanges:
 
     def last_seen(self, rank: int) -> str:
         """The last state that a rank published, in any exchange."""
-        return str(self._root.peek(f"seen/{rank}") or "never: it entered no parity check")
+        return str(self._root.peek(f"seen/{rank}") or "never: it entered no preflight check")
 
     def is_gone(self, rank: int) -> bool:
         """Always False: ranks publish their state here, not their process."""

@@ -42,7 +42,7 @@ _PACKAGES = (
 
 
 class RankFacts(Frozen):
-    """Everything that a parity check compares of one rank."""
+    """Everything that a preflight check compares of one rank."""
 
     schema_version: int = SCHEMA_VERSION
     groups: dict[str, dict[str, str]] = {}
@@ -65,7 +65,7 @@ class RankFacts(Frozen):
         return hashlib.sha256(self.part(group).to_json().encode()).hexdigest()
 
 
-class ParityDigest(Frozen):
+class SetupDigest(Frozen):
     """What every rank publishes: hashes by group, and the facts in which healthy ranks differ."""
 
     schema_version: int = SCHEMA_VERSION

@@ -19,8 +19,8 @@ from tpcompile.preflight.facts import (
     CHANGES,
     KNOWN_GROUPS,
     WEIGHTS,
-    ParityDigest,
     RankFacts,
+    SetupDigest,
     own_facts,
     rank_facts,
     weight_facts,
@@ -33,7 +33,7 @@ from tpcompile.ranks.exchange import Fetch, Question, Side
 _LAYERS = [layer.value for layer in Layer]
 
 
-def check_parity(
+def check_setup(
     module: nn.Module | None = None,
     *,
     mesh: DeviceMesh | None = None,
@@ -69,7 +69,7 @@ def check_parity(
 
 
 class Handshake:
-    """`check_parity` that remembers the weights: `recheck` names those that changed on some of the ranks since.
+    """`check_setup` that remembers the weights: `recheck` names those that changed on some of the ranks since.
 
     `frozen` declares that nothing may write to the weights after `check`, as in inference; all weights are then hashed.
     """
@@ -105,7 +105,7 @@ class Handshake:
             mesh=self._mesh, group=self._group, device=self._device, resolved=self._resolved, weights=weights
         )
         self._before = weights
-        return self._exchange(facts, title="parity handshake", groups=KNOWN_GROUPS, unresolved=unresolved)
+        return self._exchange(facts, title="preflight", groups=KNOWN_GROUPS, unresolved=unresolved)
 
     def recheck(self, *, step: int | None = None) -> Verdict:
         """Compare the weights with those at `check`: red when some ranks changed them, listed when all ranks did.
@@ -120,7 +120,7 @@ class Handshake:
         weights = self._weights()
         changes = _changes(self._before, weights)
         facts = RankFacts(groups={CHANGES: changes, WEIGHTS: weight_facts(weights)[WEIGHTS]})
-        return self._exchange(facts, title="parity recheck", groups=(CHANGES, WEIGHTS), step=step)
+        return self._exchange(facts, title="preflight recheck", groups=(CHANGES, WEIGHTS), step=step)
 
     def _weights(self) -> dict[str, Weight]:
         if self._module is None:
@@ -136,7 +136,7 @@ class Handshake:
         unresolved: dict[str, str] | None = None,
         step: int | None = None,
     ) -> Verdict:
-        digest = ParityDigest(
+        digest = SetupDigest(
             rank=dist.get_rank(),
             domain=f"{self._group.axis} {ranks_text(self._group.ranks)}",
             shas={group: facts.sha(group) for group in groups},
@@ -145,7 +145,7 @@ class Handshake:
         )
 
         def judge(found: dict[int, object], absent: dict[int, str], fetch: Fetch) -> Verdict:
-            digests = [ParityDigest.model_validate(value) for _, value in sorted(found.items())]
+            digests = [SetupDigest.model_validate(value) for _, value in sorted(found.items())]
             return Judge(digests, absent, fetch, self._timeout_s, title, allowed=self._allowed, step=step).verdict()
 
         def answer(question: Question) -> object:
@@ -163,7 +163,7 @@ class Handshake:
 def group_of(mesh: DeviceMesh | None, axis: str) -> Group:
     """The group of `axis` this rank is in, the world without a mesh. Raises ConfigError for an unknown axis."""
     if not dist.is_initialized():
-        raise ConfigError("no process group: call torch.distributed.init_process_group before the parity check")
+        raise ConfigError("no process group: call torch.distributed.init_process_group before the preflight check")
     if mesh is None:
         return Group(axis, tuple(range(dist.get_world_size())))
     return _group_of_mesh(mesh, axis)

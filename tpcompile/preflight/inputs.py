@@ -60,7 +60,7 @@ class InputFacts(Frozen):
         return self.aspects.get(name, {}).get(aspect)
 
 
-class InputParity:
+class InputCheck:
     """Compares the inputs of single calls among the ranks of a group.
 
     All arguments must be bit-equal, except sharded DTensors and those whose name matches a pattern of `sharded`: of
@@ -129,7 +129,7 @@ def _judge(
         group_check("inputs", found, names, len(own.names)),
     ]
     domains = {domain: ByRank(shas).groups()}
-    return conclude(checks, found, world_size=len(ranks), title="parity of inputs", domains=domains)
+    return conclude(checks, found, world_size=len(ranks), title="preflight inputs", domains=domains)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from tpcompile.preflight.facts import (
     UNDECLARED,
     VERSIONS,
     WEIGHTS,
-    ParityDigest,
     RankFacts,
+    SetupDigest,
 )
 from tpcompile.preflight.locate import located
 from tpcompile.preflight.shards import misfit, shard_text
@@ -73,7 +73,7 @@ class _Found:
 class Judge:
     """Makes one verdict. `fetch` asks a rank for facts, `title` is the verdict's."""
 
-    digests: Sequence[ParityDigest]
+    digests: Sequence[SetupDigest]
     absent: Mapping[int, str]
     fetch: Fetch
     timeout_s: float

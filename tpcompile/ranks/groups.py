@@ -97,7 +97,7 @@ def _named(name: str) -> dist.ProcessGroup:
     try:
         return c10d.group_of_name(name)
     except (RuntimeError, ValueError) as error:
-        known = ", ".join(c10d.known_group_names()) or "none"
+        known = ", ".join(sorted(name for _, name in c10d.known_groups())) or "none"
         raise ConfigError(
             f"no group is named {name!r} on this rank, which is in: {known}; only members may call, and only while the "
             "group exists"

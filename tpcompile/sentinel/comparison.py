@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.events import Compared, Event
-from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.store_log import StoreLog
 from tpcompile.sentinel.variants import Ran, ran_by
@@ -48,7 +48,7 @@ class Comparison:
         self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
-        """Compare variants with all ranks, waiting for them, and clocks with what the neighbours have published."""
+        """Compare variants with all ranks, waiting for them, and counters with what the neighbours have published."""
         self._is_over = True
         ran, counted = ran_by(self._progress), self._progress.counted(is_over=True)
         theirs_ran: Mapping[int, Mapping[str, Ran]] = {}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.records import Check, Frozen, UserLine
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.marks import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.variants import Ran
 

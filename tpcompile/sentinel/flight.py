@@ -24,9 +24,8 @@ from tpcompile.torch_api import watching
 
 _KEPT_PER_GROUP = 120
 _PACKAGE = str(Path(__file__).parents[1])
-_OWN_PARTS = ("sentinel", "capture", "collectives", "ranks", "preflight", "gate", "numerics")
-_OWN = tuple(f"{_PACKAGE}/{part}/" for part in _OWN_PARTS)
-"""Packages whose frames are not the user's; those of `nn` and the corpus count as the user's."""
+_CALLERS = tuple(f"{_PACKAGE}/{part}/" for part in ("gate", "numerics"))
+"""Packages that call a program: not the user's, beside those that `is_library` knows."""
 Begun = tuple[int, str, int]
 """(Unix time in ns, region, call)."""
 _PEER = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
@@ -153,11 +152,11 @@ def _is_stdlib(filename: str) -> bool:
     return filename.startswith(_STDLIB) and "site-packages" not in filename
 
 
-def _is_own(filename: str) -> bool:
-    return filename.startswith(_OWN)
+def _is_own_caller(filename: str) -> bool:
+    return filename.startswith(_CALLERS)
 
 
-_OWNERS = (watching.is_torch, _is_generated, _is_stdlib, _is_own)
+_OWNERS = (watching.is_torch, _is_generated, _is_stdlib, _is_own_caller)
 """Tests for files that are not the user's."""
 
 
@@ -190,4 +189,4 @@ def _waits(frame: FrameType) -> bool:
 
 def _is_own_collective(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return "/tpcompile/" in file and is_library_file(file)
+    return file.startswith(f"{_PACKAGE}/") and is_library_file(file)

@@ -14,17 +14,17 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.sentinel.departed import waits_for_departed
 from tpcompile.sentinel.describe import describe
+from tpcompile.sentinel.exited_ranks import waits_for_departed
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.history import History
-from tpcompile.sentinel.lost import lost_ranks
+from tpcompile.sentinel.lost_ranks import lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
-from tpcompile.sentinel.onecompiled import Pair, one_compiled
-from tpcompile.sentinel.othergroup import other_group
+from tpcompile.sentinel.one_sided_compile import Pair, one_compiled
 from tpcompile.sentinel.parting import parting, parting_in
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
+from tpcompile.sentinel.wrong_group import other_group
 
 
 def why_stuck(situation: Situation) -> Finding | None:

@@ -17,9 +17,9 @@ from tpcompile.evidence.iterables import differ, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective, first_finding
-from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import History, groups_used
 from tpcompile.sentinel.messages import Issued, Key, RankState, place_of
+from tpcompile.sentinel.own_sequence import surprise
 
 _KEPT = 1 << 20
 

@@ -19,7 +19,7 @@ from types import CodeType
 
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import SkippedFrame, UserLine
-from tpcompile.sentinel.marks import Counted, Marks
+from tpcompile.sentinel.counter_samples import Counted, Samples
 from tpcompile.sentinel.messages import COMPILING, RUNNING, Announcement, Position
 
 _END = 1 << 30
@@ -27,8 +27,8 @@ _END = 1 << 30
 _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
-Clocks = Callable[[], dict[str, int]]
-"""Reads the clocks of the program, see `loops`."""
+Counters = Callable[[], dict[str, int]]
+"""Reads the counters of the program, see `loop_counters`."""
 
 
 @dataclass(slots=True)
@@ -61,9 +61,9 @@ class Region:
     """Compile id -> position of the compile, which is equal on all ranks; hashes differ for uneven shards."""
     is_dynamic: bool = False
     """One of its compiles has symbolic sizes."""
-    mark_at: int = 1
-    """The next call at which this rank's clocks are recorded."""
-    marks: Marks = field(default_factory=Marks)
+    sample_at: int = 1
+    """The next call at which this rank's counters are recorded."""
+    samples: Samples = field(default_factory=Samples)
     skipped: SkippedFrame | None = None
     """Code inside it that Dynamo skips, so that its parts are compiled."""
     calls_as_one: int = 0
@@ -72,8 +72,6 @@ class Region:
     """A divergence in it was reported and the policy continued: it is not compared again."""
     has_missed: bool = False
     """The last lookup missed, and no compile has begun since."""
-    is_watched: bool = False
-    """Its wrapper records when a call begins and ends."""
     is_inside: bool = False
     """A call of a watched region has begun and not ended."""
 
@@ -104,9 +102,9 @@ class Progress:
     """Counts lookups, and calls `passed` when this rank passed a position at which a different rank compiles."""
 
     def __init__(
-        self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, clocks: Clocks | None = None
+        self, passed: Passed, *, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
     ) -> None:
-        self._passed, self._clock, self._clocks = passed, clock, clocks or dict
+        self._passed, self._clock, self._counters = passed, clock, counters or dict
         self.is_active = False
         """True while this process is watched."""
         self.regions: dict[str, Region] = {}
@@ -148,8 +146,8 @@ class Progress:
         region.index = num_hits
         self.current = region
         self.ticks += 1
-        if call >= region.mark_at:
-            self._mark(region)
+        if call >= region.sample_at:
+            self._sample(region)
         if self.pending:
             self._look(region)
         return region
@@ -228,9 +226,9 @@ class Progress:
             self.pending.setdefault(region.name, []).append(found)
         return self._passes(region)
 
-    def _mark(self, region: Region) -> None:
-        region.marks.keep(region.call, self._clocks(), self._clock())
-        region.mark_at = region.marks.next_call
+    def _sample(self, region: Region) -> None:
+        region.samples.keep(region.call, self._counters(), self._clock())
+        region.sample_at = region.samples.next_call
 
     def _leave_lookup(self, region: Region) -> None:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.
@@ -265,6 +263,6 @@ def _counted(region: Region, *, is_over: bool) -> Counted:
         has_collectives=has_collectives,
         calls=region.call if region.skipped is None else region.calls_as_one,
         skipped=region.skipped,
-        marks={} if is_free else region.marks.by_call(),
+        samples={} if is_free else region.samples.by_call(),
         is_over=is_over,
     )

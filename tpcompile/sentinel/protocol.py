@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tpcompile.sentinel.asking import Asking, Limits
-from tpcompile.sentinel.counts import parted_calls
+from tpcompile.sentinel.call_counts import parted_calls
 from tpcompile.sentinel.events import (
     Action,
     AlarmHeard,

@@ -29,16 +29,16 @@ from tpcompile.recording import CaptureSession
 from tpcompile.sentinel import events as ev
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
-from tpcompile.sentinel.banned import Banned
 from tpcompile.sentinel.blackbox import BlackBox, absences
 from tpcompile.sentinel.comparison import Comparison
+from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.hooks import Hooks, region_name
 from tpcompile.sentinel.listener import Listener
-from tpcompile.sentinel.loops import clocks
+from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
-from tpcompile.sentinel.raised import Losses
+from tpcompile.sentinel.refused_kernels import Banned
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
@@ -109,7 +109,7 @@ class Sentinel:
         self.policy: Policy = policy
         self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
-            lambda found: self._on(ev.WentPast(found)), clocks=lambda: clocks(sys._getframe(), members)
+            lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), members)
         )
         self.protocol = Protocol(self.rank, members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
@@ -225,7 +225,7 @@ class Sentinel:
         the tokens of an expert), its collectives may not.
         """
         region = self._progress.region(name or region_name(target))
-        region.is_watched, region.reason_uneven = True, uneven
+        region.reason_uneven = uneven
         return self._hooks.watched(target, region)
 
     def wait_for_finding(self, known: int) -> None:

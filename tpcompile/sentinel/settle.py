@@ -241,7 +241,7 @@ class Settlement:
 def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     """True for a verdict that must end the job.
 
-    Different environments do not while programs agree: the parity handshake compares those. With `kernels="warn"`,
+    Different environments do not while programs agree: the preflight handshake compares those. With `kernels="warn"`,
     kernels that each rank chose by its own timings do not either: the program is the same, only rounding differs.
     """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]

@@ -13,9 +13,9 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import SkippedFrame
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
-from tpcompile.sentinel.marks import Counted
-from tpcompile.sentinel.regionlines import frames_inside
+from tpcompile.sentinel.region_lines import frames_inside
 
 _ADVICE = (
     "fullgraph=True does not help: Dynamo skips the code object for the life of the process, whichever instance broke "

@@ -9,7 +9,7 @@
     decided/<position>      counter: the first verdict on a position becomes an event, later ones are dropped
     state/<ask>/<rank>      answer to an `ask` event
     ran/<rank>              which compiled variants a rank ran, from time to time; ran/all/<rank> when it leaves
-    counted/<rank>          a rank's clocks at selected calls of its regions, from time to time
+    counted/<rank>          a rank's counters at selected calls of its regions, from time to time
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
     run_dir                 directory of the reports
@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from tpcompile.evidence.records import Frozen
 from tpcompile.ranks.liveness import this_host
 from tpcompile.ranks.store import RankStore
-from tpcompile.sentinel.marks import Counted
+from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.messages import Announcement, CompilePost, Entry, Position, RankState
 from tpcompile.sentinel.process import Process
 from tpcompile.sentinel.variants import Ran
@@ -133,11 +133,11 @@ class StoreLog:
         return _told(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
-        """Publish this rank's clocks at calls of its regions."""
+        """Publish this rank's counters at calls of its regions."""
         self._count(1).put(f"counted/{self.rank}", _dumped(counted))
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
-        """The clocks that these ranks have published."""
+        """The counters that these ranks have published."""
         return _told(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
 
     def raises_first(self) -> bool:

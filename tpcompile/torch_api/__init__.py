@@ -1,11 +1,16 @@
 """Every private or moving name of torch that tpcompile uses, by subject, with the versions it was seen on.
 
-compiler.py   Dynamo, Inductor and the structured trace, as capture reads them
-hooks.py      what Dynamo calls around a compile and after a guard lookup
-watching.py   calls of compiled code, groups and the flight recorder, as the sentinel sees them
-c10d.py       groups, and collectives as the eager wrappers issue them
-dispatch.py   modes that see every op; simulated.py all ranks in one process
-backends.py   backends and autotuning that the programs of tpcompile.faults wrap; forked.py what a forked rank sets anew
+backends.py     backends and autotuning that the programs of tpcompile.faults wrap
+c10d.py         groups, and collectives as the eager wrappers issue them
+compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
+dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
+forked.py       what a forked rank sets anew, and the modules that are imported before a fork
+hooks.py        what Dynamo calls around a compile and after a guard lookup
+interpreted.py  Triton's interpreter, made to round as GPUs do
+kernels.py      a user's Triton kernels and custom ops, as torch keeps them
+simulated.py    all ranks in one process
+symmetric.py    memory of a GPU that the other ranks of a group can write
+watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 
 Each has a test in tests/torch_api that fails when torch moves one of its names.
 """

@@ -7,6 +7,7 @@
     ProcessGroup.allreduce(...) and its options   what dist.all_reduce calls; 2 us less host time than through it
     ProcessGroup._allgather_base, ...             the same for gather, scatter and all-to-all; renamed in 2.13
     ProcessGroup._get_backend                     does this group have a backend for the device
+    distributed_c10d._world.pg_names              the groups of this rank and their names
     dist.GroupMember.NON_GROUP_MEMBER             what new_group gives the ranks that are not in the group
     distributed_c10d._get_default_store           the store of a job that has no MASTER_ADDR
     distributed_c10d._process_group_name          name of a new group: hashed from how many groups the rank has seen
@@ -84,9 +85,9 @@ def new_named_group(ranks: list[int], name: str, description: str) -> Any:
         c10d._process_group_name = chosen
 
 
-def known_group_names() -> list[str]:
-    """Names of the groups this rank is in."""
-    return sorted(c10d._world.pg_names.values())
+def known_groups() -> list[tuple[Any, str]]:
+    """(group, its name) of the groups this rank is in, in the order in which they were made."""
+    return list(c10d._world.pg_names.items())  # a copy: another thread may make a group meanwhile
 
 
 def own_client_of_default_store() -> dist.Store:

@@ -36,6 +36,7 @@ from torch.nn.attention import SDPBackend
 from tpcompile.evidence.compiles.collectives import is_library_file
 from tpcompile.evidence.records import SkippedFrame, UserLine
 from tpcompile.evidence.text import normalise
+from tpcompile.torch_api import c10d
 
 _PER_RANK_ENVIRONMENT = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_TRACE", "TORCH_LOGS_OUT", "TORCH_COMPILE_DEBUG_DIR", "TRITON_CACHE_DIR",
@@ -211,7 +212,7 @@ def group_roles() -> dict[str, str]:
     if not dist.is_initialized():
         return roles
     made: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for group, name in dist.distributed_c10d._world.pg_names.items():
+    for group, name in c10d.known_groups():
         role = _role(group)
         alike = role, tuple(dist.get_process_group_ranks(group))
         made[alike] += 1

@@ -1,9 +1,12 @@
-"""Every private name of torch that the forked ranks need; seen on torch 2.11.0 and 2.13.0.
+"""Every private name of torch that the forked ranks of generated programs need; seen on torch 2.11.0 and 2.13.0.
 
 name                                    why
 _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
 _logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
 _inductor.config, _functorch.config     caches are switched off by variables that are read at import
+MODULES                                 imported before a fork, or each rank would import them in its first compile
+
+`tests/torch_api/test_forked.py` fails when torch moves one of them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,17 @@ import torch._functorch.config
 import torch._inductor.config
 import torch._logging._internal as logging_internal
 import torch._logging.structured
+
+MODULES = (
+    "torch._dynamo.backends.common",
+    "torch._dynamo.convert_frame",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+)
 
 
 def new_trace_handler() -> None:

@@ -2,43 +2,79 @@
 
 Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. Its
 loads and atomics of 8 aligned bytes are single accesses of memory, so that processes which share it can exchange words.
+The interpreter needs numpy, which neither Triton nor tpcompile requires: nothing here is imported before it is used.
+
+name                                     why
+interpreter._convert_float               the conversion that truncates
+InterpreterBuilder.create_masked_load    what a volatile load calls
+
+`tests/torch_api/test_interpreted.py` fails when one of them moves.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import triton.language as tl
-import triton.runtime.interpreter as _interpreter
 
-_convert = _interpreter._convert_float
-_masked_load = _interpreter.InterpreterBuilder.create_masked_load
+from tpcompile.errors import PreflightError
+
 _POLL_S = 5e-4
 
 
+class _Interpreter(NamedTuple):
+    """Triton's interpreter, and what it does before anything here changes it."""
+
+    module: Any
+    convert: Any
+    masked_load: Any
+
+
 def like_gpus() -> None:
-    """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow."""
+    """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow.
+
+    Raises PreflightError where numpy is not installed.
+    """
+    interpreter = _interpreter().module
+    import numpy as np
+
     np.seterr(all="ignore")
-    _interpreter._convert_float = _rounded
+    interpreter._convert_float = _rounded
 
 
 def patient() -> None:
-    """From here on, in this process: a volatile load waits, so that polls leave the cores to other ranks."""
-    _interpreter.InterpreterBuilder.create_masked_load = _patient_load
+    """From here on, in this process: a volatile load waits, so that polls leave the cores to other ranks.
+
+    Raises PreflightError where numpy is not installed.
+    """
+    _interpreter().module.InterpreterBuilder.create_masked_load = _patient_load
+
+
+@functools.cache
+def _interpreter() -> _Interpreter:
+    try:
+        import triton.runtime.interpreter as module
+    except ModuleNotFoundError as error:
+        raise PreflightError(
+            f"Triton's interpreter needs {error.name}, which is not installed: pip install {error.name}"
+        ) from error
+    return _Interpreter(module, module._convert_float, module.InterpreterBuilder.create_masked_load)
 
 
 def _patient_load(*given: Any) -> Any:
     is_volatile = given[-1]
     if is_volatile:
         time.sleep(_POLL_S)
-    return _masked_load(*given)
+    return _interpreter().masked_load(*given)
 
 
 def _rounded(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    import numpy as np
+    import triton.language as tl
+
     if (source, target) != (tl.float32, tl.bfloat16):
-        return _convert(data, source, target, rounding_mode)
+        return _interpreter().convert(data, source, target, rounding_mode)
     rounded = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.bfloat16)
     return rounded.view(torch.uint16).numpy().reshape(data.shape)

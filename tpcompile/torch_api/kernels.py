@@ -1,4 +1,12 @@
-"""A user's Triton kernels and custom ops, as torch keeps them."""
+"""A user's Triton kernels and custom ops, as torch keeps them: private names, seen on torch 2.11.0 and 2.13.0.
+
+    name                                                  why
+    _higher_order_ops.triton_kernel_wrap                  a traced graph names a kernel by its index in a side table
+    _library.custom_ops.OPDEFS                            the Python object of a custom op, by name
+    CustomOpDef._qualname, _init_fn, _backward_fn, ...    its name, and the functions it was made from
+
+`tests/torch_api/test_kernels.py` fails when torch moves one of them.
+"""
 
 from __future__ import annotations
 

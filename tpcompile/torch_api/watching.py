@@ -4,7 +4,6 @@
     eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
     OptimizeContext.enter_exit_hooks              called before and after every call of a compiled callable
     _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
-    distributed_c10d._world.pg_names              the groups of this rank
     ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
     Module._call_impl (code objects)              the frames through which a module is called, with hooks and without
@@ -36,6 +35,7 @@ from torch.nn.modules import module as _module
 from tpcompile.evidence.digests.split_regions import skipped_frame
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import SkippedFrame, UserLine
+from tpcompile.torch_api import c10d
 from tpcompile.torch_api import compiler as compat
 
 COMPILE_WRAPPER = compat.COMPILE_WRAPPER
@@ -48,7 +48,7 @@ _PACKAGE = __file__.rpartition("/torch_api/")[0]
 _WRAPPERS = f"{_PACKAGE}/collectives/"
 _PEERS = {inspect.unwrap(dist.send).__code__: "dst", inspect.unwrap(dist.recv).__code__: "src"}
 """Functions of torch that wait for a peer -> their argument for it."""
-_HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "capture", "torch_api"))
+_HERE = tuple(f"{_PACKAGE}/{name}/" for name in ("sentinel", "recording", "torch_api"))
 _BETWEEN = ("contextlib.py", "_utils_internal.py", "/logging/__init__.py", "/torch/_logging/_internal.py")  # fmt: skip
 """Files of frames between a callback or log handler of ours and Dynamo."""
 
@@ -202,8 +202,7 @@ class _Group(NamedTuple):
 
 
 def _groups() -> list[_Group]:
-    known = list(dist.distributed_c10d._world.pg_names.items())  # another thread may make a group meanwhile
-    return [_Group(handle, name) for handle, name in known]
+    return [_Group(handle, name) for handle, name in c10d.known_groups()]
 
 
 def group_members() -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Eager ops and wrapper calls of one rank -> the contract types of its tensors, and the violations.
+"""Eager ops and wrapper calls of one rank -> the SPMD types of its tensors, and the violations.
 
 A `TorchDispatchMode` sees every op below autograd with the program's own tensor objects, so types are kept per tensor
 in a weak dictionary. The grad mode is the program's: nothing in a `torch.no_grad()` block has a gradient. Nothing stays
@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
-from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode
+from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
@@ -48,7 +48,7 @@ class _Communicated:
     is_read: bool = False
 
 
-class ContractMode(TorchDispatchMode):
+class SpmdTypeMode(TorchDispatchMode):
     """Follows the types of tensors while it is active; after it has ended, `violations` are in program order.
 
     `module` gives names for the report and the types of parameters: from the `shard_specs()` of its children, or for
@@ -79,7 +79,7 @@ class ContractMode(TorchDispatchMode):
             self._declare_parameters(module)
             self._declare_given(module, parameter_types or {})
 
-    def __enter__(self) -> ContractMode:
+    def __enter__(self) -> SpmdTypeMode:
         self._stack = ExitStack()
         self._stack.enter_context(observing(self))
         super().__enter__()
@@ -181,7 +181,7 @@ class ContractMode(TorchDispatchMode):
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            base = tensor._base
+            base = base_of(tensor)
             if written and base is not None:
                 self._types[base] = _of_base(self.type_of(base), kept)
 

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.traces import read_trace_file
 from tpcompile.evidence.compiles import trace
 from tpcompile.evidence.compiles.trace import TraceEvent, compile_records, parse_break
-from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import CompileRecord
 
 GRAPH = (

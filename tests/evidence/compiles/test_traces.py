@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.samples import divergences, record
+from tests.traces import read_trace_file
 from tpcompile.evidence.compiles.trace import compile_records
-from tpcompile.evidence.logs.tracefile import read_trace_file
 from tpcompile.evidence.records import DivergenceClass, Layer, RankRecord
 
 TRACES = Path(__file__).parent.parent.parent / "data" / "traces"

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
+import tpcompile
 from tests.evidence.samples import compiled, line
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import called_at, innermost_own, is_library, with_whole_path
+from tpcompile.evidence.text.lines import BETWEEN, called_at, innermost_own, is_library, with_whole_path
+
+OF_PROGRAMS = {"cli", "faults", "gate", "nn", "numerics", "typecheck"}
+"""Our packages whose lines are programs, or call them."""
+
+
+def test_every_package_of_ours_is_between_a_program_and_torch_or_part_of_programs() -> None:
+    folder = Path(tpcompile.__path__[0])
+    packages = {file.parent.name for file in folder.glob("*/__init__.py")}
+    assert packages == OF_PROGRAMS | set(BETWEEN), "tpcompile/evidence/text/lines.py lists them"
+    for name in packages:
+        file = f"/opt/lib/python3.11/site-packages/tpcompile/{name}/some.py"
+        assert is_library(UserLine(file=file, line=1)) == (name in BETWEEN)
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,6 @@ class Slot:
         """Groups of ranks with equal hashes of a layer; ranks that did not observe it are left out."""
         return self.compiles.found(lambda compile_: compile_.sha(layer, part)).groups()
 
-    @property
-    def is_resumed(self) -> bool:
-        """True for a function that Dynamo made of the code after a graph break."""
-        return self.frame.startswith("torch_dynamo_resume_in_")
-
 
 def content(compile_: CompileDigest) -> tuple[str, ...]:
     """Identity of a compile: the hashes of its graph, guards and inputs, not its compile id."""

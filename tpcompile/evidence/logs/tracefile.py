@@ -99,11 +99,6 @@ class TraceFile:
         return [record]
 
 
-def read_trace_file(path: Path) -> Iterator[TraceEvent]:
-    """Events of one TORCH_TRACE file, in order. A last event cut off by a killed process is skipped."""
-    yield from _events(TraceFile(path).records())
-
-
 def events_at(path: Path, places: Iterable[int]) -> Iterator[TraceEvent]:
     """The events that start at these bytes of a file that was read before."""
     with path.open("rb") as file:

@@ -16,10 +16,14 @@ from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_BETWEEN = "recording|collectives|evidence|fastpath|preflight|ranks|report|sentinel|torch_api|dist|parity|capture"
-"""Our packages; the last three are names that logs of earlier versions have."""
-_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:{_BETWEEN})/")
-"""Ours that run between the user's line and torch, wherever they are installed."""
+BETWEEN = (
+    "collectives", "evidence", "fastpath", "preflight", "ranks", "recording", "report", "sentinel", "torch_api",
+)  # fmt: skip
+"""Our packages that run between the user's line and torch; the lines of all others count as the user's."""
+_FORMER = ("dist", "parity", "capture")
+"""Their names in logs of earlier versions."""
+_OWN = re.compile(rf"/{re.escape(_PACKAGE.name)}/(?:{'|'.join((*BETWEEN, *_FORMER))})/")
+"""Files of these packages, wherever they are installed."""
 _TORCH = re.compile(
     r"/(?:site-packages|dist-packages)/torch/"
     r"|^/.*/torch/(?:_\w+|amp|ao|autograd|compiler|cuda|distributed|export|fx|nn|optim|testing|utils)(?:/|\.py$)"

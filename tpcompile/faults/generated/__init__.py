@@ -1,7 +1,7 @@
-"""Faults of rank divergence, not written by hand: an operator changes the source of a program, a seed says how.
+"""Generated faults of rank divergence: an operator edits the source of a program, a seed draws both.
 
-operators/        what is changed, and what must be said of it
-programs/         what is changed: real programs with marked places
+operators/        edits, each with the causes that a verdict on it must name
+programs/         real programs with marked places
 template.py       the marks; a program and edits -> the source that is run
 programs_list.py  in which ways each program can be run
 plan.py           seed -> case

@@ -70,11 +70,6 @@ class Ended:
     is_hang: bool
     wall_s: float
 
-    @property
-    def is_good(self) -> bool:
-        """All ranks ended by themselves, with 0."""
-        return not self.is_hang and not any(self.codes.values())
-
 
 def supervise(launch: Launch) -> Ended:
     """Run the ranks of a launch to their end. Called in a process of its own."""

@@ -22,17 +22,9 @@ _PRELOADED = (
     "setuptools",
     "sympy.combinatorics",
     "sympy.physics",
-    "torch._dynamo.backends.common",
-    "torch._dynamo.convert_frame",
-    "torch._functorch.aot_autograd",
-    "torch._inductor.compile_fx",
-    "torch._inductor.fx_passes.pad_mm",
-    "torch.distributed._functional_collectives",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
-    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
-    "torch.export._trace",
     "tpcompile.faults.generated.frame",
     "tpcompile.numerics.forms",
 )
@@ -96,6 +88,7 @@ def _sweep(args: argparse.Namespace) -> int:
     from tpcompile.faults.generated.forked import preload
     from tpcompile.faults.generated.sweep import Row, Settings, sweep
     from tpcompile.faults.generated.table import line_of, results, tables
+    from tpcompile.torch_api.forked import MODULES
 
     without = _missing()
     max_ranks = _num_gpus() if args.nccl else MAX_RANKS
@@ -103,7 +96,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     cases = _cases(args, without, max_ranks)
     is_transformers_needed = any(case.program.needs for case in cases)
-    preload([*_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
+    preload([*MODULES, *_PRELOADED, *(_TRANSFORMERS if is_transformers_needed else ())])
     command = shlex.join(["scripts/generated_faults.py", *sys.argv[1:]])
     seen: list[Row] = []
 

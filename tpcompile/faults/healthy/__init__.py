@@ -1,4 +1,4 @@
-"""Healthy tensor-parallel programs with parameters to draw, which the sentinel must let run; broken.py: controls.
+"""Healthy tensor-parallel programs that are drawn from a seed: the sentinel must raise no alarm in them.
 
 blocks.py          our transformer blocks
 compiled.py        ways to use torch.compile

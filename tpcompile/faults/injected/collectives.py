@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from tpcompile.collectives import Dst
@@ -10,6 +9,7 @@ from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, TpComm
 from tpcompile.faults.injected.fault import FaultContext, injects
 from tpcompile.nn.linear import RowParallelLinear
+from tpcompile.torch_api import c10d
 
 
 class OtherReduceOp(Collectives):
@@ -20,8 +20,8 @@ class OtherReduceOp(Collectives):
         if self.size == 1:
             return x
         assert self.group is not None
-        pending = torch.ops._c10d_functional.all_reduce(x.contiguous(), "max", self.group.group_name)
-        return torch.ops._c10d_functional.wait_tensor(pending)
+        pending = c10d.ops.all_reduce(x.contiguous(), "max", self.group.group_name)
+        return c10d.ops.wait_tensor(pending)
 
 
 @injects("comm", name="local_norm")

@@ -1,1 +1,4 @@
-"""Programs of the cases, small and written as a user would; the fault strikes where `context.faulty(step)` is true."""
+"""Planted faults and healthy look-alikes, one small program each, written as a user would.
+
+A fault acts where `context.faulty(step)` is true.
+"""

@@ -20,7 +20,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.faults.case import fault, healthy
 from tpcompile.faults.context import Context
 from tpcompile.faults.programs.data import report
-from tpcompile.preflight import InputParity
+from tpcompile.preflight import InputCheck
 from tpcompile.torch_api import backends
 
 # B batch, D features, b = B / ranks; all tensors are plain local ones.
@@ -173,10 +173,10 @@ def stale_artifact(context: Context) -> None:
         return funcol.all_gather_tensor(x_bD * 2, 0, group)
 
     compiled = torch.compile(gathered, backend=_caching(context), dynamic=False)
-    parity = InputParity(timeout_s=30)
+    inputs = InputCheck(timeout_s=30)
     for step in range(context.num_steps):
         y_BD = compiled(context.randn(4, 16) + context.rank)
-        verdict = parity.check(y_BD, step=step)
+        verdict = inputs.check(y_BD, step=step)
         if report(context, verdict):
             return
 

@@ -1,4 +1,4 @@
-"""Ranks that are set up, fed or loaded differently, under equal programs: the parity handshake is asked."""
+"""Ranks that are set up, fed or loaded differently, under equal programs: the preflight checks compare them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults.case import fault
 from tpcompile.faults.context import Context
-from tpcompile.preflight import Handshake, InputParity, check_parity
+from tpcompile.preflight import Handshake, InputCheck, check_setup
 
 # B batch, D features.
 
@@ -45,7 +45,7 @@ def auto_backend(context: Context) -> None:
     if context.diverges:
         context.reached_fault()
     found = "flash_attn" if not context.diverges else "sdpa"
-    report(context, check_parity(resolved={"attention": found}, timeout_s=_WAIT_S))
+    report(context, check_setup(resolved={"attention": found}, timeout_s=_WAIT_S))
 
 
 @fault(
@@ -60,7 +60,7 @@ def compile_variable(context: Context) -> None:
     if context.diverges:
         context.reached_fault()
         assert "TORCHINDUCTOR_MAX_AUTOTUNE" in os.environ, "the case sets it on this rank"
-    report(context, check_parity(timeout_s=_WAIT_S))
+    report(context, check_setup(timeout_s=_WAIT_S))
 
 
 @fault(Cause.DTYPE, _DRIFT, world_size=3)
@@ -70,7 +70,7 @@ def dtype_policy(context: Context) -> None:
     if context.diverges:
         context.reached_fault()
         block.norm.data = block.norm.data.bfloat16()
-    report(context, check_parity(block, sharded=["up"], timeout_s=_WAIT_S))
+    report(context, check_setup(block, sharded=["up"], timeout_s=_WAIT_S))
 
 
 @fault(Cause.WEIGHTS, _DRIFT, world_size=3)
@@ -80,7 +80,7 @@ def flipped_bit(context: Context) -> None:
     if context.diverges:
         context.reached_fault()
         block.norm.data.view(torch.int32)[7] ^= 1
-    report(context, check_parity(block, sharded=["up"], timeout_s=_WAIT_S))
+    report(context, check_setup(block, sharded=["up"], timeout_s=_WAIT_S))
 
 
 @fault(Cause.WEIGHTS, _DRIFT, step=2, world_size=3)
@@ -101,12 +101,12 @@ def mutated_shard(context: Context) -> None:
 @fault(Cause.INPUT_VALUES, _DRIFT, ranks=(0,), step=2, world_size=3)
 def perturbed_input(context: Context) -> None:
     """One number of the batch of rank 0 is another at step 2."""
-    parity = InputParity(timeout_s=_WAIT_S)
+    inputs = InputCheck(timeout_s=_WAIT_S)
     compiled = torch.compile(lambda x_BD: x_BD.sin() + 1, backend=context.backend, dynamic=False)
     for step in range(context.num_steps):
         x_BD = context.randn(8, 16)
         if context.faulty(step):
             x_BD[5, 3] += 1e-6
-        if report(context, parity.check(x_BD, step=step)):
+        if report(context, inputs.check(x_BD, step=step)):
             return
         compiled(x_BD)

@@ -1,4 +1,7 @@
-"""All operators by what they change; `ALL`, `FAULTS`, `HEALTHY`."""
+"""Edits that plant a fault in a program, or a harmless difference: `FAULTS`, `HEALTHY`, and `ALL` by name.
+
+A module is named after what its operators change.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Programs with marked places; template.py says how. Each runs as a script of a rank."""
+"""Real tensor-parallel programs whose source has marked places for operators; each is run as the script of a rank.
+
+`generated/template.py` describes the marks.
+"""

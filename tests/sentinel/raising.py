@@ -1,4 +1,4 @@
-"""Rank 1 raises while rank 0 waits in a collective; started by test_raised under torchrun."""
+"""Rank 1 raises while rank 0 waits in a collective; started by test_exceptions under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stack of the user's program -> its clocks: variables of the `for` loops around a call, and numbers of collectives."""
+"""Stack of the program -> its counters: variables of the `for` loops around a call, and numbers of collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 
 from tpcompile.sentinel import flight
-from tpcompile.sentinel.marks import COLLECTIVES
+from tpcompile.sentinel.counter_samples import COLLECTIVES
 from tpcompile.torch_api import watching
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
@@ -19,8 +19,8 @@ _REFERENCES = 3
 _UNPACKS = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE")
 
 
-def clocks(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
-    """Clock -> its current value; takes some microseconds, so it is read at few calls of a region."""
+def counters(frame: FrameType | None, members: Sequence[int]) -> dict[str, int]:
+    """Counter -> its current value; takes some microseconds, so it is read at few calls of a region."""
     found = {f"{COLLECTIVES}{name}": number for name, number in watching.collective_numbers(members).items()}
     for caller in watching.frames_from(frame):
         code = caller.f_code

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Self
 
-from tpcompile.config import Mode
+from tpcompile.choices import Mode
 from tpcompile.evidence.records.base import Frozen
 
 

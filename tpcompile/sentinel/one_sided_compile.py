@@ -10,7 +10,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.finding import Finding, fewer_of, first_finding
 from tpcompile.sentinel.messages import Position, RankState
-from tpcompile.sentinel.regionlines import called_at, line_in, runs
+from tpcompile.sentinel.region_lines import called_at, line_in, runs
 
 
 @dataclass(frozen=True)

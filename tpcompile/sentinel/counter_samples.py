@@ -1,4 +1,4 @@
-"""Clocks of one rank at selected calls of a region: which calls, and how many are kept."""
+"""Counters of one rank at selected calls of a region: which calls, and how many are kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tpcompile.evidence.records import Frozen, SkippedFrame, UserLine
 
 _KEPT_FIRST, _KEPT_LAST = 48, 48
 _STRIDES = (1, 2, 4, 12)
-"""Marks are at multiples of these; of twelve and its doubles an iteration of 2, 3, 4, 6 or 12 calls is a whole one."""
+"""Samples are at multiples of these; 12 and its doubles are whole iterations of 2, 3, 4, 6 or 12 calls."""
 _OFTEN_S, _RARE_S = 0.25, 1.0
-"""Shortest and longest interval between marks, as far as calls allow."""
+"""Shortest and longest interval between samples, as far as calls allow."""
 COLLECTIVES = "collectives of "
-"""Prefix of clocks that count the collectives of a group; all other clocks are loop variables."""
+"""Prefix of counters of the collectives of a group; all other counters are loop variables."""
 
 
 class Counted(Frozen):
@@ -27,10 +27,10 @@ class Counted(Frozen):
     """Calls that entered it as one compiled region."""
     skipped: SkippedFrame | None = None
     """Code inside it that Dynamo skips: after those calls it ran as several compiled regions."""
-    marks: dict[int, dict[str, int]] = {}
-    """Call -> value of each clock when the call began."""
+    samples: dict[int, dict[str, int]] = {}
+    """Call -> value of each counter when the call began."""
     is_over: bool = False
-    """The rank leaves: no more marks follow."""
+    """The rank leaves: no more samples follow."""
 
     @property
     def line(self) -> UserLine | None:
@@ -38,35 +38,35 @@ class Counted(Frozen):
         return last(self.stack)
 
     @property
-    def clocks(self) -> set[str]:
-        """All clocks that were read."""
-        return set().union(*self.marks.values())
+    def counters(self) -> set[str]:
+        """All counters that were read."""
+        return set().union(*self.samples.values())
 
-    def shown_by(self, clock: str) -> dict[int, int]:
-        """Call -> value of that clock."""
-        return {call: clocks[clock] for call, clocks in self.marks.items() if clock in clocks}
+    def values_of(self, counter: str) -> dict[int, int]:
+        """Call -> value of that counter."""
+        return {call: counters[counter] for call, counters in self.samples.items() if counter in counters}
 
 
-class Marks:
-    """The clocks at selected calls of one region: the first calls, then multiples of a stride that adapts.
+class Samples:
+    """The counters at selected calls of one region: the first calls, then multiples of a stride that adapts.
 
     Each rank chooses the stride by its own speed; multiples of the larger stride are common to all ranks.
     """
 
     def __init__(self) -> None:
         self.next_call = 1
-        """The next call at which the clocks are read."""
+        """The next call at which the counters are read."""
         self._level, self._stride, self._kept_at_s = 0, 1, 0.0
         self._first: list[tuple[int, dict[str, int]]] = []
         self._last: deque[tuple[int, dict[str, int]]] = deque(maxlen=_KEPT_LAST)
 
-    def keep(self, call: int, clocks: dict[str, int], now_s: float) -> None:
-        """Record the clocks at a call."""
+    def keep(self, call: int, counters: dict[str, int], now_s: float) -> None:
+        """Record the counters at a call."""
         since_s, self._kept_at_s = now_s - self._kept_at_s, now_s
         if len(self._first) < _KEPT_FIRST:
-            self._first.append((call, clocks))
+            self._first.append((call, counters))
         else:
-            self._last.append((call, clocks))
+            self._last.append((call, counters))
             self._adapt(since_s)
         self.next_call = (call // self._stride + 1) * self._stride
 
@@ -79,5 +79,5 @@ class Marks:
         self._stride = _STRIDES[self._level - doublings] * 2**doublings
 
     def by_call(self) -> dict[int, dict[str, int]]:
-        """Call -> clocks; may be called from any thread."""
+        """Call -> counters; may be called from any thread."""
         return dict([*self._first, *self._last.copy()])

@@ -16,7 +16,7 @@ PLANTED = {"loop": "ValueError: planted in the loop", "cleanup": "ValueError: pl
 @pytest.mark.slow
 @pytest.mark.parametrize("form", PLANTED)
 def test_the_traceback_of_the_rank_that_raised_is_printed_kept_and_the_root_cause(form: str, tmp_path: Path) -> None:
-    done = torchrun([ROOT / "tests/sentinel/raised.py", form], cwd=tmp_path)
+    done = torchrun([ROOT / "tests/sentinel/raising.py", form], cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     said = done.stderr
     of_ranks, _, of_torchrun = said.partition("ChildFailedError")

@@ -11,9 +11,9 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, call_or_collective
-from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.history import issued_by_all
 from tpcompile.sentinel.messages import Issued, RankState
+from tpcompile.sentinel.own_sequence import surprise
 from tpcompile.sentinel.situation import Lost, Situation
 
 _RECENT = 12

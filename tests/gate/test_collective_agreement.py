@@ -8,8 +8,8 @@ from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
 from tpcompile.evidence.records import Check, CheckId, Collective, CompileRecord, Graph, UserLine
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.agree import Agreement
 from tpcompile.gate.checks import RESIZED, STEADY
+from tpcompile.gate.collective_agreement import Agreement
 from tpcompile.gate.status import StatusBoard
 
 CONFIG = config.load("cpu_smoke", ["gate.store_timeout_s=0.5"])

@@ -15,7 +15,7 @@ from tpcompile.evidence.records.base import known
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
-from tpcompile.sentinel.departed import departed
+from tpcompile.sentinel.exited_ranks import departed
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.protocol import Protocol

@@ -1,4 +1,4 @@
-"""The calls that ranks made, seen by their own clocks: who left one out, and what is no fault."""
+"""The calls that ranks made, by the counters of their programs: which rank left one out, and what is no fault."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import pytest
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.sentinel.counts import parted_calls
-from tpcompile.sentinel.marks import COLLECTIVES, Counted, Marks
+from tpcompile.sentinel.call_counts import parted_calls
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted, Samples
 
 LINE = UserLine(file="train.py", line=7)
 GROUP = f"{COLLECTIVES}0 default_pg"
-Clock = Callable[[int], int]
+Counter = Callable[[int], int]
 
 
-def counted(clock: Clock, *, calls: range = range(1, 40), name: str = "`step` in main", free: bool = True) -> Counted:
-    marks = {call: {name: clock(call)} for call in calls}
-    return Counted(region="step train.py:3", stack=(LINE,), has_collectives=not free, marks=marks)
+def counted(
+    counter: Counter, *, calls: range = range(1, 40), name: str = "`step` in main", free: bool = True
+) -> Counted:
+    samples = {call: {name: counter(call)} for call in calls}
+    return Counted(region="step train.py:3", stack=(LINE,), has_collectives=not free, samples=samples)
 
 
 def compare(*ranks: Counted) -> tuple[tuple[int, ...], str] | None:
@@ -71,7 +73,7 @@ def test_a_difference_that_was_seen_too_seldom_or_went_away_is_no_fault() -> Non
     assert compare(counted(usual), counted(lambda call: call + (10 < call < 20))) is None
 
 
-def test_numbers_that_follow_the_data_are_no_clock() -> None:
+def test_numbers_that_follow_the_data_are_no_counter() -> None:
     assert compare(counted(lambda call: call * call), counted(lambda call: call * call + (call > 10))) is None
     assert compare(counted(lambda call: 7), counted(lambda call: 7 + (call > 10))) is None
 
@@ -113,21 +115,21 @@ def test_one_of_several_calls_of_an_iteration_may_follow_the_data_unless_the_reg
 
 
 def test_clocks_are_read_at_the_first_calls_and_then_now_and_then() -> None:
-    marks, now_s = Marks(), 0.0
+    samples, now_s = Samples(), 0.0
     for call in range(1, 5000):
         now_s += 0.002
-        if call == marks.next_call:
-            marks.keep(call, {"a": call}, now_s)
-    calls = sorted(marks.by_call())
+        if call == samples.next_call:
+            samples.keep(call, {"a": call}, now_s)
+    calls = sorted(samples.by_call())
     assert calls[:48] == list(range(1, 49))
     assert all(call % 96 == 0 for call in calls[-8:]) and len(calls) <= 96
 
 
 def test_a_rank_that_becomes_slow_reads_its_clocks_more_often() -> None:
-    marks, now_s = Marks(), 0.0
+    samples, now_s = Samples(), 0.0
     for call in range(1, 4000):
         now_s += 0.001 if call < 3000 else 0.5
-        if call == marks.next_call:
-            marks.keep(call, {"a": call}, now_s)
-    calls = sorted(marks.by_call())
+        if call == samples.next_call:
+            samples.keep(call, {"a": call}, now_s)
+    calls = sorted(samples.by_call())
     assert calls[-1] - calls[-2] <= 2

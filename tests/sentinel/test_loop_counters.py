@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 
-from tpcompile.sentinel.loops import clocks, loop_variables
+from tpcompile.sentinel.loop_counters import counters, loop_variables
 
 
 def program(batches: list[tuple[int, str]]) -> dict[str, int]:
@@ -20,10 +20,10 @@ def program(batches: list[tuple[int, str]]) -> dict[str, int]:
 
 
 def here() -> dict[str, int]:
-    return clocks(sys._getframe(), ())
+    return counters(sys._getframe(), ())
 
 
-def test_targets_of_for_loops_are_clocks_and_other_numbers_are_not() -> None:
+def test_targets_of_for_loops_are_counters_and_other_numbers_are_not() -> None:
     assert loop_variables(program.__code__) == ("step", "size", "_name", "micro")
 
 
@@ -40,7 +40,7 @@ class Batch:
     """Something large."""
 
 
-def test_reading_the_clocks_keeps_nothing_alive_and_leaves_the_programs_own_copy_alone() -> None:
+def test_reading_the_counters_keeps_nothing_alive_and_leaves_the_programs_own_copy_alone() -> None:
     seen = []
     for number in range(3):
         batch = Batch()

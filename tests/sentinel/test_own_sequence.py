@@ -1,9 +1,9 @@
-"""What a rank issued, in order: where it left its own habit."""
+"""Collectives of a rank, in order: where it deviates from its own earlier sequence."""
 
 from __future__ import annotations
 
-from tpcompile.sentinel.habit import surprise
 from tpcompile.sentinel.messages import Key
+from tpcompile.sentinel.own_sequence import surprise
 
 
 def keys(text: str) -> list[Key]:

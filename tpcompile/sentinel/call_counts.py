@@ -1,9 +1,9 @@
-"""Clocks of ranks at the same call of a region -> the rank that skipped a call, or made an additional one: pure.
+"""Counters of ranks at the same call of a region -> the rank that skipped a call, or made an additional one: pure.
 
 At any time, ranks may be some calls apart, so nothing is compared by time. At selected calls of a region a rank records
-its clocks: the variables of the `for` loops around the call, and the number of its last collective in each group that
-all ranks share. At the same call, clocks of ranks that run the same program are equal or differ by a constant. If the
-difference changes and stays changed, a rank skipped a call or made an additional one: the rank whose clock deviates
+its counters: the variables of the `for` loops around the call, and the number of its last collective in each group that
+all ranks share. At the same call, counters of ranks that run the same program are equal or differ by a constant. If the
+difference changes and stays changed, a rank skipped a call or made an additional one: the rank whose counter deviates
 from its own rate.
 """
 
@@ -18,22 +18,22 @@ from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.sentinel.counter_samples import COLLECTIVES, Counted
 from tpcompile.sentinel.finding import Finding, first_finding
-from tpcompile.sentinel.marks import COLLECTIVES, Counted
 
 _STRIDES = (1, 2, 3, 4, 6, 8, 12)
 """Calls per iteration: a loop variable advances at a constant rate only over whole iterations."""
 _SEEN = 3
-"""Marks before and after a change that must agree on the difference: a single mark may lie between two counts."""
+"""Samples before and after a change that must agree on the difference: a single sample may lie between two counts."""
 _RATED = 12
-"""Marks before a change in which the clock must have one rate, if there are as many: a whole iteration."""
+"""Samples before a change in which the counter must have one rate, if there are as many: a whole iteration."""
 _Table = tuple[int, Mapping[str, Counted]]
 """A rank, and what it recorded by region."""
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """One clock of two ranks at one call."""
+    """One counter of two ranks at one call."""
 
     call: int
     values: tuple[int, int]
@@ -50,9 +50,9 @@ class _Change:
     before: _Reading
     after: _Reading
     rate: Fraction
-    """Ticks of both clocks per call, before and after."""
+    """Increments of both counters per call, before and after."""
     ahead: tuple[Fraction, Fraction]
-    """Deviation of each rank's clock from its own rate; nonzero for at least one rank."""
+    """Deviation of each rank's counter from its own rate; nonzero for at least one rank."""
 
     @property
     def is_of_one_rank(self) -> bool:
@@ -61,7 +61,7 @@ class _Change:
 
     @property
     def is_left_out(self) -> bool:
-        """True when one rank's clock advanced without the call and the other rank kept its rate."""
+        """True when one rank's counter advanced without the call and the other rank kept its rate."""
         return min(self.ahead) == 0
 
 
@@ -76,23 +76,23 @@ def _of_neighbours(mine: _Table, theirs: _Table) -> Finding | None:
 
 
 def _in_region(pair: ByRank[Counted]) -> Finding | None:
-    names = set[str]().union(*(counted.clocks for counted in pair.values()))
+    names = set[str]().union(*(counted.counters for counted in pair.values()))
     ordered = sorted(names, key=lambda name: (name.startswith(COLLECTIVES), name))
-    return first_finding(lambda clock: _by_clock(pair, clock), ordered)
+    return first_finding(lambda counter: _by_counter(pair, counter), ordered)
 
 
-def _by_clock(pair: ByRank[Counted], clock: str) -> Finding | None:
-    readings = _readings(pair, clock)
+def _by_counter(pair: ByRank[Counted], counter: str) -> Finding | None:
+    readings = _readings(pair, counter)
     change = _first_change(readings)
     if change is None:
         return None
     is_fault = pair.first.has_collectives or _is_fault_without_collectives(change)
-    return _describe(pair, clock, change) if is_fault else None
+    return _describe(pair, counter, change) if is_fault else None
 
 
-def _readings(pair: ByRank[Counted], clock: str) -> list[_Reading]:
-    """Values of a clock on both ranks, at the calls at which both recorded it."""
-    mine, theirs = pair.map(lambda counted: counted.shown_by(clock)).values()
+def _readings(pair: ByRank[Counted], counter: str) -> list[_Reading]:
+    """Values of a counter on both ranks, at the calls at which both recorded it."""
+    mine, theirs = pair.map(lambda counted: counted.values_of(counter)).values()
     return [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
 
 
@@ -105,7 +105,7 @@ def _first_change(readings: Sequence[_Reading]) -> _Change | None:
 
 
 def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:
-    """The first change of the difference between two stretches in which both clocks run at one rate."""
+    """The first change of the difference between two stretches in which both counters advance at one rate."""
     stretches = [list(stretch) for _, stretch in groupby(readings, key=lambda reading: reading.difference)]
     differences = [stretch[0].difference for stretch in stretches]
     for number, (old, new) in enumerate(pairwise(stretches), start=1):
@@ -129,7 +129,7 @@ def _change(old: _Reading, new: _Reading, rate: Fraction) -> _Change:
 
 
 def _rate(readings: Sequence[_Reading]) -> Fraction | None:
-    """Ticks of the clock per call; None when they vary or there are too few readings."""
+    """Increments of the counter per call; None when they vary or there are too few readings."""
     if len(readings) < _SEEN:
         return None
     rates = {Fraction(b.values[0] - a.values[0], b.call - a.call) for a, b in pairwise(readings)}
@@ -145,23 +145,23 @@ def _is_fault_without_collectives(change: _Change) -> bool:
     return change.is_left_out and abs(change.rate) >= 1
 
 
-def _describe(pair: ByRank[Counted], clock: str, change: _Change) -> Finding:
+def _describe(pair: ByRank[Counted], counter: str, change: _Change) -> Finding:
     ahead = ByRank(dict(zip(pair, change.ahead, strict=True)))
     shows = ByRank(dict(zip(pair, change.after.values, strict=True)))
     odd = ahead.where(bool).ranks
-    what = _what(change, clock) if change.is_of_one_rank else "did not make the same calls"
+    what = _what(change, counter) if change.is_of_one_rank else "did not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
     then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
-        f"{named_ranks(odd)} {what} of {pair.first.region}: at call {change.after.call} {clock} is "
+        f"{named_ranks(odd)} {what} of {pair.first.region}: at call {change.after.call} {counter} is "
         f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
     )
-    is_by_number = clock.startswith(COLLECTIVES)
+    is_by_number = counter.startswith(COLLECTIVES)
     return Finding(Cause.CALL_COUNT, observed, odd, pair[odd[0]].line, is_by_number=is_by_number)
 
 
-def _what(change: _Change, clock: str) -> str:
+def _what(change: _Change, counter: str) -> str:
     is_ahead = max(change.ahead) > 0
-    if clock.startswith(COLLECTIVES):
+    if counter.startswith(COLLECTIVES):
         return "issued more collectives per call than before" if is_ahead else "issued fewer collectives per call"
     return "left out a call" if is_ahead else "made one additional call"

@@ -1,0 +1,51 @@
+"""What the SPMD type check takes from torch: a mode that sees eager ops, trees, fake groups, the base of a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+from tpcompile.torch_api import dispatch
+
+
+class _Names(dispatch.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func._schema.name)
+        return func(*args, **kwargs or {})
+
+
+def test_a_dispatch_mode_sees_the_ops_of_eager_code() -> None:
+    with _Names() as names:
+        torch.ones(2) + 1
+    assert "aten::add" in names.seen
+
+
+def test_a_tree_of_any_nesting_is_flattened_and_put_together_again() -> None:
+    tree = {"a": [torch.ones(1), 2], "b": (None,)}
+    leaves, spec = dispatch.tree_flatten(tree)
+    assert leaves[1:] == [2, None]
+    assert dispatch.tree_unflatten(leaves, spec) == tree
+
+
+def test_the_base_of_a_view_is_the_tensor_it_views() -> None:
+    x = torch.ones(4)
+    assert dispatch.base_of(x[:2]) is x
+    assert dispatch.base_of(x) is None
+
+
+def test_a_functional_collective_on_one_fake_rank_of_two_returns_an_async_tensor() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=dispatch.FakeStore())
+    try:
+        reduced = funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        is_async = isinstance(reduced, dispatch.AsyncCollectiveTensor)
+        funcol.wait_tensor(reduced)
+    finally:
+        dist.destroy_process_group()
+    assert is_async

@@ -1,0 +1,51 @@
+"""What a forked rank sets anew: a trace file of its own, and caches on or off."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch._functorch.config
+import torch._inductor.config
+import torch._logging._internal as logging_internal
+import torch._logging.structured
+
+from tpcompile.torch_api import forked
+
+
+@pytest.fixture
+def own_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The trace of this process, as it was again after the test."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._logging.structured, "INTERN_TABLE", {})
+        yield patch
+    forked.new_trace_handler()
+
+
+def test_the_trace_goes_where_torch_trace_points_now(own_trace: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch._logging.structured.INTERN_TABLE["model.py"] = 0
+    before = logging_internal.LOG_TRACE_HANDLER
+    own_trace.setenv("TORCH_TRACE", str(tmp_path))
+    forked.new_trace_handler()
+    handler = logging_internal.LOG_TRACE_HANDLER
+    assert handler is not before and handler in logging_internal.trace_log.handlers
+    assert handler.root_dir == str(tmp_path)
+    assert not torch._logging.structured.INTERN_TABLE, "a new trace has given no file name yet"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_caches_of_graphs_are_off_in_a_shared_folder(is_shared: bool) -> None:
+    with (
+        torch._inductor.config.patch(fx_graph_cache=is_shared),
+        torch._functorch.config.patch(enable_autograd_cache=is_shared),
+    ):
+        forked.use_caches(is_shared)
+        assert torch._inductor.config.fx_graph_cache is not is_shared
+        assert torch._functorch.config.enable_autograd_cache is not is_shared
+
+
+@pytest.mark.parametrize("name", forked.MODULES)
+def test_a_module_that_is_imported_before_a_fork_is_there(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None

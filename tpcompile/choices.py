@@ -1,0 +1,11 @@
+"""Values that a flag and the configuration that it sets share; no torch, no pydantic: `tpcompile --help` imports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["A", "B", "C"]
+"""How collectives are issued inside the compiled region, see repro/tp_compile_repro.py."""
+ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
+Device = Literal["auto", "cpu", "cuda", "one_gpu"]
+"""`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""
