@@ -1,8 +1,8 @@
 """Gradients of a parallel module -> their norm on one device, equal on all ranks, and gradients clipped to it.
 
-A rank holds shards that no other rank has, weights that every rank has, rows that `replicas` ranks have (kv heads packed
-in wqkv), and padding. Summed as they are, some elements would count once, some several times; and a norm of the local
-gradients differs per rank, so that replicated weights are clipped differently and drift apart.
+A rank holds shards that no other rank has, weights that every rank has, rows that `replicas` ranks have (kv heads
+packed in wqkv), and padding. Summed as they are, some elements would count once, some several times; and a norm of the
+local gradients differs per rank, so that replicated weights are clipped differently and drift apart.
 """
 
 from __future__ import annotations

@@ -208,9 +208,9 @@ def placements_of(
 ) -> dict[str, Placement]:
     """Layout and ranks of every parameter of `module`, keyed like its state dict.
 
-    Layouts are those of `declarations_of`. `layouts` adds them for modules that declare none: name or pattern -> layout,
-    the first that fits; parameters that none fits are then replicated. A shard is one over the ranks of `comm` of the
-    module that declares it, or holds it, else of this `comm`.
+    Layouts are those of `declarations_of`. `layouts` adds them for modules that declare none: name or pattern ->
+    layout, the first that fits; parameters that none fits are then replicated. A shard is one over the ranks of `comm`
+    of the module that declares it, or holds it, else of this `comm`.
 
     Raises ConfigError when a parameter is not declared, a declaration or pattern has no parameter, and for a shard of
     which neither the module nor the caller says over which ranks it is.
@@ -266,9 +266,7 @@ def _check_all_declared(
         )
     tied = sorted(declared.keys() - parameters.keys())
     if tied:
-        raise ConfigError(
-            f"{tied} are tied to parameters with other names; declare a tied parameter under its first name"
-        )
+        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
 
 
 def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -> dict[str, Layout]:

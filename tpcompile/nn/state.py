@@ -22,8 +22,8 @@ def load_full_state_dict(
     """Copy this rank's slice of every full tensor into `module`, bit for bit; padding becomes zeros.
 
     `layouts` and `comm` are for modules without `shard_specs()`, see `placements_of`. Raises ConfigError naming missing
-    and unexpected keys, and any tensor of the wrong shape or dtype; nothing is copied then. Build on the meta device and
-    call `to_empty` first.
+    and unexpected keys, and any tensor of the wrong shape or dtype; nothing is copied then. Build on the meta device
+    and call `to_empty` first.
     """
     placements = placements_of(module, layouts=layouts, comm=comm)
     parameters = dict(module.named_parameters())
