@@ -25,7 +25,7 @@ from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
 
-NUM_BUGS = 21
+NUM_BUGS = 22
 BLOCK = BlockConfig(
     style="wan", dim=64, num_heads=8, num_kv_heads=8, ffn_dim=96, num_layers=1, qk_norm="full", bias=True,
     causal=False, eps=1e-6, batch=2, seq_len=8, dtype="float32",

@@ -1,4 +1,4 @@
-"""Known TP bugs whose forward is right and whose gradient is not: 1, 2, 3, 12, 20."""
+"""Known TP bugs whose forward is right and whose gradient, or its norm, is not: 1, 2, 3, 12, 20, 22."""
 
 # B batch, S sequence, D model width, F hidden width, E head size; d = D / tp, f = F / tp, h = heads of this rank
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tests.known_tp_bugs.job import Found
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import TransformerStack
+from tpcompile.nn.grad_norm import grad_norm
 from tpcompile.nn.norm import DistributedRMSNorm, PerHeadRMSNorm
-from tpcompile.nn.sharding import ShardSpec
+from tpcompile.nn.sharding import ShardSpec, specs_of
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
 
@@ -29,6 +30,8 @@ SP_BLOCK = BlockConfig(
     style="wan", dim=64, num_heads=8, num_kv_heads=8, ffn_dim=96, num_layers=1, qk_norm="per_head", bias=True,
     causal=False, eps=EPS, batch=2, seq_len=8, dtype="float32", sequence_parallel=True,
 )  # fmt: skip
+
+KV_BLOCK = SP_BLOCK.model_copy(update={"style": "llama", "num_kv_heads": 1, "sequence_parallel": False, "causal": True})
 
 
 class UserMLP(nn.Module):
@@ -171,7 +174,41 @@ def backward_hook(comm: Collectives) -> dict[str, Any]:
     return found
 
 
-ON_RANKS = {2: (mlps, norm_gradients, replicated_parameters, backward_hook)}
+def gradient_norms(comm: Collectives) -> dict[str, Any]:
+    """Known TP bug 22: what torch says on each rank, what a sum over the shards says, and one device."""
+    reference = Reference(
+        lambda comm: TransformerStack(KV_BLOCK, comm, num_layers=KV_BLOCK.num_layers),
+        lambda dtype: draw_inputs(KV_BLOCK, seed=1, device="cpu", dtype=dtype, seq_len=KV_BLOCK.seq_len),
+        dtype=torch.float64,
+    )  # fmt: skip
+    single, stack = reference.single_device(torch.float64), reference.place(comm)
+    for module in (single, stack):
+        module(*reference.given).square().sum().backward()
+    return {
+        "one device": _local_norm(single),
+        "local": _local_norm(stack),
+        "sharded summed": _summed_norm(stack, comm),
+        "ours": grad_norm(stack).item(),
+    }
+
+
+def _local_norm(module: nn.Module) -> float:
+    return torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None]).item()
+
+
+def _summed_norm(module: nn.Module, comm: Collectives) -> float:
+    """Squares of sharded gradients summed over the ranks, those of replicated ones counted once."""
+    sums = {"sharded": torch.zeros((), dtype=torch.float64), "replicated": torch.zeros((), dtype=torch.float64)}
+    specs = specs_of(module)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        kind = "replicated" if specs[name].dim is None else "sharded"
+        sums[kind] = sums[kind] + parameter.grad.square().sum()
+    dist.all_reduce(sums["sharded"])
+    return (sums["sharded"] + sums["replicated"]).sqrt().item()
+
+
+ON_RANKS = {2: (mlps, norm_gradients, replicated_parameters, backward_hook, gradient_norms)}
 
 
 def test_bug_01_in_place_all_reduce_gets_another_gradient_under_compile_than_in_eager(two_ranks: Found) -> None:
@@ -225,3 +262,14 @@ def test_bug_20_a_module_backward_hook_breaks_the_graph_and_f_on_the_parameter_d
         assert wrong([r["hook"]["eager"]]) == wrong([r["ours"]["eager"]]) == {}, "equal and right in eager"
         assert r["hook"]["breaks"] > 0
         assert (r["ours"]["graphs"], r["ours"]["breaks"]) == (1, 0)
+
+
+def test_bug_22_the_norm_of_local_gradients_differs_per_rank_and_packed_kv_rows_count_twice(two_ranks: Found) -> None:
+    found = two_ranks["gradient_norms"]
+    exact = found[0]["one device"]
+    locals_ = [r["local"] for r in found]
+    assert locals_[0] != pytest.approx(locals_[1], rel=1e-3), "a factor per rank: replicated weights drift apart"
+    assert max(locals_) < 0.97 * exact, found
+    assert [r["sharded summed"] for r in found] == [found[0]["sharded summed"]] * 2, "equal on the ranks, and wrong"
+    assert found[0]["sharded summed"] > 1.01 * exact
+    assert [r["ours"] for r in found] == [pytest.approx(exact, rel=1e-12)] * 2

@@ -19,7 +19,7 @@ from tests.rank_jobs import run_on_ranks
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
-from tpcompile.nn.causal_lm import CausalLM
+from tpcompile.nn.causal_lm import CausalLM, left_padded
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.numerics.draw import draw_weights
 
@@ -147,6 +147,23 @@ def generate(form: str, reference: dict[str, Any], comm: Collectives, *, is_comp
     return found
 
 
+def generate_padded(form: str, reference: dict[str, Any], comm: Collectives, *, is_compiled: bool) -> dict[str, Any]:
+    """Tokens after prompts of different length: one at a time, together, and together without the mask."""
+    length = PROMPT + 2
+    prompts = [reference["ids"][0, :PROMPT], reference["ids"][1, :length], reference["ids"][0, 2:3]]
+    model, tables = build(form, reference, comm), family_of(form).rope_tables(reference["config"], length + NEW)
+    alone = [model.generate(prompt[None], *tables, num_new_tokens=NEW)[0, -NEW:] for prompt in prompts]
+    ids, is_token = left_padded(prompts, pad_id=1)
+    if is_compiled:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters["stats"].clear()
+        model.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    together = model.generate(ids, *tables, num_new_tokens=NEW, is_token_BS=is_token)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if is_compiled else 0
+    unmasked = model.generate(ids, *tables, num_new_tokens=NEW)
+    return {"alone": torch.stack(alone), "together": together, "unmasked": unmasked, "ids": ids, "graphs": graphs}
+
+
 def compiled(form: str, reference: dict[str, Any], comm: Collectives, **options: Any) -> dict[str, Any]:
     """Graphs of `loss`, and how they differ in value from eager."""
     torch._dynamo.reset()
@@ -203,6 +220,8 @@ def _worker(references: dict[str, dict[str, Any]]) -> dict[Any, Any]:
             found[form, tp, "sequence parallel"] = compare(form, reference, comm, sequence_parallel=True)
             is_compiled = (form, tp) in COMPILED_TOKENS and dist.get_rank() < 2
             found[form, tp, "tokens"] = generate(form, reference, comm, is_compiled=is_compiled)
+            is_padded_compiled = (form, tp) == ("llama", 2) and dist.get_rank() < 2
+            found[form, tp, "padded"] = generate_padded(form, reference, comm, is_compiled=is_padded_compiled)
         model = build(form, reference, comms[4])
         ours = family_of(form).key_map(reference["config"]).to_checkpoint(full_state_dict(model))
         found[form, "differing"] = [k for k, v in ours.items() if not torch.equal(v, reference["state"][k])]
@@ -258,6 +277,23 @@ def test_compiled_generation_is_two_graphs_for_any_number_of_calls(
         assert torch.equal(found["first"], references[form]["tokens"])
         assert torch.equal(found["second"], references[form]["tokens"])
         assert (found["graphs first"], found["graphs second"]) == (2, 2)
+
+
+@pytest.mark.parametrize("tp", RANKS)
+@pytest.mark.parametrize("form", FORMS)
+def test_prompts_of_different_length_are_continued_as_each_alone(
+    ranks: list[dict[Any, Any]], form: str, tp: int
+) -> None:
+    for found in ranks:
+        padded = found[form, tp, "padded"]
+        num_prompt = padded["ids"].shape[1]
+        assert torch.equal(padded["together"][:, num_prompt:], padded["alone"])
+        assert torch.equal(padded["together"][:, :num_prompt], padded["ids"])
+        assert not torch.equal(padded["unmasked"], padded["together"]), "the padding is read without the mask"
+
+
+def test_compiled_generation_from_padded_prompts_is_two_graphs(ranks: list[dict[Any, Any]]) -> None:
+    assert [rank["llama", 2, "padded"]["graphs"] for rank in ranks[:2]] == [2, 2]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -336,6 +372,28 @@ def test_generating_beyond_the_tables_or_the_caches_is_refused_with_the_numbers(
         model.generate(PROMPTS, *tables, num_new_tokens=2)
     with pytest.raises(ConfigError, match="5 tokens do not fit in a cache of 4"):
         model.generate(PROMPTS, *_no_rotation(8), num_new_tokens=2, caches=model.new_caches(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_token", "text"),
+    [
+        ([torch.tensor([1, 2]), torch.tensor([3])], None, r"prompts are list, not a tensor \[B, S\]; .*left_padded"),
+        (PROMPTS[0], None, r"prompts are \(3,\), not a tensor"),
+        (PROMPTS, torch.tensor([[True, True, False]]), r"prompts \[0\] have padding after a token; pad on the left"),
+        (PROMPTS, torch.tensor([[True, False, True]]), r"prompts \[0\] have padding after a token"),
+        (PROMPTS, torch.tensor([[False, False, False]]), r"prompts \[0\] have padding after a token"),
+        (PROMPTS, torch.ones(1, 3), r"is_token_BS is torch.float32 \(1, 3\); pass bool \(1, 3\)"),
+    ],
+    ids=["list", "one dim", "right", "hole", "empty", "dtype"],
+)
+def test_prompts_that_would_give_wrong_text_are_refused(prompts: Any, is_token: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        _tiny().generate(prompts, *_no_rotation(8), num_new_tokens=1, is_token_BS=is_token)
+
+
+def test_padding_without_a_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"prompts have shapes \[\(0,\)\]"):
+        left_padded([torch.tensor([1]), torch.tensor([], dtype=torch.int64)])
 
 
 def test_decoding_in_the_sequence_parallel_form_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,93 @@ def test_state_dict_that_does_not_fit_is_refused_and_nothing_is_copied(
 def test_unknown_parameter_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'layers\.9\.x' is no parameter"):
         local_slice_of("layers.9.x", torch.ones(1), module=_stack(Collectives(None)))
+
+
+class Parent(nn.Module):
+    """Declares the parameters of its children, which say nothing themselves, by dotted names."""
+
+    def __init__(self, comm: Collectives, specs: dict[str, ShardSpec] | None = None) -> None:
+        super().__init__()
+        self.comm = comm
+        self.n1, self.up = nn.LayerNorm(4, bias=False), nn.Linear(4, 6 // comm.size, bias=False)
+        self.specs = {"n1.weight": ShardSpec(), "up.weight": ShardSpec(dim=0, parts=(6,))} if specs is None else specs
+
+    def shard_specs(self) -> dict[str, ShardSpec]:
+        return self.specs
+
+
+def test_a_parent_may_declare_its_childrens_parameters() -> None:
+    full = {"n1.weight": torch.arange(4.0), "up.weight": torch.arange(24.0).view(6, 4)}
+    for rank in range(2):
+        parent = Parent(Place(rank, 2))
+        assert specs_of(nn.Sequential(parent))["0.up.weight"] == ShardSpec(dim=0, parts=(6,))
+        load_full_state_dict(parent, full)
+        assert torch.equal(parent.up.weight, full["up.weight"].chunk(2)[rank])
+        assert torch.equal(local_slice_of("n1.weight", full["n1.weight"], module=parent), full["n1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ({"n1.weight": ShardSpec()}, r"no layout is declared for \['up.weight'\]"),
+        ({"n1.weight": ShardSpec(), "up.wieght": ShardSpec()}, r"declares \['up.wieght'\], which are no parameters"),
+    ],
+    ids=["missing", "misspelt"],
+)
+def test_a_declaration_that_does_not_fit_is_refused(specs: dict[str, ShardSpec], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        specs_of(Parent(Place(0, 2), specs))
+
+
+def test_two_declarations_of_one_parameter_must_agree() -> None:
+    class Grandparent(nn.Module):
+        def __init__(self, spec: ShardSpec) -> None:
+            super().__init__()
+            self.child, self.spec = Parent(Place(0, 2)), spec
+
+        def shard_specs(self) -> dict[str, ShardSpec]:
+            return {"child.n1.weight": self.spec}
+
+    assert set(specs_of(Grandparent(ShardSpec()))) == {"child.n1.weight", "child.up.weight"}
+    with pytest.raises(ConfigError, match=r"child\.n1\.weight is declared twice"):
+        specs_of(Grandparent(ShardSpec(dim=0, parts=(8,))))
+
+
+def _plain(comm: Collectives) -> nn.Module:
+    """No declaration at all."""
+    return nn.ModuleDict({"up": nn.Linear(4, 6 // comm.size), "down": nn.Linear(6 // comm.size, 4)})
+
+
+@pytest.mark.parametrize("up", [0, ShardSpec(dim=0, parts=(6,))], ids=["dim", "spec"])
+def test_a_plain_module_gets_its_layouts_by_pattern(up: int | ShardSpec) -> None:
+    full = {name: p.detach() for name, p in _plain(Collectives(None)).named_parameters()}
+    for rank in range(2):
+        module, comm = _plain(Place(rank, 2)), Place(rank, 2)
+        layouts = {"up.*": up, "*.weight": -1}  # the first that fits; what none fits is replicated
+        load_full_state_dict(module, full, layouts=layouts, comm=comm)
+        assert torch.equal(module["up"].weight, full["up.weight"].chunk(2)[rank])
+        assert torch.equal(module["up"].bias, full["up.bias"].chunk(2)[rank])
+        assert torch.equal(module["down"].weight, full["down.weight"].chunk(2, 1)[rank])
+        assert torch.equal(module["down"].bias, full["down.bias"])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layouts": None}, r"no layout is declared for \['down.bias', .*pass layouts="),
+        ({"layouts": {"wq.*": 0}}, r"'wq.\*' fits no parameter; there are up.weight, up.bias"),
+        ({"layouts": {"up.*": 0}}, r"down.weight: full shape \(4, 6\), expected \(4, 3\)"),
+        (
+            {"layouts": {"up.*": ShardSpec(dim=0, parts=(6,))}, "comm": None},
+            r"up.weight is a shard, \(3, 4\) of \(6, 4\), over ranks that nothing names",
+        ),
+    ],
+    ids=["no layouts", "no such name", "a forgotten one", "no ranks"],
+)
+def test_layouts_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
+    full = {name: p.detach() for name, p in _plain(Collectives(None)).named_parameters()}
+    with pytest.raises(ConfigError, match=text):
+        load_full_state_dict(_plain(Place(1, 2)), full, **({"comm": Place(1, 2)} | options))
 
 
 def test_undeclared_parameter_is_our_bug_not_a_guess() -> None:

@@ -194,6 +194,48 @@ def test_sharded_inputs_nested_tensors_and_outputs_without_a_gradient_are_compar
     assert names == ["forward", "forward.1.sum", "forward.1.kept", "grad input", "grad weight"]
 
 
+class Plain(nn.Module):
+    """A module of no library: it declares no layouts, and keeps its collectives under a name of its own."""
+
+    def __init__(self, comm: TpComm) -> None:
+        super().__init__()
+        self.tp = comm
+        self.up, self.down = nn.Linear(16, 32 // comm.size), nn.Linear(32 // comm.size, 16, bias=False)
+        self.bias = nn.Parameter(torch.empty(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 16] -> [N, 16]."""
+        h = torch.relu(self.up(self.tp.copy_to_tp(x)))
+        return self.tp.all_reduce(self.down(h), dst="I") + self.bias
+
+
+def test_a_plain_module_is_compared_with_layouts_by_pattern() -> None:
+    layouts = {"up.*": 0, "down.weight": ShardSpec(dim=1, parts=(32,))}
+    report = check_numerics_local(Plain, inputs=inputs, tp=2, layouts=layouts)
+    report.raise_on_failure()
+    names = {t.name for t in report.programs[0].tensors}
+    assert {"grad up.weight", "grad up.bias", "grad down.weight", "grad bias"} <= names
+
+
+@pytest.mark.parametrize(
+    ("layouts", "said"),
+    [
+        (None, r"no layout is declared for \['bias', 'down.weight', 'up.bias', 'up.weight'\]"),
+        ({"up.*": 0}, r"down.weight: full shape \(16, 32\), expected \(16, 16\)"),
+        ({"up.weight": 1, "up.bias": 0, "down.*": 1}, r"up.weight: full shape \(32, 16\), expected \(16, 32\)"),
+    ],
+    ids=["none", "forgotten", "wrong dim"],
+)
+def test_missing_or_wrong_layouts_of_a_plain_module_are_refused(layouts: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_numerics_local(Plain, inputs=inputs, tp=2, layouts=layouts)
+
+
+def test_a_report_prints_as_its_text() -> None:
+    report = check("nan", tp=2)
+    assert str(report) == report.text() and "findings:" in f"{report}"
+
+
 def test_report_is_stable_json_and_survives_it() -> None:
     for fault in ("", "nan"):
         one, two = check(fault, tp=2), check(fault, tp=2)

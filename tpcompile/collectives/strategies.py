@@ -17,6 +17,7 @@ from torch import Tensor
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.api import Dst
 from tpcompile.collectives.issue import joined, stacked
+from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.ranks.mesh import neighbours
 from tpcompile.torch_api.c10d import REDUCE_OPS
 
@@ -64,14 +65,16 @@ class TpComm(Protocol):
 class Collectives:
     """Mode C: the functional wrappers bound to one group; `group=None` is the unsharded module, size 1.
 
+    A group is a ProcessGroup, its name, a 1-D DeviceMesh such as `mesh["tp"]`, or `(mesh, dim)`.
     `size` and `rank` are of this process in the group, read once here: forward code may use `size`, and must not use
     `rank`, which would differ between the graphs of the ranks.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self.size: int = 1 if group is None else group.size()
-        self.rank: int = 0 if group is None else group.rank()
+    def __init__(self, group: GroupLike) -> None:
+        found = resolve_group(group)
+        self.group = found
+        self.size: int = 1 if found is None else found.size()
+        self.rank: int = 0 if found is None else found.rank()
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
         """Sum over the group, same shape; backward is the identity for "I" and an all-reduce for "R"."""

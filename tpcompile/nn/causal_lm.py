@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpcompile.block_args import BlockArgs
@@ -114,15 +115,19 @@ class CausalLM(nn.Module):
         sin_TR: Tensor,
         *,
         num_new_tokens: int,
+        is_token_BS: Tensor | None = None,
         caches: Sequence[KVCache] | None = None,
     ) -> Tensor:
         """Continue every prompt with the likeliest tokens: [B, S] -> [B, S + num_new_tokens], equal on all ranks.
 
         One call for the prompt, then one per token; `model.compile()` before makes that two graphs, or one when the
-        prompt is one token, and passing the same `caches` again reuses them. Prompts have one length, nothing stops
-        early. Tables cover T >= S + num_new_tokens positions. Raises ConfigError when they do not, when the caches are
-        too short, and for a sequence-parallel model.
+        prompt is one token, and passing the same `caches` again reuses them. Prompts of different length are padded on
+        the left, as `left_padded` does, and `is_token_BS` is False in the padding: no token looks there, and RoPE takes
+        differences of positions only. Nothing stops early. Tables cover T >= S + num_new_tokens positions. Raises
+        ConfigError when they do not, for padding elsewhere than on the left, when the caches are too short, and for a
+        sequence-parallel model.
         """
+        _check_prompts(ids_BS, is_token_BS)
         batch, length = ids_BS.shape
         total = length + num_new_tokens
         if len(cos_TR) < total or len(sin_TR) < total:
@@ -133,12 +138,14 @@ class CausalLM(nn.Module):
         for cache in caches:
             cache.check_room(total)
             cache.reset()
+        is_key_BT = None if is_token_BS is None else F.pad(is_token_BS, (0, caches[0].max_len - length), value=True)
         tokens, new_BS, start = [ids_BS], ids_BS, 0
         for _ in range(num_new_tokens):
             here = slice(start, start + new_BS.shape[1])
             positions_S = torch.arange(here.start, here.stop, device=ids_BS.device)
+            mask = None if is_key_BT is None else _mask_of_keys(is_key_BT, positions_S)
             logits_B1v = self(
-                new_BS, cos_TR[here], sin_TR[here], caches=caches, positions_S=positions_S, last_only=True
+                new_BS, cos_TR[here], sin_TR[here], mask=mask, caches=caches, positions_S=positions_S, last_only=True
             )
             new_BS, start = self.head.gather(logits_B1v).argmax(-1), here.stop
             tokens.append(new_BS)
@@ -160,6 +167,46 @@ class CausalLM(nn.Module):
         total = total.then(self.head.declared(shape, dtype))
         total = total.then(declared_cross_entropy(batch * seq_len, dtype))
         return total.select(train=train)
+
+
+def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Prompts [S1], [S2], ... int64 -> ids [B, S] with `pad_id` on the left, and bool [B, S], False in the padding.
+
+    Raises ConfigError for a prompt without a token or with more than one dim.
+    """
+    wrong = [tuple(prompt.shape) for prompt in prompts if prompt.dim() != 1 or not len(prompt)]
+    if wrong or not prompts:
+        raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
+    length = max(len(prompt) for prompt in prompts)
+    ids = [F.pad(prompt, (length - len(prompt), 0), value=pad_id) for prompt in prompts]
+    is_token = [F.pad(torch.ones_like(prompt, dtype=torch.bool), (length - len(prompt), 0)) for prompt in prompts]
+    return torch.stack(ids), torch.stack(is_token)
+
+
+def _check_prompts(ids_BS: Tensor, is_token_BS: Tensor | None) -> None:
+    """Reads the mask, once for a call: what it refuses gives wrong text without an error."""
+    if not isinstance(ids_BS, Tensor) or ids_BS.dim() != 2:
+        shape = tuple(ids_BS.shape) if isinstance(ids_BS, Tensor) else type(ids_BS).__name__
+        raise ConfigError(f"prompts are {shape}, not a tensor [B, S]; for different lengths pass left_padded(prompts)")
+    if is_token_BS is None:
+        return
+    if is_token_BS.shape != ids_BS.shape or is_token_BS.dtype != torch.bool:
+        raise ConfigError(
+            f"is_token_BS is {is_token_BS.dtype} {tuple(is_token_BS.shape)}; pass bool {tuple(ids_BS.shape)}, True for "
+            "tokens"
+        )
+    is_padded_right = is_token_BS[:, :-1] & ~is_token_BS[:, 1:]
+    bad = is_padded_right.any(1) | ~is_token_BS[:, -1]
+    if bad.any():
+        rows = bad.nonzero().flatten().tolist()
+        raise ConfigError(f"prompts {rows} have padding after a token; pad on the left, see left_padded")
+
+
+def _mask_of_keys(is_key_BT: Tensor, positions_S: Tensor) -> Tensor:
+    """[B, 1, S, T], True where a query may look; padding looks at itself, because a softmax over nothing is NaN."""
+    places_T = torch.arange(is_key_BT.shape[1], device=is_key_BT.device)
+    is_itself_ST = places_T == positions_S.unsqueeze(1)
+    return (is_key_BT.unsqueeze(1) | is_itself_ST).unsqueeze(1)
 
 
 def _check_form(args: BlockArgs) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcompile.errors import ConfigError, TpCompileError
+from tpcompile.collectives.strategies import TpComm
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
 
 _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16"}
@@ -103,11 +105,37 @@ class ShardSpec:
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A module that declares its own parameters' layout."""
+    """A module that declares the layout of its own parameters, or of its children's too."""
 
     def shard_specs(self) -> dict[str, ShardSpec]:
-        """Own parameter name -> layout."""
+        """Name of a parameter, dotted for one of a child -> layout."""
         ...
+
+
+Layout: TypeAlias = ShardSpec | int
+"""A layout, or the dim that is sharded in equal parts."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Layout of one parameter, and the module whose `shard_specs()` has it."""
+
+    spec: ShardSpec
+    declared_by: nn.Module
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Layout of one parameter over the ranks of `comm`."""
+
+    spec: ShardSpec
+    comm: TpComm | None
+    """None: no module and no caller named ranks, the parameter is whole."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold other rows."""
+        return self.spec.dim is not None and self.comm is not None and self.comm.size > 1
 
 
 @dataclass(frozen=True)
@@ -167,22 +195,115 @@ def _declared(
     return Collective(phase=phase, op=op, reduce_op=reduce_op, dtype=name, shape=str(list(shape)), group=group)
 
 
-def specs_of(module: nn.Module) -> dict[str, ShardSpec]:
-    """Layout of every parameter of `module`, keyed like its state dict.
+def specs_of(
+    module: nn.Module, *, layouts: Mapping[str, Layout] | None = None, comm: TpComm | None = None
+) -> dict[str, ShardSpec]:
+    """Layout of every parameter of `module`, keyed like its state dict; arguments and errors of `placements_of`."""
+    placements = placements_of(module, layouts=layouts, comm=comm)
+    return {name: placement.spec for name, placement in placements.items()}
 
-    Raises TpCompileError when a parameter is not declared or a declaration has no parameter.
+
+def placements_of(
+    module: nn.Module, *, layouts: Mapping[str, Layout] | None = None, comm: TpComm | None = None
+) -> dict[str, Placement]:
+    """Layout and ranks of every parameter of `module`, keyed like its state dict.
+
+    Layouts are those of `declarations_of`. `layouts` adds them for modules that declare none: name or pattern ->
+    layout, the first that fits; parameters that none fits are then replicated. A shard is one over the ranks of `comm`
+    of the module that declares it, or holds it, else of this `comm`.
+
+    Raises ConfigError when a parameter is not declared, a declaration or pattern has no parameter, and for a shard of
+    which neither the module nor the caller says over which ranks it is.
     """
-    specs: dict[str, ShardSpec] = {}
-    for owner, child in module.named_modules():
-        prefix = f"{owner}." if owner else ""
-        if isinstance(child, Sharded):
-            for name, spec in child.shard_specs().items():
-                specs[f"{prefix}{name}"] = spec
     parameters = dict(module.named_parameters())
-    undeclared = sorted(parameters.keys() ^ specs.keys())
-    if undeclared:
-        raise TpCompileError(f"parameters and shard_specs() disagree on {undeclared}; declare each parameter once")
-    return specs
+    declared = declarations_of(module)
+    _check_all_declared(parameters, declared, layouts)
+    by_pattern = _layouts_by_name(parameters, layouts or {})
+    found = {}
+    for name, parameter in parameters.items():
+        holder = module.get_submodule(name.rpartition(".")[0])
+        declaration = declared.get(name, Declaration(ShardSpec(), holder))
+        ranks = _first_comm(declaration.declared_by, holder) or comm
+        spec = declaration.spec
+        if name in by_pattern:
+            spec = _spec_of(by_pattern[name], parameter, ranks)
+        found[name] = Placement(spec, ranks)
+        _check_has_ranks(name, parameter, found[name])
+    return found
+
+
+def declarations_of(module: nn.Module) -> dict[str, Declaration]:
+    """Every layout that a module or one of its children declares in `shard_specs()`, keyed like the state dict.
+
+    A module may declare parameters of its children, by dotted names: `{"norm.weight": ShardSpec()}`. Raises ConfigError
+    for a name that is no parameter, and where two modules declare one parameter differently.
+    """
+    found: dict[str, Declaration] = {}
+    for owner, child in module.named_modules():
+        if not isinstance(child, Sharded):
+            continue
+        for name, spec in child.shard_specs().items():
+            full_name = f"{owner}.{name}" if owner else name
+            known = found.setdefault(full_name, Declaration(spec, child))
+            if known.spec != spec:
+                raise ConfigError(
+                    f"{full_name} is declared twice, {known.spec} and {spec}; declare each parameter once"
+                )
+    unknown = sorted(found.keys() - dict(module.named_parameters(remove_duplicate=False)).keys())
+    if unknown:
+        raise ConfigError(f"shard_specs() declares {unknown}, which are no parameters; correct the names")
+    return found
+
+
+def _check_all_declared(
+    parameters: Mapping[str, Tensor], declared: Mapping[str, Declaration], layouts: Mapping[str, Layout] | None
+) -> None:
+    missing = sorted(parameters.keys() - declared.keys())
+    if missing and layouts is None:
+        raise ConfigError(
+            f"no layout is declared for {missing}; declare each parameter in shard_specs() of its module, or pass "
+            "layouts={'*.up.weight': ShardSpec(dim=0, parts=(256,))}"
+        )
+    tied = sorted(declared.keys() - parameters.keys())
+    if tied:
+        raise ConfigError(f"{tied} are tied to parameters of other names; declare a tied parameter by its first name")
+
+
+def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """The first layout whose pattern fits, for every parameter that has one."""
+    names = list(parameters)
+    found: dict[str, Layout] = {}
+    for pattern, layout in layouts.items():
+        fitting = [name for name in names if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise ConfigError(f"layouts: {pattern!r} fits no parameter; there are {', '.join(names) or 'none'}")
+        for name in fitting:
+            found.setdefault(name, layout)
+    return found
+
+
+def _first_comm(*modules: nn.Module) -> TpComm | None:
+    comms = [getattr(module, "comm", None) for module in modules]
+    return next((comm for comm in comms if comm is not None), None)
+
+
+def _spec_of(layout: Layout, parameter: Tensor, comm: TpComm | None) -> ShardSpec:
+    """The layout as a ShardSpec; a dim stands for equal shards of it on all ranks."""
+    if isinstance(layout, ShardSpec):
+        return layout
+    dim = layout % parameter.dim()
+    num_shards = 1 if comm is None else comm.size
+    return ShardSpec(dim=dim, parts=(parameter.shape[dim] * num_shards,))
+
+
+def _check_has_ranks(name: str, parameter: Tensor, placement: Placement) -> None:
+    full_shape = placement.spec.full_shape(parameter.shape)
+    is_shard = full_shape != tuple(parameter.shape)
+    if is_shard and placement.comm is None:
+        raise ConfigError(
+            f"{name} is a shard, {tuple(parameter.shape)} of {full_shape}, over ranks that nothing names; keep the "
+            "Collectives that the module was built with in self.comm, or pass comm="
+        )
 
 
 def _fill(rows: Tensor, dim: int, size: int) -> Tensor:

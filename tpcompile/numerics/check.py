@@ -15,6 +15,7 @@ from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records import Collective
+from tpcompile.nn.sharding import Layout
 from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.numerics.counting import (
     Declaration,
@@ -29,7 +30,7 @@ from tpcompile.numerics.draw import Values
 from tpcompile.numerics.localise import first_wrong, module_outputs
 from tpcompile.numerics.measure import cast, is_within
 from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
-from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result
+from tpcompile.numerics.reference import Build, Inputs, Reference, Result
 from tpcompile.ranks.groups import GroupLike, resolve_group
 from tpcompile.recording import CaptureSession
 
@@ -71,19 +72,20 @@ def check_numerics(
     weights: Mapping[str, Tensor] | None = None,
     differentiate: Collection[str] | None = None,
     sharded: Mapping[str, Layout] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
     device: torch.device | str = "cpu",
     dynamic: bool | None = None,
     name: str = "",
 ) -> NumericsReport:
     """Compare a tensor-parallel module with itself on one device, in float64; all ranks of the group call it alike.
 
-    `build`, `inputs`, `weights`, `differentiate`, `sharded` as in `Reference`. `programs` are `eager` and backends of
-    torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue collectives: mode
-    C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and declare no collectives,
-    so that `backward=None` compares their forward only. `exact` holds names or patterns of tensors that must equal the
-    single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with values="integers". `declared` is a
-    `Declared`, the collectives themselves, or a function of the module and the dtype that returns either; what eager
-    code sends and what the compiled graphs hold must equal it, in order.
+    `build`, `inputs`, `weights`, `differentiate`, `sharded`, `layouts` as in `Reference`. `programs` are `eager` and
+    backends of torch.compile; each compile begins with torch.compiler.reset(). `strategies` are the ways to issue
+    collectives: mode C, and the modes A and B of `tpcompile.collectives.strategies`, which state no gradient and
+    declare no collectives, so that `backward=None` compares their forward only. `exact` holds names or patterns of
+    tensors that must equal the single-device ones bit for bit: those no cross-rank sum makes, or all (`*`) with
+    values="integers". `declared` is a `Declared`, the collectives themselves, or a function of the module and the dtype
+    that returns either; what eager code sends and what the compiled graphs hold must equal it, in order.
 
     The report is the same on all ranks and holds all of them. Raises ConfigError for an unknown dtype or name, a shape
     the reference does not have, and inputs or weights that differ between ranks.
@@ -109,6 +111,7 @@ def check_numerics(
             train=backward is not False,
             differentiate=differentiate,
             sharded=sharded,
+            layouts=layouts,
             agree=agree,
         )
         for strategy in strategies:

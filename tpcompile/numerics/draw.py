@@ -13,7 +13,7 @@ integers     small whole numbers: in float32 and float64 every product and every
 # B batch, S sequence, T context tokens, D model width, E head size
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -24,7 +24,7 @@ from tpcompile.config import BlockConfig
 from tpcompile.fastpath.plain import stat_dtype
 from tpcompile.nn.attention import Attention, CrossAttention
 from tpcompile.nn.block import BlockInputs, TransformerStack
-from tpcompile.nn.sharding import specs_of
+from tpcompile.nn.sharding import Layout, specs_of
 
 Values = Literal["skewed", "iid", "integers"]
 Kind = Literal["weight", "bias", "norm"]
@@ -41,15 +41,21 @@ def draw_stack_weights(
 
 
 def draw_weights(
-    module: nn.Module, *, seed: int, dtype: torch.dtype, device: torch.device | str, values: Values = "skewed"
+    module: nn.Module,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    values: Values = "skewed",
+    layouts: Mapping[str, Layout] | None = None,
 ) -> dict[str, Tensor]:
     """Unsharded weights for a module built with a group of size 1, e.g. on the meta device.
 
     No bias is zero and no norm weight one. Drawn in float32 and cast, so that every dtype holds the same numbers,
-    rounded. Every parameter must be declared by a module's `shard_specs()`.
+    rounded. Every parameter must be declared by a module's `shard_specs()`, unless `layouts` are given.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    specs, skews = specs_of(module), _head_skews(module)
+    specs, skews = specs_of(module, layouts=layouts), _head_skews(module)
     full = {}
     for name, parameter in module.named_parameters():
         drawn = _draw(_kind(name, parameter), tuple(parameter.shape), generator, values)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.nn.state import local_slice_of
+from tpcompile.nn.sharding import Layout
 from tpcompile.numerics import measure
 from tpcompile.numerics.check import DEFAULT_LIMIT, Demands, tensor_errors, wrong_order
 from tpcompile.numerics.counting import Declaration, EagerCollectives, collective_text
 from tpcompile.numerics.draw import Values
 from tpcompile.numerics.records import NumericsReport, ProgramReport
-from tpcompile.numerics.reference import Build, Inputs, Layout, Reference, Result, run_once
+from tpcompile.numerics.reference import Build, Inputs, Reference, Result, run_once
 from tpcompile.ranks import groups
 from tpcompile.torch_api import simulated
 
@@ -40,6 +40,7 @@ def check_numerics_local(
     weights: Mapping[str, Tensor] | None = None,
     differentiate: Collection[str] | None = None,
     sharded: Mapping[str, Layout] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
     device: torch.device | str = "cpu",
     name: str = "",
 ) -> NumericsReport:
@@ -54,7 +55,7 @@ def check_numerics_local(
     for dtype in dtypes:
         reference = Reference(
             build, inputs, dtype=getattr(torch, dtype), device=device, seed=seed, weights=weights, values=values,
-            train=backward, differentiate=differentiate, sharded=sharded,
+            train=backward, differentiate=differentiate, sharded=sharded, layouts=layouts,
         )  # fmt: skip
         index = {rank: torch.tensor([rank], device=device) for rank in range(tp)}
         with simulated.local_ranks(tp) as group, groups.first_index(simulated.spread(index)):
@@ -92,7 +93,7 @@ def _spread_module(reference: Reference, comm: Collectives) -> nn.Module:
     """A module whose parameters hold every rank's slice; buffers are replicated."""
     module = reference.place(comm)
     slices = _spread(
-        lambda: {name: local_slice_of(name, full, module=module) for name, full in reference.full.items()}, comm
+        lambda: {name: reference.slice_of(name, full, module, comm) for name, full in reference.full.items()}, comm
     )
     for name, tensor in slices.items():
         owner, _, leaf = name.rpartition(".")

@@ -136,6 +136,9 @@ class NumericsReport(Frozen):
             lines.append(f"  wrong numbers begin in {name}")
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def raise_on_failure(self) -> None:
         """Raise DivergenceError with `text()` unless everything is right; on all ranks alike."""
         if not self.passed:

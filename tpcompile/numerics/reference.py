@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.nn.sharding import Part, ShardSpec
+from tpcompile.nn.sharding import Layout, Part, ShardSpec
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics import measure
 from tpcompile.numerics.draw import Values, draw_normal, draw_weights
@@ -23,7 +23,6 @@ from tpcompile.numerics.measure import Errors, named_tensors
 
 Build = Callable[[TpComm], nn.Module]
 Inputs = Callable[[torch.dtype], Any]
-Layout = int | ShardSpec
 _SEED_OF_INPUTS = 1_000_003
 """Away from the seeds of weights and cotangents: inputs equal to a weight would hide mistakes."""
 
@@ -51,6 +50,9 @@ class Reference:
     Tensors of the arguments are named `input`, then `input.FIELD` or `input.INDEX`; outputs `forward`, then
     `forward.FIELD` or `forward.INDEX`.
 
+    A module that is not ours has its layouts in `layouts`, by pattern: `{"*.up.weight": 0, "*.down.weight": 1}`, a dim
+    for equal shards or a ShardSpec; what no pattern fits is replicated.
+
     `differentiate` names the inputs that get a gradient, by default all floating ones. `sharded` names inputs and
     outputs of which a rank holds a part: a dim for equal parts, or a ShardSpec; others are replicated. Without `train`
     there is no backward pass. Raises ConfigError for an unknown name in either.
@@ -68,12 +70,13 @@ class Reference:
         weights: Mapping[str, Tensor] | None = None,
         differentiate: Collection[str] | None = None,
         sharded: Mapping[str, Layout] | None = None,
+        layouts: Mapping[str, Layout] | None = None,
         values: Values = "skewed",
         agree: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] | None = None,
     ) -> None:
         self._build, self._inputs, self._values = build, inputs, values
         self.dtype, self.device, self.seed, self.train = dtype, torch.device(device), seed, train
-        self.sharded = dict(sharded or {})
+        self.sharded, self.layouts = dict(sharded or {}), layouts
         self.full = self._full_weights(weights)
         self.given = self._drawn_inputs()
         if agree is not None:
@@ -88,6 +91,10 @@ class Reference:
     def place(self, comm: TpComm) -> nn.Module:
         """This rank's module, with its slices of the weights; all ranks of the group call it."""
         return self._placed(comm, self.dtype)
+
+    def slice_of(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:
+        """This rank's slice of a parameter, or of a tensor of its shape."""
+        return local_slice_of(name, full, module=module, layouts=self.layouts, comm=comm)
 
     def inputs_for(self, comm: TpComm) -> Any:
         """This rank's arguments."""
@@ -177,7 +184,8 @@ class Reference:
             module = self._build(comm).to(dtype)
         is_meta = any(p.is_meta for p in module.parameters())
         module = module.to_empty(device=self.device) if is_meta else module.to(self.device)
-        load_full_state_dict(module, {name: full.to(dtype) for name, full in self.full.items()})
+        full = {name: tensor.to(dtype) for name, tensor in self.full.items()}
+        load_full_state_dict(module, full, layouts=self.layouts, comm=comm)
         return module
 
     def _full_weights(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -185,7 +193,9 @@ class Reference:
             return {name: full.detach().to(self.device, self.dtype) for name, full in weights.items()}
         with torch.device("meta"):
             module = self._build(Collectives(None))
-        return draw_weights(module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values)
+        return draw_weights(
+            module, seed=self.seed, dtype=self.dtype, device=self.device, values=self._values, layouts=self.layouts
+        )
 
     def _drawn_inputs(self) -> Any:
         """Seed torch while `inputs` draws: its default seed is random per process, so ranks would draw differently."""
@@ -231,7 +241,7 @@ class Reference:
     def _grad_part(self, name: str, full: Tensor, module: nn.Module, comm: TpComm | None) -> Tensor:
         if name in self.differentiated:
             return self._part(name, full, comm)
-        return local_slice_of(name, full, module=module)
+        return self.slice_of(name, full, module, comm)
 
 
 def run_once(

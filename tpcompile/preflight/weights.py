@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Frozen
-from tpcompile.nn.sharding import Sharded, ShardSpec
+from tpcompile.nn.sharding import ShardSpec, declarations_of
 from tpcompile.preflight.fingerprint import bits, describe, local_of
 
 _Shapes: TypeAlias = Mapping[str, Sequence[int] | None]
@@ -178,12 +178,9 @@ def _shapes_by_pattern(
 def _declared_specs(module: nn.Module, group: Group) -> dict[str, Said]:
     """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
     said: dict[str, Said] = {}
-    for prefix, child in module.named_modules():
-        if not isinstance(child, Sharded) or not _is_bound_to(child, group):
-            continue
-        for name, spec in child.shard_specs().items():
-            full_name = f"{prefix}.{name}".removeprefix(".")
-            said[full_name] = _said_by_spec(spec)
+    for name, declaration in declarations_of(module).items():
+        if _is_bound_to(declaration.declared_by, group):
+            said[name] = _said_by_spec(declaration.spec)
     return said
 
 
