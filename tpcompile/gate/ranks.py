@@ -24,14 +24,14 @@ _LEAVING_S = 20.0
 
 
 class _Unseen:
-    """Without a status board nothing is known of a silent rank."""
+    """A rank that does not answer, where no rank publishes its state."""
 
     def last_seen(self, rank: int) -> str:
-        """Nothing."""
+        """Not known."""
         return "unknown"
 
     def is_gone(self, rank: int) -> bool:
-        """Nobody knows."""
+        """Always False: the process of a rank is not known."""
         return False
 
 
