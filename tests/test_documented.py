@@ -19,7 +19,7 @@ from tpcompile.preflight import Handshake, InputParity
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-ELSEWHERE = ("check_numerics", "check_contract", "head_norm", "Exchange.of_group")
+ELSEWHERE = ("check_numerics", "check_types", "head_norm", "Exchange.of_group")
 """Blocks that tests/numerics/test_documented.py and tests/fastpath/test_documented.py run; the last one needs GPUs."""
 
 

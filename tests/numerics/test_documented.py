@@ -16,7 +16,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tpcompile.ranks import processes
 from tpcompile.testing import check_numerics
-from tpcompile.typecheck import check_contract
+from tpcompile.typecheck import check_types
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tp-maths.md"
 
@@ -80,5 +80,5 @@ def test_inputs_that_differ_between_ranks_are_refused_on_all_ranks_alike() -> No
 
 
 def test_the_documented_type_check_passes_on_a_correct_module() -> None:
-    (found,) = [block for block in blocks() if "check_contract" in block]
-    exec(found, {"check_contract": check_contract, "MyMLP": MyMLP, "x": torch.randn(2, 16, 64)})
+    (found,) = [block for block in blocks() if "check_types" in block]
+    exec(found, {"check_types": check_types, "MyMLP": MyMLP, "x": torch.randn(2, 16, 64)})

@@ -1,4 +1,4 @@
-"""Small tensor-parallel programs that break the contract, one fault each.
+"""Small tensor-parallel programs that are not well-typed, one fault each.
 
 The line that breaks it ends in `# here`; the check must name that very line.
 """

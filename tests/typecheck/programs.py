@@ -1,4 +1,4 @@
-"""Small tensor-parallel programs that keep the contract: parameters with a layout each, and a forward."""
+"""Small well-typed tensor-parallel programs: parameters with a layout each, and a forward."""
 
 # B batch, S sequence, D model width, F hidden width, V vocabulary, H heads; lower case is this rank's share
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mean_square(x: Tensor) -> Tensor:
     return x.square().mean(-1, keepdim=True)
 
 
-# Programs that keep the contract.
+# Well-typed programs.
 
 
 def mlp(m: Any, x: Tensor) -> Tensor:

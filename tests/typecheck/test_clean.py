@@ -1,4 +1,4 @@
-"""Programs that keep the contract raise no alarm: hand-written ones, and every form of the block and the model ends."""
+"""Well-typed programs raise no alarm: hand-written ones, and every form of the block and the model ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.nn.dropout import Dropout
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.loss import vocab_parallel_cross_entropy
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.typecheck import Report, check_contract
+from tpcompile.typecheck import Report, check_types
 
 F64 = torch.float64
 ACTIVATIONS = ("x_BSD", "modulation_B6D", "context")
@@ -50,19 +50,19 @@ def _assert_clean(report: Report) -> None:
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_form_of_the_block_is_clean_in_training(case: tuple[str, str], tp: int) -> None:
-    _assert_clean(check_contract(_stack(*case), _inputs(*case, "cpu"), tp=tp))
+    _assert_clean(check_types(_stack(*case), _inputs(*case, "cpu"), tp=tp))
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_form_of_the_block_is_clean_without_values(case: tuple[str, str]) -> None:
     """On meta tensors attention is written out, so other ops are followed than on CPU."""
-    _assert_clean(check_contract(_stack(*case, "meta"), _inputs(*case, "meta"), tp=4))
+    _assert_clean(check_types(_stack(*case, "meta"), _inputs(*case, "meta"), tp=4))
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_block_is_clean_with_dropout_and_without_gradients(train: bool) -> None:
     inputs = _inputs("wan", "full", "cpu")._replace(seed=torch.tensor([3]))
-    _assert_clean(check_contract(_stack("wan", "full", dropout=0.3), inputs, tp=4, train=train))
+    _assert_clean(check_types(_stack("wan", "full", dropout=0.3), inputs, tp=4, train=train))
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -71,12 +71,12 @@ def test_a_clean_program_raises_no_alarm(program: tuple[Any, Any, str, str], tp:
     forward, layouts, input_type, output_type = program
     x = torch.ones(2, TOKENS, WIDTH)
     build = built(forward, **layouts)
-    _assert_clean(check_contract(build, (x,), tp=tp, input_types=(input_type,), output_type=output_type))
+    _assert_clean(check_types(build, (x,), tp=tp, input_types=(input_type,), output_type=output_type))
 
 
 def test_a_vocabulary_parallel_loss_is_clean() -> None:
     ids = torch.zeros(TOKENS, dtype=torch.long)
-    _assert_clean(check_contract(built(vocabulary_loss, **VOCABULARY), (ids, ids)))
+    _assert_clean(check_types(built(vocabulary_loss, **VOCABULARY), (ids, ids)))
 
 
 class Ends(nn.Module):
@@ -105,7 +105,7 @@ class Ends(nn.Module):
 def test_the_ends_of_a_model_are_clean(vocabulary: int, sequence_parallel: bool) -> None:
     ids = torch.zeros(8, dtype=torch.long)
     _assert_clean(
-        check_contract(
+        check_types(
             lambda comm: Ends(comm, vocabulary=vocabulary, sequence_parallel=sequence_parallel),
             (ids, ids, torch.tensor([1])),
         )
@@ -129,4 +129,4 @@ class Decoder(nn.Module):
 def test_a_decode_step_is_clean() -> None:
     tables = torch.ones(1, 2, dtype=F64)
     inputs = (torch.ones(2, 1, 32, dtype=F64), tables, tables, torch.tensor([3]))
-    _assert_clean(check_contract(Decoder, inputs, tp=2, train=False))
+    _assert_clean(check_types(Decoder, inputs, tp=2, train=False))

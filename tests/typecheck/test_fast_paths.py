@@ -20,7 +20,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import plain
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import HasSite, use_plain_code
-from tpcompile.typecheck import Report, check_contract
+from tpcompile.typecheck import Report, check_types
 
 TP = 4
 
@@ -32,7 +32,7 @@ def checked(form: str, qk_norm: str, spoil: Callable[[Any], None] = lambda block
         spoil(stack.layers[0])
         return stack
 
-    return check_contract(build, _inputs(form, qk_norm, "cpu"), tp=TP)
+    return check_types(build, _inputs(form, qk_norm, "cpu"), tp=TP)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)

@@ -76,5 +76,5 @@ def test_types_are_read_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("text", ["X", "V(2)", "V(a)", "", "I(0)x"])
 def test_an_unknown_type_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="contract type"):
+    with pytest.raises(ConfigError, match="SPMD type"):
         parse_type(text, ndim=2, grad=False)

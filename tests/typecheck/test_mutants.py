@@ -14,7 +14,7 @@ from tpcompile.collectives import Dst
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.numerics.draw import draw_inputs
-from tpcompile.typecheck import Report, check_contract
+from tpcompile.typecheck import Report, check_types
 
 OTHER: dict[str, Dst] = {"I": "R", "R": "I"}
 FORMS = [("wan", "full"), ("kv head replicated", "per_head"), ("sequence parallel", "full")]
@@ -74,7 +74,7 @@ def _checked(form: tuple[str, str], name: str, what: str, place: int) -> tuple[R
         made.append(Mutant(comm.group, name, what, place))
         return TransformerStack(config, made[-1], num_layers=config.num_layers)
 
-    return check_contract(build, inputs, tp=4, ranks=(0,)), made[0].num_calls
+    return check_types(build, inputs, tp=4, ranks=(0,)), made[0].num_calls
 
 
 @pytest.mark.parametrize("mutation", RULES, ids="-".join)

@@ -19,7 +19,7 @@ from tpcompile.collectives import all_reduce
 from tpcompile.collectives.observer import active
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
-from tpcompile.typecheck import ContractMode, check_contract, check_module, fake_ranks, parse_type
+from tpcompile.typecheck import SpmdTypeMode, check_module, check_types, fake_ranks, parse_type
 
 
 def _inputs() -> Tensor:
@@ -59,7 +59,7 @@ def test_graphs_and_guards_are_the_same_before_and_after_a_check() -> None:
 
 def test_nothing_stays_registered() -> None:
     hook = sys.excepthook
-    assert check_contract(built(missing_copy, **PLAIN), (_inputs(),)).finding is not None
+    assert check_types(built(missing_copy, **PLAIN), (_inputs(),)).finding is not None
     assert active.observer is None and not dist.is_initialized() and sys.excepthook is hook
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
@@ -70,7 +70,7 @@ def test_nothing_stays_registered_when_the_program_fails() -> None:
         raise ValueError("its own error")
 
     with pytest.raises(ValueError, match="its own error"):
-        check_contract(built(failing), (_inputs(),))
+        check_types(built(failing), (_inputs(),))
     assert active.observer is None and not dist.is_initialized() and torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -95,7 +95,7 @@ def test_a_compiled_module_is_followed_in_eager() -> None:
 def test_the_mode_alone_follows_a_block_of_code() -> None:
     with fake_ranks(4) as group:
         x = torch.ones(3)
-        with ContractMode(group) as mode:
+        with SpmdTypeMode(group) as mode:
             mode.declare(x, parse_type("P", ndim=1, grad=True))
             y = all_reduce(x + x, group=group)
             whole = mode.type_of(y)
@@ -107,8 +107,8 @@ def test_the_mode_alone_follows_a_block_of_code() -> None:
 
 
 def test_a_second_observer_is_refused() -> None:
-    with fake_ranks(2) as group, ContractMode(group), pytest.raises(ConfigError, match="observer is already active"):
-        ContractMode(group).__enter__()
+    with fake_ranks(2) as group, SpmdTypeMode(group), pytest.raises(ConfigError, match="observer is already active"):
+        SpmdTypeMode(group).__enter__()
     assert active.observer is None
 
 
@@ -117,10 +117,10 @@ def test_parameters_without_a_declaration_can_be_given_types() -> None:
         return built(mlp, **{name: (shape, None) for name, (shape, _) in MLP.items()})(comm)
 
     given = {"up*": "V(0)", "down": "V(-1)"}
-    assert check_contract(build, (_inputs(),)).finding is not None, "replicated weights of a shard's size"
-    assert check_contract(build, (_inputs(),), parameter_types=given).finding is None
+    assert check_types(build, (_inputs(),)).finding is not None, "replicated weights of a shard's size"
+    assert check_types(build, (_inputs(),), parameter_types=given).finding is None
     with pytest.raises(ConfigError, match=r"'wq' fits no parameter; there are up, up_bias, down, bias"):
-        check_contract(build, (_inputs(),), parameter_types={"wq": "V(0)"})
+        check_types(build, (_inputs(),), parameter_types={"wq": "V(0)"})
 
 
 def test_a_frozen_parameter_needs_no_copy() -> None:
@@ -128,8 +128,8 @@ def test_a_frozen_parameter_needs_no_copy() -> None:
         return built(missing_copy, **PLAIN)(comm).requires_grad_(False)
 
     x = torch.ones(2, TOKENS, WIDTH)
-    assert check_contract(build, (x,)).finding is None
-    assert check_contract(build, (x,), input_types=("I",)).finding is not None
+    assert check_types(build, (x,)).finding is None
+    assert check_types(build, (x,), input_types=("I",)).finding is not None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_frozen_parameter_needs_no_copy() -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_contract(built(mlp, **MLP), (_inputs(),), **options)
+        check_types(built(mlp, **MLP), (_inputs(),), **options)
 
 
 def _on_real_ranks() -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _on_real_ranks() -> dict[str, Any]:
     clean = check_module(right, (x,), group=comm.group)
     found = check_module(wrong, (x,), group=comm.group)
     try:
-        check_contract(built(mlp, **MLP), (x,), tp=2)
+        check_types(built(mlp, **MLP), (x,), tp=2)
     except ConfigError as error:
         refused = str(error)
     return {
@@ -168,7 +168,7 @@ def _on_real_ranks() -> dict[str, Any]:
 
 def test_real_ranks_can_be_checked_and_fake_ones_are_refused_there() -> None:
     for rank, found in enumerate(run_on_ranks(_on_real_ranks)):
-        assert found["clean"].startswith("contract holds: ") and found["same"]
+        assert found["clean"].startswith("type check passed: ") and found["same"]
         assert (found["rule"], found["ranks"]) == ("missing-copy", (rank,))
         assert f"this process is rank {rank} of a group of 2 already" in found["refused"]
         assert "check_module" in found["refused"]

@@ -1,4 +1,4 @@
-"""Every way to break the contract is found, by its rule, at its op and on its line."""
+"""Every violation is found, by its rule, at its op and on its line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.faults import injected
 from tpcompile.faults.injected.collectives import DoubleCopy, DroppedResult, LocalNorm
 from tpcompile.faults.injected.fault import FaultContext
 from tpcompile.nn.block import TransformerStack
-from tpcompile.typecheck import Report, Violation, check_contract
+from tpcompile.typecheck import Report, Violation, check_types
 
 
 def _checked(fault: Fault, device: str = "cpu", train: bool = True) -> Report:
@@ -27,9 +27,7 @@ def _checked(fault: Fault, device: str = "cpu", train: bool = True) -> Report:
             return built(fault.forward, **fault.layouts)(comm)
 
     x = torch.ones(2, TOKENS, WIDTH, device=device)
-    return check_contract(
-        build, (x,), tp=TP, input_types=(fault.input_type,), output_type=fault.output_type, train=train
-    )
+    return check_types(build, (x,), tp=TP, input_types=(fault.input_type,), output_type=fault.output_type, train=train)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.forward.__name__)
@@ -74,9 +72,9 @@ def test_the_error_names_rule_line_module_reason_and_what_to_do() -> None:
 
 
 def test_a_clean_report_raises_nothing_and_says_what_was_followed() -> None:
-    report = check_contract(built(mlp, **MLP), (torch.ones(2, TOKENS, WIDTH),), input_types="I")
+    report = check_types(built(mlp, **MLP), (torch.ones(2, TOKENS, WIDTH),), input_types="I")
     report.raise_on_violation()
-    assert str(report) == f"contract holds: {report.num_ops} ops on ranks 0, 3 of tp=4"
+    assert str(report) == f"type check passed: {report.num_ops} ops on ranks 0, 3 of tp=4"
 
 
 STACK_FAULTS = {
@@ -123,6 +121,6 @@ def test_an_in_place_reduce_is_found_where_copy_to_tp_is_stated() -> None:
 def _stack_finding(build: Callable[[Collectives], torch.nn.Module]) -> Violation:
     x = torch.ones(2, 6, 32, dtype=torch.float64, requires_grad=True)
     tables = torch.ones(6, 2, dtype=torch.float64)
-    finding = check_contract(build, (x, tables, tables), tp=TP).finding
+    finding = check_types(build, (x, tables, tables), tp=TP).finding
     assert finding is not None
     return finding

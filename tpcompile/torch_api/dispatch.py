@@ -1,4 +1,4 @@
-"""Every name of torch that the contract check needs and that is private or moves; seen on torch 2.11.0 and 2.13.0.
+"""Every name of torch that the SPMD type check needs and that is private or moves; seen on torch 2.11.0 and 2.13.0.
 
     name                                     why
     TorchDispatchMode                        sees every op that a program runs in eager

@@ -1,26 +1,26 @@
-"""The contract type check: what is replicated, varying or partial, followed through a module in eager on fake ranks.
+"""SPMD type check: what is replicated, varying or partial, followed through a module in eager on fake ranks.
 
-    report = check_contract(lambda comm: TransformerStack(args, comm, num_layers=1), (x, cos, sin), tp=4)
+    report = check_types(lambda comm: TransformerStack(args, comm, num_layers=1), (x, cos, sin), tp=4)
     report.raise_on_violation()
 
 It names the first op that uses a partial value as if it were whole, drops a reduced result, or breaks a gradient, with
 its line. A debug mode: off in production, and nothing of it is in a compiled graph.
 """
 
-from tpcompile.typecheck.check import check_contract, check_module, fake_ranks
-from tpcompile.typecheck.mode import ContractMode
+from tpcompile.typecheck.check import check_module, check_types, fake_ranks
+from tpcompile.typecheck.mode import SpmdTypeMode
 from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
 
 __all__ = [
-    "ContractMode",
     "Report",
     "Site",
     "SpmdType",
+    "SpmdTypeMode",
     "Violation",
-    "check_contract",
     "check_module",
+    "check_types",
     "fake_ranks",
     "parse_type",
 ]

@@ -1,4 +1,4 @@
-"""Module and inputs -> Report of the contract type check, on fake ranks of one process or on a real rank."""
+"""Module and inputs -> Report of the SPMD type check, on fake ranks of one process or on a real rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.torch_api.dispatch import FakeStore, tree_flatten, tree_unflatten
-from tpcompile.typecheck.mode import ContractMode
+from tpcompile.typecheck.mode import SpmdTypeMode
 from tpcompile.typecheck.report import Report, Violation
 from tpcompile.typecheck.site import Site
 from tpcompile.typecheck.spmd import SpmdType, parse_type
@@ -51,7 +51,7 @@ def fake_ranks(tp: int, *, rank: int = 0) -> Iterator[dist.ProcessGroup]:
         sys.excepthook = hook
 
 
-def check_contract(
+def check_types(
     build: Callable[[Collectives], nn.Module],
     inputs: Sequence[Any],
     *,
@@ -99,11 +99,11 @@ def check_module(
 
     `input_types` has one entry per tensor among the inputs; an entry of None, or no list, means I for a tensor that
     requires grad and C (no gradient) for one that does not. `output_type` is the type that the caller expects of the
-    outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `ContractMode`.
+    outputs, one for all or one per tensor; None only forbids a partial output. `parameter_types` as in `SpmdTypeMode`.
     With `train=False` gradients are not judged; otherwise every parameter that requires grad must get the right one.
     Raises ConfigError for types that do not fit.
     """
-    mode = ContractMode(group, module=module, parameter_types=parameter_types, train=train)
+    mode = SpmdTypeMode(group, module=module, parameter_types=parameter_types, train=train)
     inputs = _declared_inputs(mode, inputs, input_types)
     rank = group.rank()
     with torch.set_grad_enabled(train), mode:
@@ -116,7 +116,7 @@ def check_module(
     return Report(group.size(), (rank,), mode.num_ops, violations)
 
 
-def _declared_inputs(mode: ContractMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
+def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:
     """Detached copies of the inputs with their types declared; the caller's tensors stay as they are."""
     leaves, spec = tree_flatten(list(inputs))
     texts = iter(_one_for_each(tensors_in(leaves), types, name="input_types", what="input"))
@@ -127,7 +127,7 @@ def _declared_inputs(mode: ContractMode, inputs: Sequence[Any], types: Sequence[
     return tree_unflatten(declared, spec)
 
 
-def _declared(mode: ContractMode, tensor: Tensor, text: str | None) -> Tensor:
+def _declared(mode: SpmdTypeMode, tensor: Tensor, text: str | None) -> Tensor:
     default = "I" if tensor.requires_grad else "C"
     type_ = parse_type(text or default, ndim=tensor.dim(), grad=is_float(tensor))
     fresh = tensor.detach()
@@ -136,7 +136,7 @@ def _declared(mode: ContractMode, tensor: Tensor, text: str | None) -> Tensor:
     return fresh
 
 
-def _judged_outputs(mode: ContractMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
+def _judged_outputs(mode: SpmdTypeMode, leaves: list[Tensor], types: Types | None) -> list[Violation]:
     texts = _one_for_each(leaves, types, name="output_type", what="output")
     found = []
     for leaf, text in zip(leaves, texts, strict=True):
@@ -157,7 +157,7 @@ def _one_for_each(
     return types
 
 
-def _judged_output(mode: ContractMode, leaf: Tensor, text: str | None) -> Violation | None:
+def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violation | None:
     """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)

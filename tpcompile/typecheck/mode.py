@@ -1,4 +1,4 @@
-"""Eager ops and wrapper calls of one rank -> the contract types of its tensors, and the violations.
+"""Eager ops and wrapper calls of one rank -> the SPMD types of its tensors, and the violations.
 
 A `TorchDispatchMode` sees every op below autograd with the program's own tensor objects, so types are kept per tensor
 in a weak dictionary. The grad mode is the program's: nothing in a `torch.no_grad()` block has a gradient. Nothing stays
@@ -48,7 +48,7 @@ class _Communicated:
     is_read: bool = False
 
 
-class ContractMode(TorchDispatchMode):
+class SpmdTypeMode(TorchDispatchMode):
     """Follows the types of tensors while it is active; after it has ended, `violations` are in program order.
 
     `module` gives names for the report and the types of parameters: from the `shard_specs()` of its children, or for
@@ -79,7 +79,7 @@ class ContractMode(TorchDispatchMode):
             self._declare_parameters(module)
             self._declare_given(module, parameter_types or {})
 
-    def __enter__(self) -> ContractMode:
+    def __enter__(self) -> SpmdTypeMode:
         self._stack = ExitStack()
         self._stack.enter_context(observing(self))
         super().__enter__()

@@ -10,14 +10,14 @@ from tpcompile.typecheck.site import Site
 
 @dataclass(frozen=True)
 class Violation:
-    """One op that breaks the contract of its operands."""
+    """One op that its operands' SPMD types do not allow."""
 
     rule: str
     """Name of the violated rule, e.g. `bias-before-reduce`."""
     op: str
     """Op or wrapper, e.g. `aten.add` or `all_reduce`."""
     operands: tuple[str, ...]
-    """Contract types of its tensor operands, in order."""
+    """SPMD types of its tensor operands, in order."""
     site: Site
     why: str
     """The effect on values or gradients."""
@@ -46,22 +46,22 @@ class Report:
 
     @property
     def finding(self) -> Violation | None:
-        """The first violation in program order, None when the contract holds."""
+        """The first violation in program order, None when there is none."""
         return self.violations[0] if self.violations else None
 
     def __str__(self) -> str:
         checked = f"{self.num_ops} ops on {_named(self.ranks)} of tp={self.tp}"
         if not self.violations:
-            return f"contract holds: {checked}"
+            return f"type check passed: {checked}"
         first, *rest = self.violations
         plural = "s" if rest else ""
-        lines = [f"contract broken: {len(self.violations)} finding{plural} in {checked}", "", str(first)]
+        lines = [f"type check failed: {len(self.violations)} finding{plural} in {checked}", "", str(first)]
         for violation in rest:
             lines += ["", "later, may be a consequence", str(violation)]
         return "\n".join(lines)
 
     def raise_on_violation(self) -> None:
-        """Raise DivergenceError with the whole text when the contract is broken."""
+        """Raise DivergenceError with the whole text when there is a violation."""
         if self.violations:
             raise DivergenceError(str(self))
 

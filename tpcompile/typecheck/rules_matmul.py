@@ -22,7 +22,7 @@ _LABELS = {
 _PRODUCT_OF = {"aten.addmm": "aten.mm", "aten.baddbmm": "aten.bmm", "aten.addmv": "aten.mv"}
 
 
-def contract(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, str, str]) -> SpmdType:
+def einsum_type(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, str, str]) -> SpmdType:
     """Type of an einsum of two operands; `labels` are of the left, the right and the result."""
     types = Types([left, right])
     if types.has("U"):
@@ -59,14 +59,14 @@ def _shard_of_product(step: Step, types: Types, labels: tuple[str, str, str]) ->
 @rule(*_LABELS)
 def _product(step: Step) -> Result:
     """A matrix product."""
-    return contract(step, step.type_at(0), step.type_at(1), _LABELS[step.name])
+    return einsum_type(step, step.type_at(0), step.type_at(1), _LABELS[step.name])
 
 
 @rule(*_PRODUCT_OF)
 def _product_plus(step: Step) -> Result:
     """Bias plus a matrix product: a bias on a partial product is counted once per rank."""
     labels = _LABELS[_PRODUCT_OF[step.name]]
-    product = contract(step, step.type_at(1), step.type_at(2), labels)
+    product = einsum_type(step, step.type_at(1), step.type_at(2), labels)
     has_bias = step.kwargs.get("beta", 1) != 0
     if product.kind == "U" or not has_bias:
         return product
@@ -81,9 +81,9 @@ def _product_plus(step: Step) -> Result:
 )  # fmt: skip
 def _attention(step: Step) -> Result:
     """Softmax over the keys between two products: [b, h, s, e], [b, h, t, e], [b, h, t, f]."""
-    scores = contract(step, step.type_at(0), step.type_at(1), ("bhse", "bhte", "bhst"))
+    scores = einsum_type(step, step.type_at(0), step.type_at(1), ("bhse", "bhte", "bhst"))
     weights = over_last(step, scores, {3}, "sums exponentials over the keys")
-    result = contract(step, weights, step.type_at(2), ("bhst", "bhtf", "bhsf"))
+    result = einsum_type(step, weights, step.type_at(2), ("bhst", "bhtf", "bhsf"))
     return step.first_result(result)
 
 

@@ -177,7 +177,7 @@ def parse_type(text: str, *, ndim: int, grad: bool) -> SpmdType:
     """`I`, `R`, `V`, `V(-1)`, `P`, `P(max)`, `C` or `U` -> a type; raises ConfigError for any other text."""
     match = _WRITTEN.match(text)
     if match is None:
-        raise ConfigError(f"contract type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
+        raise ConfigError(f"SPMD type {text!r} is unknown; write one of {', '.join(get_args(Kind))}, V(dim), P(op)")
     letter, detail = match[1], match[2]
     if letter == "V":
         return varying(_checked_dim(text, detail, ndim), grad=grad)
@@ -197,5 +197,5 @@ def _checked_dim(text: str, detail: str | None, ndim: int) -> int | None:
         return None
     is_number = re.fullmatch(r"-?\d+", detail) is not None
     if not is_number or not -ndim <= int(detail) < ndim:
-        raise ConfigError(f"contract type {text!r}: write a dim from {-ndim} to {ndim - 1}")
+        raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
     return int(detail) % ndim

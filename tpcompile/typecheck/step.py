@@ -1,4 +1,4 @@
-"""One op with the contract types of its operands -> what a rule needs to judge it; the table of rules.
+"""One op with the SPMD types of its operands -> what a rule needs to judge it; the table of rules.
 
 A rule is registered for op names without overload and without the `_` of the in-place form, and returns the type of the
 result, or one type per result. A rule that finds a violation returns `step.flag(...)`: the result is not followed
