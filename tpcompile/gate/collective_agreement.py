@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tpcompile.config import RunConfig
+from tpcompile.config import JobConfig
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.digests.digest import frame_name, layer_items
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -18,7 +18,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.differing_items import first_difference
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.checks import STEADY
+from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
 from tpcompile.ranks.store import RankStore
@@ -27,25 +27,29 @@ _SAME = "the same collectives on every rank"
 
 
 class Agreement:
-    """Compares the collectives of the n-th compile of a phase of mode C that has any, across ranks."""
+    """Compares the collectives of the n-th compile of a phase that has any, across ranks; of mode C and of a target."""
 
-    def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
+    def __init__(self, store: RankStore, config: JobConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
         self._last: tuple[tuple[str, ...], ...] | None = None
         self.phase = ""
         self.mode = ""
 
+    @property
+    def _is_steady(self) -> bool:
+        return self.phase == f"{self.mode}/{STEADY}"
+
     def on_compile(self, compile_: CompileRecord) -> None:
         """Called on every rank after a compile of a frame, before the new code runs."""
-        if self.mode != "C" or self._store.world_size == 1:
+        if self.mode not in COMPARED or self._store.world_size == 1:
             return
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
             return  # no rank can hang in it; if only one rank has it, the verdict says so
         keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
-        if self.phase == f"C/{STEADY}" and unchanged:
+        if self._is_steady and unchanged:
             return  # a recompile that other ranks may not share, but one that cannot hang them
         check = self._compare(compile_, items)
         if check is not None:
@@ -88,14 +92,13 @@ class Agreement:
     def _not_on_all(self, compile_: CompileRecord, ranks: Sequence[int], absent: Mapping[int, str]) -> Check:
         """Some ranks compiled it: at fault in the steady phase, where none should; elsewhere the others are."""
         late = sorted(absent)
-        is_steady = self.phase == f"C/{STEADY}"
-        new = " with different collectives than before" if is_steady else ""
+        new = " with different collectives than before" if self._is_steady else ""
         return self._check(
             f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
             f"{named_ranks(ranks)} compiled it{new}, {named_ranks(late)} did not within "
             f"{self._config.gate.store_timeout_s:g} s ({_seen(absent)})",
             compile_,
-            ranks=ranks if is_steady else late,
+            ranks=ranks if self._is_steady else late,
         )
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
@@ -125,7 +128,7 @@ class Agreement:
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(
             id=CheckId.AGREED,
-            mode="C",
+            mode=self.mode,
             status=Status.FAIL,
             expected=expected,
             observed=observed,
