@@ -24,7 +24,7 @@ import tpcompile
 from tests.forked import torchrun
 from tests.rank_jobs import run_on_ranks
 from tpcompile.checking import Capture
-from tpcompile.errors import DivergenceError, ExitCode
+from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
 from tpcompile.evidence.records import DivergenceClass, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
@@ -199,6 +199,23 @@ def test_a_graph_break_is_red_without_any_phase() -> None:
     verdict = tpcompile.check(run)
     (check,) = (check for check in verdict.checks if check.name == "graph breaks")
     assert check.is_red and check.line is not None and check.line.code == "torch._dynamo.graph_break()"
+
+
+def test_a_directory_that_holds_a_verdict_is_refused(tmp_path: Path) -> None:
+    with tpcompile.capture() as run:
+        _program(1.5)(torch.ones(2))
+    tpcompile.check(run).publish(tmp_path)
+    with pytest.raises(DirectoryTakenError, match="already holds a run"):
+        tpcompile.check(run).publish(tmp_path)
+
+
+def _declared() -> tuple[str, ...]:
+    names = (name for name in ("mine::norm",))
+    return tpcompile.capture(tp_aware=names).tp_aware
+
+
+def test_declared_ops_reach_the_check_beside_the_sentinel_that_reads_them_first() -> None:
+    assert run_on_ranks(_declared) == [("mine::norm",)] * 2
 
 
 LEAVES_ONE_OUT = """

@@ -32,10 +32,17 @@ _LEAVING_S = 20.0
 class Capture:
     """What the ranks of a job compile while it is active; see `capture`."""
 
-    def __init__(self, domain: Domain, *, session: CaptureSession, sentinel: Sentinel | None) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        session: CaptureSession,
+        sentinel: Sentinel | None,
+        allowed: Allowed,
+        tp_aware: tuple[str, ...],
+    ) -> None:
         self.domain, self.session, self.sentinel = domain, session, sentinel
-        self.allowed: Allowed = ()
-        self.tp_aware: tuple[str, ...] = ()
+        self.allowed, self.tp_aware = allowed, tp_aware
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -77,6 +84,7 @@ def capture(
     allowed: intended differences, (layer, text, reason).
     tp_aware: custom ops and Triton kernels that are right on a shard.
     """
+    allowed, tp_aware = tuple(allowed), tuple(tp_aware)  # read twice
     domain = domain_of(mesh, axis) if dist.is_initialized() else ALONE
     session = CaptureSession(groups=domain.roles)
     sentinel = None
@@ -84,9 +92,7 @@ def capture(
         sentinel = Sentinel(
             mesh=mesh, axis=axis, policy=policy, allow=allowed, tp_aware=tp_aware, run_dir=run_dir, session=session
         )
-    found = Capture(domain, session=session, sentinel=sentinel)
-    found.allowed, found.tp_aware = allowed, tuple(tp_aware)
-    return found
+    return Capture(domain, session=session, sentinel=sentinel, allowed=allowed, tp_aware=tp_aware)
 
 
 def check(run: Capture, *, timeout_s: float = 300.0) -> ReportedVerdict:

@@ -174,12 +174,16 @@ def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, 
 
     Raises ConfigError for a prompt without a token or with more than one dim.
     """
-    wrong = [tuple(prompt.shape) for prompt in prompts if prompt.dim() != 1 or not len(prompt)]
-    if wrong or not prompts:
+    shapes = [tuple(prompt.shape) for prompt in prompts]
+    wrong = [shape for shape in shapes if len(shape) != 1 or shape == (0,)]
+    if wrong or not shapes:
         raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
-    length = max(len(prompt) for prompt in prompts)
-    ids = [F.pad(prompt, (length - len(prompt), 0), value=pad_id) for prompt in prompts]
-    is_token = [F.pad(torch.ones_like(prompt, dtype=torch.bool), (length - len(prompt), 0)) for prompt in prompts]
+    length = max(size for (size,) in shapes)
+    ids, is_token = [], []
+    for prompt in prompts:
+        padding = (length - len(prompt), 0)
+        ids.append(F.pad(prompt, padding, value=pad_id))
+        is_token.append(F.pad(torch.ones_like(prompt, dtype=torch.bool), padding))
     return torch.stack(ids), torch.stack(is_token)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from pydantic import PrivateAttr
 from rich.console import Console
 
-from tpcompile.errors import DivergenceError, ExitCode
+from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
 from tpcompile.evidence.judgement.verdict import CAPTURED
 from tpcompile.evidence.records import RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
@@ -54,10 +54,12 @@ class ReportedVerdict(Verdict):
 
         Each rank writes its record; rank 0 also verdict.json, junit.xml and, in GitHub Actions, the step summary and
         annotations. `tpcompile compare RUN_DIR` judges it again. `run_dir` is by default runs/<utc time>-check. Raises
-        PreflightError when it cannot be written.
+        PreflightError when it cannot be written, and on rank 0 DirectoryTakenError when it holds a verdict.
         """
         evidence = self._evidence
         directory = RunDir.create(run_dir or evidence.run_dir)
+        if self.is_reporter and directory.holds_run():
+            raise DirectoryTakenError(directory.path)
         directory.write_record(evidence.record)
         if self.is_reporter:
             facts = {"kind": CAPTURED, "timeout_s": evidence.timeout_s, "allowed": list(evidence.allowed)}
