@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -106,3 +108,17 @@ def test_a_test_sees_no_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.gpu(0)
 def test_a_test_that_is_marked_sees_the_gpus() -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == GPUS
+
+
+def missing(script: str) -> list[str]:
+    """Test files that a script names and that are not there."""
+    words = re.findall(r"tests/[\w/{},.]+", script)
+    command = f"printf '%s\\n' {' '.join(words)}"  # bash expands the braces
+    expanded = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    return [path for path in expanded.stdout.split() if not (TESTS.parent / path).exists()]
+
+
+def test_ci_names_test_files_that_are_there() -> None:
+    """pytest runs nothing at all where one of them is not."""
+    assert missing((TESTS.parent / ".ci/run").read_text()) == []
+    assert missing("tests/test_suite.py tests/test_{suite,nowhere}.py::test_x") == ["tests/test_nowhere.py"]
