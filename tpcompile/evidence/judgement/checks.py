@@ -206,7 +206,7 @@ def kept(mode: str, ranks: Ranks) -> Check:
     overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
     check = make_check(
         mode,
-        "reduces that overwrite what is read later",
+        "no in-place all-reduce clobbers a live buffer",
         found,
         "reduced buffers share no memory with live tensors",
         overwriting if subjects else "none",

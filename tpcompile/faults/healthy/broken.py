@@ -1,4 +1,4 @@
-"""The negative controls: programs that do diverge, to see that the harness says so."""
+"""Negative controls: programs that do diverge, in which the harness must report alarms."""
 
 from __future__ import annotations
 
