@@ -86,7 +86,7 @@ class Agreement:
         )
 
     def _not_on_all(self, compile_: CompileRecord, ranks: Sequence[int], absent: Mapping[int, str]) -> Check:
-        """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others are."""
+        """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others."""
         late = sorted(absent)
         is_steady = self.phase == f"C/{STEADY}"
         new = " with different collectives than before" if is_steady else ""

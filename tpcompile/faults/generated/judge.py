@@ -1,4 +1,4 @@
-"""A case and what a route said of it -> named, detected, missed, hang, ...: pure."""
+"""A case and the result of a route -> named, detected, missed, hang, ...: pure."""
 
 from __future__ import annotations
 
