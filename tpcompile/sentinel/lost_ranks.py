@@ -55,7 +55,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     elsewhere = newest.without(there)
     if not elsewhere:
         return _unlike_sizes(gone, newest.first, says)
-    strange = elsewhere if there else _left_their_habit(states, newest)
+    strange = elsewhere if there else _deviating(states, newest)
     if strange:
         return _met_with_another(strange, states, says)
     through = _through_with(gone, newest, states)
@@ -116,7 +116,7 @@ def _is_met_by(gone: Lost, issued: Issued) -> bool:
     return reach > 0 and gone.place[:reach] == issued.place[:reach]
 
 
-def _left_their_habit(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
+def _deviating(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
     """Ranks that recently deviated from their own sequence -> the collective in which they did."""
     of_group = {rank: states[rank].issued_in(last.group) for rank, last in newest.items()}
     return ByRank(of_group).found(_strangest)
