@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from tpcompile.evidence.digests.rank_sources import rank_sources
 from tpcompile.evidence.digests.recompiles import recompile_of
 from tpcompile.evidence.digests.split_regions import splits_of
-from tpcompile.evidence.iterables import first, indexed, phrase
+from tpcompile.evidence.iterables import first, indexed
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.records import (
     CompileDigest,
@@ -29,6 +29,7 @@ from tpcompile.evidence.records import (
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
 from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
+from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.reasons import nearest_reason
 
 

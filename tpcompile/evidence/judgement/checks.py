@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import find, first, grouped, phrase
+from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.ranks import named_ranks
 
 LIVE_ONLY = frozenset({
