@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 scripts/bare_block.py --preset cpu_smoke
 
-Same weights, input and calls as mode C (first call, steady calls, another length); no capture, reference or verdict.
+Same weights, input and calls as mode C (first call, steady calls, a different length); no capture, reference
+or verdict.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 A stack of transformer blocks under tensor parallelism, compiled, is called step after step. At step 3 the last rank
 begins to keep statistics: a guard fails, it recompiles alone, and its new graph sums the statistics over a group of
-their own. Nobody joins it. With the sentinel the job must end by itself, with a verdict; without it, it hangs until
-the timeout of the process group (NCCL: 10 minutes), and is killed here after `--plain-limit-s`.
+their own. No other rank enters it. With the sentinel the job must end by itself, with a verdict; without it, it hangs
+until the timeout of the process group (NCCL: 10 minutes), and is killed here after `--plain-limit-s`.
 
 Exit 1 when the sentinel's job did not end by itself with the recompiling rank and its line named.
 """

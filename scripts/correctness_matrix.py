@@ -61,7 +61,7 @@ def main() -> int:
         if env.rank == 0:
             _write(options, cells, matrix, device, seconds=time.monotonic() - started)
         failed = [cell for cell in cells if not cell["passed"]]
-        # Nobody leaves while rank 0 still needs the store of its launcher.
+        # No rank leaves while rank 0 still needs the store of its launcher.
         store.wait_for_ranks("end", timeout_s=60)
     return 1 if failed else 0 if cells else 2
 
@@ -167,7 +167,7 @@ class Matrix:
         )
         try:
             report = check_program(reference, strategy(self.groups[tp]), program, demands)
-        except Exception:  # the other ranks must hear of it
+        except Exception:  # reported to the other ranks
             return {"ratio": "nan", "tensor": "", "failures": [traceback.format_exc(limit=-3)]}
         return _summary(report, self.options.limit)
 

@@ -2,9 +2,9 @@
 
     python scripts/fuzz_collectives.py --cases 100000 --ranks 4 --seed 0 [--out results/fuzz_collectives.json]
 
-All ranks draw the same case from one seed, so each computes the reference from everybody's inputs by itself. A case
-is forward and, for float inputs, backward; values are small integers, so every sum is exact in every dtype. A rank
-that finds a difference, another exception or no progress for a minute ends the run, exit code 1.
+All ranks draw the same case from one seed, so each computes the reference from the inputs of all ranks by itself. A
+case is forward and, for float inputs, backward; values are small integers, so every sum is exact in every dtype. A
+rank that finds a difference, any other exception or no progress for a minute ends the run, exit code 1.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def forward(case: Case, xs: list[Tensor]) -> list[Tensor]:
-    """Every member's result, from everybody's input."""
+    """The result of every member, from the inputs of all members."""
     world = len(xs)
     if case.name == "all_reduce":
         return [_reduced(torch.stack(xs), case.op)] * world
@@ -134,7 +134,7 @@ def forward(case: Case, xs: list[Tensor]) -> list[Tensor]:
 
 
 def backward(case: Case, xs: list[Tensor], cs: list[Tensor]) -> list[Tensor]:
-    """Every member's gradient, from everybody's cotangent, by the contract."""
+    """The gradient of every member, from the cotangents of all members, by the stated gradient."""
     world = len(xs)
     summed = _reduced(torch.stack(cs), "sum") if case.dst == "R" and len({c.shape for c in cs}) == 1 else cs[0]
     if case.name == "all_reduce" and case.op in ("max", "min"):

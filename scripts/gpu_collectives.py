@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 scripts/gpu_collectives.py [--backend inductor]
 
 NCCL on CUDA, gloo on CPU where the CUDA-graph part is skipped. Prints one JSON on rank 0; exit code 1 when a rank
-found a difference. The reference is computed on every rank from everybody's input, in float64.
+found a difference. The reference is computed on every rank from the inputs of all ranks, in float64.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _moves(dim: int, group: Any, rank: int, world: int) -> dict[str, tuple[Wrapp
 
 
 def inputs(rank: int, world: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """This rank's input and everybody's in float64."""
+    """The input of this rank, and those of all ranks in float64."""
     generator = torch.Generator().manual_seed(0)
     full = torch.randint(-3, 4, (world, 8, 8 * world), generator=generator).to(device)
     return full[rank].to(dtype).requires_grad_(dtype.is_floating_point), full.double()
@@ -104,7 +104,7 @@ def checks(
 
 
 def captured(name: str, pair: tuple[Wrapper, Reference], group: Any, device: torch.device) -> dict[str, bool]:
-    """A CUDA graph made by hand and one made by mode="reduce-overhead", replayed with another input."""
+    """A CUDA graph made by hand and one made by mode="reduce-overhead", replayed with a different input."""
     call, reference = pair
     x, full = inputs(group.rank(), group.size(), device, torch.float32)
     x = x.detach()

@@ -226,7 +226,7 @@ def test_omp_threads_share_the_cores_unless_the_user_set_them(tools: Path, tmp_p
 def test_a_rank_that_was_still_running_died_in_its_phase() -> None:
     verdict = launch.verdict_without_one([status(0, "stopped"), status(1, "running")], 2, 1, False)
     assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
-    assert "rank 1 died or got killed in phase C/first" in verdict.summary
+    assert "rank 1 was killed or crashed in phase C/first" in verdict.summary
     assert [c.ranks for c in verdict.checks if c.status == Status.FAIL] == [(1,)]
 
 
@@ -276,7 +276,7 @@ def test_torchrun_ends_with_the_right_code(tmp_path: Path, behaviour: str, code:
     assert RunDir(tmp_path / "run").junit.exists()
     assert f"(exit {code})" in text
     if behaviour == "killed":
-        assert "rank 1 died or got killed in phase C/first" in verdict.summary
+        assert "rank 1 was killed or crashed in phase C/first" in verdict.summary
     assert leftovers(tmp_path) == []
 
 
@@ -291,7 +291,7 @@ def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, behaviour: str, co
 def test_a_verdict_that_only_saw_the_job_stop_is_completed_by_the_rank_that_died(tmp_path: Path) -> None:
     code, _, text = run(a_plan(tmp_path, "killed_unknown"))
     assert code == ExitCode.FAIL
-    assert "FAIL (exit 1): rank 1 died or got killed in phase C/first; SIGTERM" in " ".join(text.split())
+    assert "FAIL (exit 1): rank 1 was killed or crashed in phase C/first; SIGTERM" in " ".join(text.split())
 
 
 def test_a_crash_after_a_passed_verdict_is_not_a_pass(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Allow(Frozen):
 
 
 class GateConfig(Frozen):
-    """What the gate does and tolerates."""
+    """Calls, limits and intended differences of the gate."""
 
     steady_calls: int = Field(default=10, gt=0)
     """Calls after the first in which nothing may compile."""
@@ -100,7 +100,7 @@ class RunConfig(Frozen):
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
-    """Known fault to inject (see `tpcompile.faults`), to watch the gate go red; empty for none."""
+    """Known fault to inject (see `tpcompile.faults`), so that the gate must fail; empty for none."""
     fault_rank: int | None = None
     """Rank that gets the fault; None is the last rank."""
 

@@ -136,8 +136,8 @@ def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool
     """One check per group of ranks that ended alike, the likeliest root cause first."""
     verbs = {
         "failed": "raised an exception in",
-        "running": "never left" if timed_out else "died or got killed in",
-        "stopped": "got stopped by a signal in",
+        "running": "never left" if timed_out else "was killed or crashed in",
+        "stopped": "received a termination signal in",
         "finished": "finished after",
     }
     checks = []

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.evidence.iterables import decided, find, first_answer, indexed, listed, unlike
-
-
-def test_the_first_rule_that_holds_decides() -> None:
-    rules = ((str.isdigit, "number"), (str.isalnum, "word"))
-    assert decided(rules, "7", otherwise="text") == "number"
-    assert decided(rules, "a7", otherwise="text") == "word"
-    assert decided(rules, "a 7", otherwise="text") == "text"
+from tpcompile.evidence.iterables import find, first_answer, indexed, unlike
 
 
 def test_an_answer_that_is_false_is_an_answer() -> None:
@@ -27,8 +20,3 @@ def test_values_with_anything_in_common_with_others_are_left_out() -> None:
 def test_the_first_value_that_holds_is_found_or_nothing() -> None:
     assert find(["a", "7", "8"], str.isdigit) == "7"
     assert find(["a"], str.isdigit) is None
-
-
-def test_of_many_texts_the_first_few_are_shown_each_once() -> None:
-    assert listed(["8 -> 9", "8 -> 9", "9 -> 10"], by=", ", at_most=2) == "8 -> 9, 9 -> 10"
-    assert listed("abcd", by=" / ", at_most=2) == "a / b and 2 more"

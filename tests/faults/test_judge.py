@@ -93,7 +93,7 @@ def test_a_fault_without_a_red_verdict_is_missed(said: Verdict | None) -> None:
 def test_a_case_that_does_not_end_is_a_hang_even_with_a_right_verdict() -> None:
     result = judge(CASE, evidence(verdict(divergence()), is_hang=True))
     assert (result.outcome, result.seconds) == (Outcome.HANG, None)
-    assert "although it said: graph differs" in result.why
+    assert "although it reported: graph differs" in result.why
 
 
 def test_a_fault_that_no_rank_reached_is_broken_whatever_was_said() -> None:

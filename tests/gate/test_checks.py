@@ -23,9 +23,9 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.gate import checks as gate_checks
-from tpcompile.gate.measurements import Cliff, GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule, TensorError
 
-OVERWRITES = "reduces that overwrite what is read later"
+OVERWRITES = "no in-place all-reduce clobbers a live buffer"
 CONFIG = load("cpu_smoke", modes=("A", "B", "C"), train=True)
 WRONG = 5e5
 SITES = ("/app/model.py:5", "/app/model.py:9")
@@ -59,17 +59,17 @@ def errors(**ratios: float) -> tuple[TensorError, ...]:
 def facts(**changes: Any) -> dict[str, Any]:
     """Measured values of a healthy rank; a keyword replaces one."""
     healthy: dict[str, Any] = {
-        "cliff": cliff(),
-        "trap": Trap(eager=1.0, compiled=2.0),
+        "breaks": breaks(),
+        "gradient_factor": GradientFactor(eager=1.0, compiled=2.0),
         "schedule": Schedule(declared=COLLECTIVES, compiled=COLLECTIVES),
         "errors": errors(),
     }
     return GateFacts(**(healthy | changes)).model_dump(mode="json")
 
 
-def cliff(**changes: Any) -> Cliff:
+def breaks(**changes: Any) -> GraphBreaks:
     """What mode A must show; a keyword replaces one value."""
-    shown = Cliff(sites=SITES, broken_sites=SITES, collectives_per_forward=2, regions_per_forward=3)
+    shown = GraphBreaks(sites=SITES, broken_sites=SITES, collectives_per_forward=2, regions_per_forward=3)
     return shown.model_copy(update=changes)
 
 
@@ -306,29 +306,34 @@ def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites()
 
 
 def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
-    check = judge("A", healthy(0), healthy(1, facts=facts(cliff=cliff(broken_sites=SITES[:1]))))[
+    check = judge("A", healthy(0), healthy(1, facts=facts(breaks=breaks(broken_sites=SITES[:1]))))[
         "every collective call site breaks the graph"
     ]
     assert (check.status, check.ranks) == (Status.FAIL, (1,)) and SITES[1] in check.observed
 
 
 def test_mode_a_fails_when_regions_do_not_exceed_collectives() -> None:
-    found = failed("A", healthy(0), healthy(1, facts=facts(cliff=cliff(regions_per_forward=2))))
+    found = failed("A", healthy(0), healthy(1, facts=facts(breaks=breaks(regions_per_forward=2))))
     assert found == {"regions entered per forward exceed collectives": (1,)}
 
 
 def test_mode_a_is_skipped_without_collectives() -> None:
-    found = judge("A", healthy(0, facts=facts(cliff=cliff(collectives_per_forward=0))))
+    found = judge("A", healthy(0, facts=facts(breaks=breaks(collectives_per_forward=0))))
     assert {c.status for c in found.values()} == {Status.SKIPPED}
 
 
-@pytest.mark.parametrize("trap", [Trap(eager=2.0, compiled=2.0), Trap(eager=1.0, compiled=1.0), Trap(eager=1.0)])
-def test_mode_b_fails_when_the_gradient_trap_is_not_there(trap: Trap) -> None:
-    assert failed("B", healthy(0), healthy(1, facts=facts(trap=trap))) == {"gradient trap detected": (1,)}
+@pytest.mark.parametrize(
+    "factor",
+    [GradientFactor(eager=2.0, compiled=2.0), GradientFactor(eager=1.0, compiled=1.0), GradientFactor(eager=1.0)],
+)
+def test_mode_b_fails_when_the_gradient_is_not_multiplied(factor: GradientFactor) -> None:
+    assert failed("B", healthy(0), healthy(1, facts=facts(gradient_factor=factor))) == {
+        "compiled gradient is multiplied by tp": (1,)
+    }
 
 
 def test_mode_b_has_no_trap_on_one_rank() -> None:
-    assert judge("B", healthy(0))["gradient trap detected"].status == Status.SKIPPED
+    assert judge("B", healthy(0))["compiled gradient is multiplied by tp"].status == Status.SKIPPED
 
 
 @pytest.mark.parametrize("mode", ["A", "B", "C"])

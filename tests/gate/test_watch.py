@@ -89,7 +89,7 @@ def test_store_that_went_down_ends_the_run(ending: Ending, monkeypatch: pytest.M
     monkeypatch.setattr(RankStore, "peek", refuse)
     monkeypatch.setattr(RankStore, "put_first", refuse)
     with Watch(stores(1)[0], ending.last_words, mode="C"):
-        assert "the job's store is gone" in ending.wait().observed
+        assert "the job's store does not respond" in ending.wait().observed
 
 
 def test_first_alarm_is_the_cause_on_every_rank(ending: Ending) -> None:

@@ -183,7 +183,7 @@ def test_a_rank_that_never_comes_is_a_failed_check_with_what_it_did_last() -> No
 def test_without_rank_0_the_next_rank_judges() -> None:
     found = Verdict.model_validate_json(results()[1]["absent_judge"])
     assert check(found, CheckId.REPORTED.heading).ranks == (0,)
-    assert "never: it entered no preflight check" in found.summary
+    assert "never: it did not enter a preflight check" in found.summary
 
 
 def test_a_rank_that_died_on_the_way_is_named_with_its_last_step() -> None:

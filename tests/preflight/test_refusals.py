@@ -1,4 +1,4 @@
-"""Arguments that make no sense are refused at once, without waiting for anybody; one process."""
+"""Arguments that make no sense are refused at once, without waiting for a rank; one process."""
 
 from __future__ import annotations
 

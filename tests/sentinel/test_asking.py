@@ -1,4 +1,4 @@
-"""A rank that waits long says for whom, from time to time; one that compiles itself waits for nobody."""
+"""A rank that waits long logs for which ranks, at growing intervals; a rank that compiles waits for none."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_of_two_ranks_the_one_whose_loop_went_on_without_a_call_is_named(odd: in
     found = compare(*ranks)
     assert found is not None and found[0] == (odd,)
     assert "left out a call of step train.py:3: at call 11 `step` in main is" in found[1]
-    assert "up to call 10, where it was 10" in found[1]
+    assert "it was equal (10) on both ranks up to call 10" in found[1]
 
 
 def test_of_three_ranks_the_pair_that_differs_names_the_one(odd: int = 2) -> None:

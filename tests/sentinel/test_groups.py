@@ -16,7 +16,7 @@ from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, RankState
-from tpcompile.sentinel.wrong_group import other_group
+from tpcompile.sentinel.wrong_group import wrong_group
 from tpcompile.torch_api import compiler as compat
 
 ONE, TWO = "1 undefined", "2 undefined"
@@ -73,7 +73,7 @@ def run(tells_groups_apart: bool) -> dict[str, dict[str, Any]]:
     ranks = Ranks()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     if not tells_groups_apart:
-        hang.FINDERS = tuple(find for find in hang.FINDERS if find is not other_group)
+        hang.FINDERS = tuple(find for find in hang.FINDERS if find is not wrong_group)
         roles = compat.group_roles
         compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
     return {"eager": _eager(ranks, groups), "compiled": _compiled(ranks, groups)}

@@ -10,7 +10,7 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.describe import describe
-from tpcompile.sentinel.exited_ranks import departed
+from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.messages import COMPILING, RUNNING, WAITING, Issued, PointToPoint, Position, RankState
@@ -343,7 +343,7 @@ def test_every_state_is_described_in_one_line() -> None:
 
 def test_communication_that_failed_because_a_rank_left_names_it() -> None:
     here = state(0, issued(4, done=False, at=10))
-    found = departed(by_rank(state(1, ended="finished")), here)
+    found = lost_to_exited(by_rank(state(1, ended="finished")), here)
     assert found is not None
     assert (found.ranks, found.line) == ((1,), line(10))
-    assert departed({}, here) is None
+    assert lost_to_exited({}, here) is None

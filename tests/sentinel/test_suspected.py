@@ -1,4 +1,4 @@
-"""Numbers of collectives that differ while nobody is stuck: what the ranks issued says which collective it is."""
+"""Numbers of collectives differ while no rank is stuck: the flight recorders show which collective it is."""
 
 from __future__ import annotations
 

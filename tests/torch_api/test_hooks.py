@@ -1,4 +1,4 @@
-"""Everybody who listens hears of compiles and guard lookups, and nothing is left behind."""
+"""Every listener is called for compiles and guard lookups, and nothing stays registered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Mode of the repro -> how a model issues its collectives; the model's own code is the same in all three.
 
 mode   class                  collectives                                gradient
-A      DisabledCollectives    in-place, hidden from Dynamo               none stated: a cliff of graph breaks
+A      DisabledCollectives    in-place, hidden from Dynamo               none stated: breaks the graph at every call
 B      InPlaceCollectives     in-place, rewritten by Dynamo              none stated: x group size under compile
 C      Collectives            tpcompile.collectives.api                 stated by dst, equal in eager and compiled
 """

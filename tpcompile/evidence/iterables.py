@@ -30,18 +30,6 @@ def differ(values: Iterable[Hashable]) -> bool:
     return len(set(values)) > 1
 
 
-def phrase(*parts: str) -> str:
-    """`C/first, forward model.py:3`: the parts that are not empty, in one line."""
-    return ", ".join(filter(None, parts))
-
-
-def listed(texts: Iterable[str], *, by: str, at_most: int) -> str:
-    """`8 -> 9, 9 -> 10 and 3 more`: each text once, the first few."""
-    different = list(dict.fromkeys(texts))
-    more = f" and {len(different) - at_most} more" if len(different) > at_most else ""
-    return by.join(different[:at_most]) + more
-
-
 def grouped(values: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
     """Values by key; keys and values in order of appearance."""
     found: dict[K, list[T]] = {}
@@ -68,11 +56,3 @@ def first_answer(questions: Iterable[Callable[[T], A | None]], about: T) -> A | 
         if answer is not None:
             return answer
     return None
-
-
-def decided(rules: Iterable[tuple[Callable[[T], bool], A]], about: T, *, otherwise: A) -> A:
-    """The answer of the first rule that holds."""
-    for holds, says in rules:
-        if holds(about):
-            return says
-    return otherwise

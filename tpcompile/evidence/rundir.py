@@ -111,7 +111,7 @@ class RunDir:
         self._write(f"rank_{record.rank}/record.json", record.to_json())
 
     def read_records(self) -> list[RankRecord]:
-        """Evidence of all ranks that left any, by rank. Raises ConfigError on a file of another schema."""
+        """Evidence of all ranks that left any, by rank. Raises ConfigError on a file of a different schema."""
         return [self._read(RankRecord, path) for path in self._rank_files("record.json")]
 
     def write_status(self, status: RankStatus) -> None:

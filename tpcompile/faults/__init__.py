@@ -1,4 +1,4 @@
-"""Known faults and healthy programs: what the gate, the sentinel and diagnose must name, and what they must let run.
+"""Known faults, which the gate, the sentinel and diagnose must name, and healthy programs, which must stay green.
 
 registry.py    name -> declaration; two of one name are refused
 injected/      faults that `tpcompile gate --fault NAME` injects; below the gate, without what follows here
@@ -12,8 +12,8 @@ judge.py       a case and its evidence -> named, detected, missed, hang, ...
 alarms.py      what a run of a healthy program left -> its alarms
 sweep.py       many cases -> results
 matrix.py      results -> the detection matrix
-columns.py     the same case without the sentinel: what tlparse, DETAIL and spmd_check say
+columns.py     the same case without the sentinel: what tlparse, DETAIL and spmd_check report
 __main__.py    the body of `tpcompile faults`
 clean_runs.py  many runs of healthy programs, drawn; scripts/clean_runs.py
-generated/     faults that were not written by hand, drawn from seeds; scripts/generated_faults.py
+generated/     faults that are generated from seeds; scripts/generated_faults.py
 """

@@ -2,7 +2,7 @@
 
     @fault(Cause.STRIDE, "pytorch#155558: ...", marker="# blamed: input of the block", step=2)
     def stride(context: Context) -> None:
-        '''Rank 1 gets the same batch in another memory layout at step 2.'''
+        '''Rank 1 gets the same batch in a different memory layout at step 2.'''
 
 The name of the function is the case's, its docstring says what is planted.
 """

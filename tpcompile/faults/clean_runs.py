@@ -12,7 +12,7 @@ Every rank gets a PYTHONHASHSEED and an Inductor cache of its own. Runs cycle th
 these caches: cold (all empty), warm (all filled by the run before), split (filled, but for the last rank's); with the
 sentinel also shared (one empty cache for all ranks), and none (a backend without a cache).
 
-A run is an alarm when it ends with another exit code than 0, or not in time; with the sentinel also when a verdict was
+A run is an alarm when it ends with an exit code other than 0, or not in time; with the sentinel also when a verdict was
 written, a sentinel has a finding or stopped watching, a rank left no result, or ranks of one tensor-parallel group
 compiled a different number of times without the program saying so. Exit 1 on any alarm.
 """

@@ -19,15 +19,15 @@ LIMIT_S = 40.0
 
 
 class Said(StrEnum):
-    """What a different tool reports on a case."""
+    """What one of these tools reports on a case."""
 
     NAMED = "named"
-    """It names the op, guard or line in which the ranks differ."""
+    """The tool names the op, guard or line in which the ranks differ."""
     DETECTED = "detected"
-    """It reports that ranks differ, not in what."""
+    """The tool reports that ranks differ, but not in what."""
     SILENT = "silent"
     HANG = "hang"
-    """It reported nothing, and the job did not end."""
+    """The tool reported nothing, and the job did not end."""
     NOT_HERE = "not here"
     """The tool is not installed, or this version of torch lacks it."""
 
@@ -43,7 +43,7 @@ class Column:
 
 
 def say(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> str:
-    """Run the case with the tool of that name, a key of `COLUMNS`, and read what it said; `gpus` as in `run_case`."""
+    """Run the case with the tool of that name, a key of `COLUMNS`, and classify its output; `gpus` as in `run_case`."""
     column = COLUMNS[name]
     if not column.is_here():
         return Said.NOT_HERE.value
@@ -61,7 +61,7 @@ def text_of(said: Said, *, timed_out: bool) -> str:
 
 
 def read_tlparse(folder: Path) -> Said:
-    """The landing page warns of compile ids, caches and collectives; it never says which guard, op or line."""
+    """The landing page warns of compile ids, caches and collectives; it never names the guard, op or line."""
     command = ["tlparse", "--all-ranks-html", "--no-browser", "-o", str(folder / "tlparse"), str(folder / "trace")]
     subprocess.run(command, capture_output=True, timeout=120, check=False)
     page = folder / "tlparse" / "index.html"

@@ -58,7 +58,7 @@ class Context:
         return torch.randn(*shape, device=self.device, **options)
 
     def run(self, block: Callable[[torch.Tensor], Any], *, backend: Any = None) -> None:
-        """Compile a block and call it at every step, with another batch of equal shape."""
+        """Compile a block and call it at every step, with a new batch of equal shape."""
         compiled = torch.compile(block, backend=backend or self.backend, dynamic=False)
         for step in range(self.num_steps):
             self.faulty(step)

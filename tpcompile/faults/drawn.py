@@ -225,5 +225,5 @@ class TinyMLP(nn.Module):
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of programs that do not ask for another."""
+    """The optimizer of programs that do not ask for a different one."""
     return torch.optim.SGD(module.parameters(), lr=1e-3)

@@ -131,7 +131,7 @@ def judge(case: Case, evidence: Evidence) -> Result:
 
 def _outcome(case: Case, evidence: Evidence, found: Found | None) -> tuple[Outcome, str]:
     if evidence.is_hang:
-        said = f", although it said: {found.text}" if found else ""
+        said = f", although it reported: {found.text}" if found else ""
         return Outcome.HANG, f"had not ended after {case.limit_s:g} s{said}"
     if case.cause is None:
         return _healthy(evidence, found)

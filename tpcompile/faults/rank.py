@@ -16,11 +16,11 @@ from tpcompile.torch_api import backends
 def main() -> None:
     """Play the case on this rank."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("module", help="of the case; no other one is imported")
+    parser.add_argument("module", help="the module that declares the case")
     parser.add_argument("case")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--bare", action="store_true", help="without the sentinel")
-    parser.add_argument("--backend", default="aot_eager", help="backend of programs in which it is not the point")
+    parser.add_argument("--backend", default="aot_eager", help="backend of programs that do not need a certain one")
     parser.add_argument("--spmd-check", action="store_true", help="switch Inductor's own check on")
     parser.add_argument("--draw", help="parameters of a healthy program, as JSON")
     arguments = parser.parse_args()

@@ -5,10 +5,10 @@ modes.py      what modes A, B and C run, phase by phase
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
-watch.py      the thread that ends a run in which some rank is stuck or gone
+watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
-status.py     what this rank is doing, for the others and for the next day
+status.py     state of this rank, for the other ranks and to be read after a crash
 """
 
 from __future__ import annotations

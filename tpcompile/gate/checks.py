@@ -25,20 +25,20 @@ from tpcompile.evidence.judgement.checks import (
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.measurements import GateFacts, Schedule, TensorError, Trap
+from tpcompile.gate.measurements import GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
 Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
 
 
 def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """Mode A must show the cliff: every collective call site breaks the graph."""
+    """Mode A must break the graph at every call site of a collective."""
     _ = config, divergences
     ranks = digests_by_rank(digests)
     if not ranks:
         return []
-    cliffs = _facts(ranks).map(lambda facts: facts.cliff)
-    sites, per_forward = cliffs.first.sites, cliffs.first.collectives_per_forward
+    breaks = _facts(ranks).map(lambda facts: facts.breaks)
+    sites, per_forward = breaks.first.sites, breaks.first.collectives_per_forward
     if not per_forward:
         return [
             _not_made(
@@ -49,8 +49,8 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
                 "none: tp is 1",
             )
         ]
-    missing = cliffs.map(lambda cliff: cliff.unbroken(sites)).where(bool)
-    regions = cliffs.map(lambda cliff: cliff.regions_per_forward)
+    missing = breaks.map(lambda found: found.unbroken(sites)).where(bool)
+    regions = breaks.map(lambda found: found.regions_per_forward)
     return [
         any_compiled("A", ranks),
         make_check(
@@ -71,19 +71,19 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 
 
 def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """Mode B looks fine and is not: one graph, right forward, gradient times world size."""
+    """Mode B must have one graph and a right forward, and a gradient that is multiplied by the world size."""
     ranks = digests_by_rank(digests)
     return [
         any_compiled("B", ranks),
         *_one_graph("B", ranks),
         *agreement("B", ranks, divergences),
         _errors(config, ranks, "B", "forward right", only="forward"),
-        _trap(ranks),
+        _gradient_factor(ranks),
     ]
 
 
 def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """Mode C is the contract."""
+    """Mode C must pass every check: one graph, equal ranks, no recompile, right forward and gradients."""
     ranks = digests_by_rank(digests)
     return [
         any_compiled("C", ranks),
@@ -139,19 +139,19 @@ def _one_graph(mode: str, ranks: Ranks) -> list[Check]:
     ]
 
 
-def _trap(ranks: Ranks) -> Check:
+def _gradient_factor(ranks: Ranks) -> Check:
     """The gradient of an in-place all-reduce is right in eager, and multiplied by the world size when compiled."""
-    world, name = len(ranks), "gradient trap detected"
+    world, name = len(ranks), "compiled gradient is multiplied by tp"
     if world == 1:
         return _not_made("B", name, Status.SKIPPED, "tp > 1", "tp is 1")
-    traps = _facts(ranks).map(lambda facts: facts.trap)
-    expected = Trap(eager=1.0, compiled=float(world))
-    eager = values_text(traps.map(lambda trap: trap.eager))
-    compiled = values_text(traps.map(lambda trap: trap.compiled))
+    factors = _facts(ranks).map(lambda facts: facts.gradient_factor)
+    expected = GradientFactor(eager=1.0, compiled=float(world))
+    eager = values_text(factors.map(lambda factor: factor.eager))
+    compiled = values_text(factors.map(lambda factor: factor.compiled))
     return make_check(
         "B",
         name,
-        traps.where(lambda trap: trap != expected),
+        factors.where(lambda factor: factor != expected),
         f"gradient factor 1 in eager, {world} compiled",
         f"{eager} in eager, {compiled} compiled",
     )

@@ -1,6 +1,6 @@
 """Every compile, before its code runs -> all ranks would issue the same collectives, or the run ends.
 
-Comparing afterwards would be too late: collectives that differ hang. What differs otherwise is left to the verdict.
+A comparison after the call would be too late: collectives that differ hang. The verdict reports all other differences.
 """
 
 from __future__ import annotations
@@ -86,20 +86,20 @@ class Agreement:
         )
 
     def _not_on_all(self, compile_: CompileRecord, ranks: Sequence[int], absent: Mapping[int, str]) -> Check:
-        """Some ranks compiled it: at fault in the steady phase, where none should; elsewhere the others are."""
+        """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others."""
         late = sorted(absent)
         is_steady = self.phase == f"C/{STEADY}"
         new = " with different collectives than before" if is_steady else ""
         return self._check(
             f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
-            f"{named_ranks(ranks)} compiled it{new}, {named_ranks(late)} did not within "
+            f"{named_ranks(ranks)} compiled it{new}, {named_ranks(late)} did not compile it within "
             f"{self._config.gate.store_timeout_s:g} s ({_seen(absent)})",
             compile_,
             ranks=ranks if is_steady else late,
         )
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
-        """The first collective in which the lowest of the `odd` ranks leaves what the lowest of the others does."""
+        """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
         sides = [odd[0], issued.without(odd).ranks[0]]
         number = first_difference(tuple(issued[rank] for rank in sides))
         said = [(rank, issued[rank][number]) for rank in sides if number < len(issued[rank])]

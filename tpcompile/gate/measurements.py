@@ -1,4 +1,4 @@
-"""What a rank measured of modes A, B and C, for the checks and for a replay; torch-free.
+"""Measurements of modes A, B and C on one rank, for the checks and for a replay; torch-free.
 
 A record carries it as JSON, so that `evidence` knows nothing of modes.
 """
@@ -14,7 +14,7 @@ from tpcompile.evidence.records.base import Frozen
 
 
 class TensorError(Frozen):
-    """How far one tensor is from float64, beside the same on a single device in the same dtype."""
+    """Error of one tensor against float64, and that of the same tensor on a single device in the same dtype."""
 
     mode: Mode
     what: str
@@ -26,11 +26,11 @@ class TensorError(Frozen):
 
     @property
     def badness(self) -> float:
-        """The ratio; no number is worse than any."""
+        """The ratio; NaN counts as infinite."""
         return math.inf if math.isnan(self.ratio) else self.ratio
 
 
-class Cliff(Frozen):
+class GraphBreaks(Frozen):
     """Mode A: where the block issues collectives, and where Dynamo broke the graph. Sites are `file.py:line`."""
 
     sites: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class Cliff(Frozen):
         return sorted(set(sites).difference(self.broken_sites))
 
 
-class Trap(Frozen):
-    """Mode B: what the gradient of an in-place all_reduce is multiplied with."""
+class GradientFactor(Frozen):
+    """Mode B: the factor by which the gradient of an in-place all_reduce is wrong; 1 where it is right."""
 
     eager: float | None = None
     compiled: float | None = None
@@ -72,10 +72,10 @@ class Schedule(Frozen):
 
 
 class GateFacts(Frozen):
-    """All of it; what was not measured has its default."""
+    """All measurements of a rank; what was not measured has its default."""
 
-    cliff: Cliff = Cliff()
-    trap: Trap = Trap()
+    breaks: GraphBreaks = GraphBreaks()
+    gradient_factor: GradientFactor = GradientFactor()
     schedule: Schedule = Schedule()
     errors: tuple[TensorError, ...] = ()
     first_wrong: str = ""

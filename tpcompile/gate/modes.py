@@ -22,7 +22,7 @@ from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
-from tpcompile.gate.measurements import Cliff, GateFacts, Schedule, Trap
+from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
@@ -34,7 +34,7 @@ _RESIZED_CALLS = 3
 
 @dataclass
 class Run:
-    """What every mode needs of its surroundings, and the facts it leaves."""
+    """What every mode gets from the run, and the facts that it measures."""
 
     config: RunConfig
     device: torch.device
@@ -48,7 +48,7 @@ class Run:
     arrive: Callable[[str], None]
     """Waits until all ranks are at that phase."""
     any_rank: Callable[[str, bool], bool]
-    """Waits for the answer of every rank to that question; true when one of them says so."""
+    """(question, this rank's answer) -> true when any rank answers with True; waits for the answers of all ranks."""
     facts: GateFacts = field(default_factory=GateFacts)
 
     @contextmanager
@@ -104,7 +104,7 @@ class Run:
 
 
 def mode_c(run: Run) -> None:
-    """The contract: one graph on every rank, equal digests, right numbers."""
+    """Functional collectives, which must give one graph on every rank, equal digests and right numbers."""
     fault, context, config = run.fault, run.context, run.config
     stack = run.build(fault.comm(Collectives(run.group), context))
     run.choose_fast_paths(stack)
@@ -127,21 +127,23 @@ def mode_c(run: Run) -> None:
 
 
 def mode_b(run: Run) -> None:
-    """In-place all-reduce, traced: looks fine, and multiplies gradients by the world size."""
+    """In-place all-reduce, traced: one graph and a right forward, but gradients are multiplied by the world size."""
     stack = run.build(InPlaceCollectives(run.group))
     compiled = run.compile(stack)
     with run.phase(f"B/{FIRST}", "compile and run"):
         first = run.call(compiled, stack)
     _keep_errors(run, "B", stack, first, only_forward=True)
     run.steady("B", compiled, stack)
-    with run.phase("B/trap", "gradient of an in-place all_reduce"):
+    with run.phase("B/gradient", "gradient of an in-place all_reduce"):
         eager = _gradient_factor(_in_place_sum(run.group), run.device)
         traced = torch.compile(_in_place_sum(run.group), backend="aot_eager")
-        run.facts = run.facts.changed(trap=Trap(eager=eager, compiled=_gradient_factor(traced, run.device)))
+        run.facts = run.facts.changed(
+            gradient_factor=GradientFactor(eager=eager, compiled=_gradient_factor(traced, run.device))
+        )
 
 
 def mode_a(run: Run) -> None:
-    """In-place all-reduce hidden from Dynamo: the region falls apart at every collective."""
+    """In-place all-reduce hidden from Dynamo: the graph breaks at every collective."""
     warnings.filterwarnings("ignore", message=".*autograd kernel was not registered.*")  # that is what mode A does
     recorder = SiteRecorder(DisabledCollectives(run.group))
     with run.phase("A/eager", "find the call sites"), torch.no_grad():
@@ -153,13 +155,13 @@ def mode_a(run: Run) -> None:
     with run.phase("A/count", "count the regions"):
         run.call(compiled, stack)
     breaks = [b for c in run.session.compiles() if c.phase == f"A/{FIRST}" for b in c.breaks]
-    cliff = Cliff(
+    found = GraphBreaks(
         sites=tuple(sorted(set(recorder.sites))),
         collectives_per_forward=len(recorder.sites),
         broken_sites=tuple(sorted({f"{Path(s.file).name}:{s.line}" for b in breaks for s in b.stack})),
         regions_per_forward=sum(c.entered for c in run.session.region_counts() if c.phase == "A/count"),
     )
-    run.facts = run.facts.changed(cliff=cliff)
+    run.facts = run.facts.changed(breaks=found)
     run.steady("A", compiled, stack)
 
 
@@ -167,14 +169,14 @@ MODES: dict[Mode, Callable[[Run], None]] = {"A": mode_a, "B": mode_b, "C": mode_
 
 
 class SiteRecorder(DisabledCollectives):
-    """Notes which line of the model issues each all-reduce."""
+    """Records which line of the model issues each all-reduce."""
 
     def __init__(self, inner: DisabledCollectives) -> None:
         super().__init__(inner.group)
         self.sites: list[str] = []
 
     def all_reduce(self, x: Tensor, dst: Any = "I") -> Tensor:
-        """Note the caller's line, then reduce."""
+        """Record the caller's line, then reduce."""
         if self.size > 1:
             frame = sys._getframe(1)
             self.sites.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")

@@ -125,7 +125,7 @@ class _Gate:
         self.run_: Run | None = None
 
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
-        """All modes, then the exchange; whatever goes wrong ends in a verdict."""
+        """All modes, then the exchange; any failure ends in a verdict."""
         self.board.enter("start")
         if self.env.rank == 0:
             self.directory.write_config(self.config.model_dump_json(indent=1))
@@ -166,19 +166,19 @@ class _Gate:
         fault.phase("compiling", context)
 
     def begin_phase(self, name: str, doing: str) -> None:
-        """Say what begins, and give it its time."""
+        """Publish that a phase begins, and set its deadline."""
         self.board.enter(name, doing=doing)
         self.watch.deadline(name, self.config.gate.phase_timeout_s)
         self.agreement.phase = name
 
     def arrive(self, name: str) -> None:
-        """All ranks have arrived before any rank issues a collective."""
+        """Wait for all ranks at this phase, before any of them issues a collective; a missing rank ends the run."""
         missing = self.store.wait_for_ranks(f"at/{name}", timeout_s=self.config.gate.store_timeout_s)
         if missing:
             self.watch.end(self.agreement.missing(name, missing))
 
     def any_rank(self, question: str, answer: bool) -> bool:
-        """True when any rank says so; ranks must not branch on what only they know before a collective."""
+        """True when any rank answers True, on all ranks: they must take one branch before a collective."""
         self.store.put(f"{question}/{self.env.rank}", answer)
         keys = {rank: f"{question}/{rank}" for rank in range(self.env.world_size)}
         timeout_s = self.config.gate.store_timeout_s
@@ -188,7 +188,7 @@ class _Gate:
         return any(found.values())
 
     def run_facts(self, device: torch.device) -> dict[str, str]:
-        """What `run.json` keeps: the one place with a clock and a machine in it."""
+        """Contents of `run.json`, the only file that names a time and a machine."""
         return {
             "command": " ".join(sys.argv),
             "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
@@ -210,7 +210,7 @@ class _Gate:
         )
 
     def finish(self) -> ExitCode:
-        """Exchange digests, publish the verdict, leave."""
+        """Exchange digests, publish the verdict and return the exit code."""
         self.board.enter("verdict", doing="compare ranks")
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
@@ -222,7 +222,7 @@ class _Gate:
         return self.publish(verdict, judge=self.env.rank == 0)
 
     def last_words(self, check: Check) -> ExitCode:
-        """On the watch's thread: what is known so far, one verdict, the exit code."""
+        """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
         self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.session is None:
             return ExitCode.FAIL

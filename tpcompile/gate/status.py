@@ -1,4 +1,4 @@
-"""What this rank is doing -> the store for the other ranks, the run directory for whoever comes after a crash."""
+"""State of this rank -> the store, for the other ranks, and the run directory, to be read after a crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.ranks.store import RankStore
 
 
 class StatusBoard:
-    """Publishes this rank's phase; `last_seen` tells about another rank."""
+    """Publishes the state of this rank; `last_seen` describes the state of a different rank."""
 
     def __init__(self, run_dir: RunDir, store: RankStore) -> None:
         self._run_dir, self._store = run_dir, store
@@ -21,22 +21,22 @@ class StatusBoard:
         self.phase = "start"
 
     def enter(self, phase: str, *, doing: str = "") -> None:
-        """Say that a phase begins; on a terminal, rank 0 also says so to the user."""
+        """Publish that a phase begins; on a terminal, rank 0 also prints it."""
         self.phase = phase
         self._publish("running")
         if self._store.rank == 0 and self._console.is_terminal:
             self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
 
     def doing(self, what: str) -> None:
-        """Say what this rank does within the phase, e.g. `compiling`."""
+        """Publish what this rank does within the phase, e.g. `compiling`."""
         self._publish(what)
 
     def end(self, state: str, *, error: str = "") -> None:
-        """Say how this rank ended: `finished`, `failed` or `stopped`."""
+        """Publish how this rank ended: `finished`, `failed` or `stopped`."""
         self._publish(state, error)
 
     def last_seen(self, rank: int) -> str:
-        """What another rank last said, and whether its process is still there (same host only)."""
+        """The last state that a rank published, and whether its process died (known on the same host only)."""
         status = self._store.peek(f"status/{rank}")
         if status is None:
             return "never, it did not reach the store"
@@ -44,7 +44,7 @@ class StatusBoard:
         return f"{status['state']} in phase {status['phase']} on {status['host']}{gone}"
 
     def is_gone(self, rank: int) -> bool:
-        """True when the rank's process is known to be dead; on another host nothing is known."""
+        """True when the rank's process is known to be dead; on a different host that is not known."""
         status = self._store.peek(f"status/{rank}")
         return status is not None and process_state(status["pid"], status["namespace"]) == "dead"
 

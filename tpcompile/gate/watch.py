@@ -1,4 +1,4 @@
-"""The thread that ends a run in which some rank is stuck, gone or has given up.
+"""The thread that ends a run in which a rank hangs, has died or has failed.
 
 A collective that waits for a dead rank cannot be interrupted from Python, so nothing here depends on the main
 thread: the watch has its own store client, learns of SIGTERM through a pipe, and leaves with `os._exit`.
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 ALARM = "alarm"
 
 LastWords = Callable[[Check], ExitCode]
-"""Called once, on the watch's thread: write down everything, return the exit code of the process."""
+"""Called once, on the watch's thread: write the record and the verdict, return the exit code of the process."""
 
 
 class Watch:
@@ -39,7 +39,7 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="tpcompile-watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        """Begin to watch; on the main thread, where alone Python sets signal handlers."""
+        """Begin to watch; call it on the main thread, since Python sets signal handlers only there."""
         self._signals.install(self._thread, over_a_handler=True)
         self._thread.start()
         return self
@@ -60,7 +60,7 @@ class Watch:
         self._phase, self._deadline = phase, time.monotonic() + seconds
 
     def alarm(self, check: Check) -> Check:
-        """Tell all ranks what went wrong; the first alarm is the cause, and is returned."""
+        """Publish what went wrong to all ranks; the first alarm is the cause, and is returned."""
         return Check.model_validate(self._store.put_first(ALARM, check.model_dump(mode="json")))
 
     def end(self, check: Check) -> None:
@@ -88,7 +88,7 @@ class Watch:
         try:
             alarm = self._store.peek(ALARM)
         except RuntimeError:
-            observed = "the job's store is gone: torchrun or its node died"
+            observed = "the job's store does not respond: torchrun or its node died"
             return self._check(CheckId.ALIVE, "all ranks run to the end", observed)
         if alarm is not None:
             return Check.model_validate(alarm)

@@ -74,13 +74,13 @@ class Exchanges:
         self._root = _connect(store, rank=self.rank, timeout_s=timeout_s)
 
     def say(self, doing: str) -> None:
-        """Publish what this rank is doing, for the verdict in case it gets no further."""
+        """Publish what this rank is doing, so that a verdict can name where it stopped."""
         with self._store_errors():
             self._root.put(f"seen/{self.rank}", f"{doing} for {self._name}, number {_num_exchanges[self._name]}")
 
     def last_seen(self, rank: int) -> str:
         """The last state that a rank published, in any exchange."""
-        return str(self._root.peek(f"seen/{rank}") or "never: it entered no preflight check")
+        return str(self._root.peek(f"seen/{rank}") or "never: it did not enter a preflight check")
 
     def is_gone(self, rank: int) -> bool:
         """Always False: ranks publish their state here, not their process."""

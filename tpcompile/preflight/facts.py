@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcompile.evidence.iterables import phrase
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen
+from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.preflight.backends import Resolvers, answers, resolved_backends
 from tpcompile.preflight.weights import Group, Layout, Weight

@@ -151,13 +151,20 @@ def _describe(pair: ByRank[Counted], counter: str, change: _Change) -> Finding:
     odd = ahead.where(bool).ranks
     what = _what(change, counter) if change.is_of_one_rank else "did not make the same calls"
     says = " and ".join(f"{value} on rank {rank}" for rank, value in shows.items())
-    then = " and ".join(map(str, dict.fromkeys(change.before.values)))
     observed = (
         f"{named_ranks(odd)} {what} of {pair.first.region}: at call {change.after.call} {counter} is "
-        f"{says}; up to call {change.before.call}, where it was {then}, the ranks were in step"
+        f"{says}; {_was(change.before)}"
     )
     is_by_number = counter.startswith(COLLECTIVES)
     return Finding(Cause.CALL_COUNT, observed, odd, pair[odd[0]].line, is_by_number=is_by_number)
+
+
+def _was(reading: _Reading) -> str:
+    """Text on the last call before the change, at which the counters were equal or differed by a constant."""
+    first_value, second_value = reading.values
+    if first_value == second_value:
+        return f"it was equal ({first_value}) on both ranks up to call {reading.call}"
+    return f"up to call {reading.call} it was {first_value} and {second_value}, with a constant difference"
 
 
 def _what(change: _Change, counter: str) -> str:

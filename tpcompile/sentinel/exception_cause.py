@@ -15,7 +15,7 @@ from tpcompile.evidence.records.base import known
 from tpcompile.sentinel import flight
 from tpcompile.sentinel.blackbox import absences
 from tpcompile.sentinel.checks import failure_check, finding_check
-from tpcompile.sentinel.exited_ranks import departed
+from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
 from tpcompile.sentinel.protocol import Protocol
@@ -52,15 +52,15 @@ class Losses:
         if not _is_of_communication(error):
             return None
         stack = (line,) if line else ()
-        return _for_a_moment(lambda: self._dead() or self._departed(stack))
+        return _for_a_moment(lambda: self._dead() or self._exited(stack))
 
     def soon(self) -> Finding | None:
         """The finding that names dead ranks; tries for `_LOSS_S`, since a process may still be ending."""
         return _for_a_moment(self._dead)
 
-    def _departed(self, stack: tuple[UserLine, ...]) -> Finding | None:
+    def _exited(self, stack: tuple[UserLine, ...]) -> Finding | None:
         here = self._snapshot.state().model_copy(update={"stack": stack})
-        return departed(self._protocol.left, here)
+        return lost_to_exited(self._protocol.left, here)
 
     def _dead(self) -> Finding | None:
         others = set(self._log.members) - self._protocol.left.keys() - {self._log.rank}

@@ -16,7 +16,7 @@ from tpcompile.sentinel.situation import Situation
 from tpcompile.sentinel.waits import Wait, waits_of
 
 
-def waits_for_departed(situation: Situation) -> Finding | None:
+def waits_for_exited(situation: Situation) -> Finding | None:
     """The finding for a rank that waits for a rank that has left."""
     return first_finding(lambda wait: _of_wait(situation.now, wait), waits_of(situation))
 
@@ -30,7 +30,7 @@ def _of_wait(states: ByRank[RankState], wait: Wait) -> Finding | None:
     return explained or Finding(Cause.STUCK_COLLECTIVE, says, (wait.target,), here.wait_line)
 
 
-def departed(states: Mapping[int, RankState], here: RankState) -> Finding | None:
+def lost_to_exited(states: Mapping[int, RankState], here: RankState) -> Finding | None:
     """The finding for failed communication on this rank, if other ranks have left."""
     gone = ByRank(states).without([here.rank]).where(lambda state: state.ended)
     if not gone:

@@ -15,16 +15,16 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.describe import describe
-from tpcompile.sentinel.exited_ranks import waits_for_departed
+from tpcompile.sentinel.exited_ranks import waits_for_exited
 from tpcompile.sentinel.finding import Finding, first_finding
 from tpcompile.sentinel.history import History
 from tpcompile.sentinel.lost_ranks import lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
-from tpcompile.sentinel.one_sided_compile import Pair, one_compiled
+from tpcompile.sentinel.one_sided_compile import Pair, one_sided_compile
 from tpcompile.sentinel.parting import parting, parting_in
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
-from tpcompile.sentinel.wrong_group import other_group
+from tpcompile.sentinel.wrong_group import wrong_group
 
 
 def why_stuck(situation: Situation) -> Finding | None:
@@ -72,7 +72,7 @@ def _of_pair(states: ByRank[RankState], wait: Wait, back: Wait) -> Finding | Non
     for mine, theirs in ((wait, back), (back, wait)):
         compiled_at = states[mine.rank].waits_at
         if compiled_at is not None:
-            return one_compiled(Pair(states, states[mine.rank], compiled_at, states[theirs.rank], theirs.what))
+            return one_sided_compile(Pair(states, states[mine.rank], compiled_at, states[theirs.rank], theirs.what))
     says = f"rank {wait.rank} waits {wait.what}; rank {back.rank} waits {back.what}"
     p2p = states[wait.rank].p2p or states[back.rank].p2p
     if p2p is not None:
@@ -108,5 +108,5 @@ def _may_be_joined(wanted: Issued, states: ByRank[RankState]) -> bool:
     return len(members.where(lambda state: state.has_issued(wanted))) < len(members)
 
 
-FINDERS: tuple[Finder, ...] = (lost_ranks, mismatch, waits_for_departed, other_group, cycle, crossed)
+FINDERS: tuple[Finder, ...] = (lost_ranks, mismatch, waits_for_exited, wrong_group, cycle, crossed)
 """Rules in order, the most specific first."""

@@ -55,7 +55,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     elsewhere = newest.without(there)
     if not elsewhere:
         return _unlike_sizes(gone, newest.first, says)
-    strange = elsewhere if there else _left_their_habit(states, newest)
+    strange = elsewhere if there else _deviating(states, newest)
     if strange:
         return _met_with_another(strange, states, says)
     through = _through_with(gone, newest, states)
@@ -82,7 +82,7 @@ def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState])
 
 
 def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
-    """The finding where the dead rank was right, and a different rank issued a different collective."""
+    """The finding that blames remaining ranks: they issued a different collective than the dead rank."""
     issued = strange.first
     cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
     says += f"; {named_ranks(strange.ranks)} issued {issued}"
@@ -90,7 +90,7 @@ def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: 
 
 
 def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
-    """The finding where the remaining ranks were right, and the dead rank was at a different line."""
+    """The finding that blames the dead rank: it was at a different line than the remaining ranks."""
     says += f"; the remaining ranks issued {met}"
     if met.call_line is None or not _is_usual_place(gone, states):
         return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
@@ -105,7 +105,7 @@ def _is_a_call_more(issued: Issued, state: RankState) -> bool:
 
 
 def _is_usual_place(gone: Lost, states: ByRank[RankState]) -> bool:
-    """True when ranks issue collectives at the dead rank's line: it was there too early, by a call that it skipped."""
+    """True when other ranks issue collectives at the dead rank's line: it got there early, since it skipped a call."""
     met = [issued for issued in issued_by_all(states) if _is_met_by(gone, issued)]
     return gone.place[-1] in [issued.place[-1] for issued in met]
 
@@ -116,7 +116,7 @@ def _is_met_by(gone: Lost, issued: Issued) -> bool:
     return reach > 0 and gone.place[:reach] == issued.place[:reach]
 
 
-def _left_their_habit(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
+def _deviating(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
     """Ranks that recently deviated from their own sequence -> the collective in which they did."""
     of_group = {rank: states[rank].issued_in(last.group) for rank, last in newest.items()}
     return ByRank(of_group).found(_strangest)

@@ -40,7 +40,7 @@ class Pair:
         return Finding(cause, observed, (self.other.rank,), self.other.wait_line)
 
 
-def one_compiled(pair: Pair) -> Finding | None:
+def one_sided_compile(pair: Pair) -> Finding | None:
     """Why only one rank compiled at a position; None when the protocol compares the compiles of both."""
     theirs = pair.other.waits_at
     if theirs is None:

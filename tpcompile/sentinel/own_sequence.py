@@ -9,7 +9,7 @@ from tpcompile.sentinel.messages import Key
 
 
 def surprise(keys: Sequence[Key], place: int, elsewhere: Iterable[int]) -> int:
-    """How unusual the collective at `place` is: 0 where it is usual, or where nothing is known.
+    """How much the collective at `place` deviates from the sequence: 0 where it follows it, or nothing is known.
 
     Among the places `elsewhere`, those with the longest common run of preceding collectives show what usually follows.
     If the collective at `place` is not one of these, the length of that run is returned.

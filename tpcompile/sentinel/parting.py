@@ -38,11 +38,11 @@ def parting_in(history: History) -> Finding | None:
     oldest = history.numbers[0]
     if unlike[0].number == oldest > 1:
         return None  # they diverged earlier: since then numbers are shifted
-    return first_finding(_by_habit, unlike) or _by_number(_first_unlike(unlike))
+    return first_finding(_by_own_sequence, unlike) or _by_number(_first_unlike(unlike))
 
 
-def _by_habit(numbered: _Numbered) -> Finding | None:
-    odd = numbered.left_their_habit() or numbered.alone(at_most=1)
+def _by_own_sequence(numbered: _Numbered) -> Finding | None:
+    odd = numbered.deviating() or numbered.alone(at_most=1)
     return _finding(numbered, odd) if odd else None
 
 
@@ -59,7 +59,7 @@ class _Part:
     of_rank: Mapping[int, Issued]
 
     @cached_property
-    def left_its_habit(self) -> bool:
+    def deviates(self) -> bool:
         """True when a different collective followed the same predecessors before."""
         keys = [self.of_rank[number].key for number in sorted(self.of_rank) if number <= self.number]
         here = len(keys) - 1
@@ -94,9 +94,9 @@ class _Numbered:
         """The collective of each rank, to compare with other numbers."""
         return tuple(self.here.map(_key).items())
 
-    def left_their_habit(self) -> tuple[int, ...]:
+    def deviating(self) -> tuple[int, ...]:
         """Ranks that deviate from their own sequence, if not all ranks do."""
-        return self._parts.some(lambda part: part.left_its_habit)
+        return self._parts.some(lambda part: part.deviates)
 
     def alone(self, *, at_most: int = _KEPT) -> tuple[int, ...]:
         """Ranks that issued it at most so often, from a line that no other rank uses; none if all ranks did."""

@@ -13,7 +13,7 @@ from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import StoreLog
 
 
-class Banned:
+class RefusedKernels:
     """Reports what the ban of `tpcompile.fastpath` refuses in a running job; the job goes on."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Banned:
                 checks=(check,),
             )
         )
-        if self._log.claim(f"banned/{item.about}"):
+        if self._log.claim(f"refused/{item.about}"):
             logger.warning(
                 "{} may not run on a shard: {}; it is defined at {} and called at {}; the job goes on",
                 item.about, item.notes["why"], item.notes["defined"], item.line,

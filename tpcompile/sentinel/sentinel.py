@@ -38,7 +38,7 @@ from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
-from tpcompile.sentinel.refused_kernels import Banned
+from tpcompile.sentinel.refused_kernels import RefusedKernels
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
 from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
@@ -120,14 +120,14 @@ class Sentinel:
             policy=policy, allow=allow, kernels=kernels, run_dir=run_dir,
             place=(self.world_size, self.domain, domain.coordinate),
         )  # fmt: skip
-        banned = Banned(
+        refused = RefusedKernels(
             self.log, self.session, world_size=self.world_size, tp_size=domain.tp_size,
             tp_aware=frozenset(tp_aware), report=self.findings.append,
         )  # fmt: skip
         self._hooks = Hooks(
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=self._say_raising,
-            on_compile=lambda compile_: self._safely(lambda: banned.on_compile(compile_)),
+            on_compile=lambda compile_: self._safely(lambda: refused.on_compile(compile_)),
         )  # fmt: skip
         self._alarms = Alarms(self.log, session=self.session, progress=self._progress, snapshot=self._snapshot)
         self._losses = Losses(self.log, self.protocol, self._snapshot)

@@ -33,13 +33,13 @@ class _Wait(NamedTuple):
         return self.state.members.get(self.group, self.group)
 
     @property
-    def left_its_habit(self) -> bool:
+    def deviates(self) -> bool:
         """True for a rank that used a different group in all earlier collectives of that line."""
         used = {one.group for one in self.state.issued if one.is_done and one.place == self.place}
         return bool(used) and self.group not in used
 
 
-def other_group(situation: Situation) -> Finding | None:
+def wrong_group(situation: Situation) -> Finding | None:
     """The finding where two ranks wait at one line in different groups with the same members."""
     waits = situation.now.found(lambda state: _wait(state, situation))
     pairs = combinations(waits.values(), 2)
@@ -62,7 +62,7 @@ def _is_other_group(ours: _Wait, theirs: _Wait) -> bool:
 
 def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
     here = waits.where(lambda wait: wait.place == place)
-    odd = here.some(lambda wait: wait.left_its_habit) or here.unlike_majority(lambda wait: wait.group) or here.ranks
+    odd = here.some(lambda wait: wait.deviates) or here.unlike_majority(lambda wait: wait.group) or here.ranks
     one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(one.state.members.get(one.group, ()))

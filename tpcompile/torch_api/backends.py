@@ -3,7 +3,7 @@
     name                                    why
     _dynamo.backends.debugging.aot_eager    the backend a program wraps
     _inductor.custom_graph_pass             post-grad passes that differ on one rank
-    select_algorithm.add_preprocessing_fn   autotuning that keeps another kernel on one rank
+    select_algorithm.add_preprocessing_fn   autotuning that chooses a different kernel on one rank
     aten_distributed_optimizations          Inductor's own comparison of ranks, 2.13 only
 
 `tests/torch_api/test_backends.py` fails when torch moves one of them.

@@ -36,6 +36,6 @@ def new_trace_handler() -> None:
 
 
 def use_caches(is_shared: bool) -> None:
-    """In a shared cache folder only C++ is reused: graphs are compiled by every run, so that no run decides another."""
+    """In a shared cache folder only C++ is reused: each run compiles its own graphs."""
     torch._inductor.config.fx_graph_cache = not is_shared
     torch._functorch.config.enable_autograd_cache = not is_shared

@@ -11,7 +11,7 @@ from tpcompile.evidence.comparison.cache_entries import reason_of
 from tpcompile.evidence.groups.align import Slot, content
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.domain import Domain, Seen
-from tpcompile.evidence.iterables import decided, find, last, unlike
+from tpcompile.evidence.iterables import find, last, unlike
 from tpcompile.evidence.layers import process_settings as state
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.inputs import requires_grad_cause, shared_cause
@@ -143,7 +143,10 @@ class _Alone:
 
     def cause(self) -> Cause:
         """Why these ranks compiled alone."""
-        return decided(_CAUSES, self, otherwise=Cause.EXTRA_COMPILE)
+        for holds, cause in _CAUSES:
+            if holds(self):
+                return cause
+        return Cause.EXTRA_COMPILE
 
     def has_reached_limit(self) -> bool:
         """True when the frame has reached the recompile limit."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from tpcompile.evidence.digests.rank_sources import rank_sources
 from tpcompile.evidence.digests.recompiles import recompile_of
 from tpcompile.evidence.digests.split_regions import splits_of
-from tpcompile.evidence.iterables import first, indexed, phrase
+from tpcompile.evidence.iterables import first, indexed
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.records import (
     CompileDigest,
@@ -29,6 +29,7 @@ from tpcompile.evidence.records import (
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
 from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
+from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.reasons import nearest_reason
 
 
@@ -79,7 +80,7 @@ def _where(compile_: CompileRecord) -> str:
 
 
 def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
-    """One item per all-reduce of the generated code that destroys numbers which are read afterwards."""
+    """One item per all-reduce of the generated code that overwrites a buffer which later code reads."""
     wrappers = [kernel for kernel in compile_.kernels if kernel.kind == "call"]
     found = [(wrapper.phase, number) for wrapper in wrappers for number in overwritten_reads(wrapper.code)]
     return tuple(_overwritten(compile_, phase, number) for phase, number in found)
@@ -88,7 +89,7 @@ def overwritten_items(compile_: CompileRecord) -> tuple[Item, ...]:
 def _overwritten(compile_: CompileRecord, phase: str, number: int) -> Item:
     lines = [c.line for c in compile_.collectives if (c.phase, c.op) == (phase, "all_reduce")]
     about = f"{phase} all-reduce #{number} of {frame_name(compile_)}"
-    return value_item(about, "destroys what is read later", line=first(lines[number:]))
+    return value_item(about, "overwrites a buffer that later code reads", line=first(lines[number:]))
 
 
 def digest_compile(compile_: CompileRecord, index: int) -> CompileDigest:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpcompile.evidence.iterables import first, grouped, listed
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.lines import with_whole_path
+from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
 _LOCAL = re.compile(r"^L\['(.*?)'\]")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
-from tpcompile.evidence.iterables import find, first, phrase
+from tpcompile.evidence.iterables import find, first
 from tpcompile.evidence.records import CompileDigest, Layer, RankDigest
+from tpcompile.evidence.text.phrases import phrase
 
 
 @dataclass

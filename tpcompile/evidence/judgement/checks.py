@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
-from tpcompile.evidence.iterables import find, first, grouped, phrase
+from tpcompile.evidence.iterables import find, first, grouped
 from tpcompile.evidence.records import Check, CheckId, Divergence, Item, Layer, RankDigest, Status, UserLine
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.ranks import named_ranks
 
 LIVE_ONLY = frozenset({
@@ -206,7 +207,7 @@ def kept(mode: str, ranks: Ranks) -> Check:
     overwriting = f"{', '.join(subjects)} reduces a concatenation in place whose parts are read afterwards"
     check = make_check(
         mode,
-        "reduces that overwrite what is read later",
+        "no in-place all-reduce clobbers a live buffer",
         found,
         "reduced buffers share no memory with live tensors",
         overwriting if subjects else "none",

@@ -15,7 +15,7 @@ from tpcompile.evidence.groups.align import Slot, align
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.groups.by_rank import ByRank, Groups
 from tpcompile.evidence.groups.domain import Allowed, Domain, Fetch, by_domain, reason_for, sides
-from tpcompile.evidence.iterables import find, first, grouped, listed, phrase, unlike
+from tpcompile.evidence.iterables import find, first, grouped, unlike
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import (
     Grade,
@@ -29,6 +29,7 @@ from tpcompile.evidence.records import (
     items_of,
     value_item,
 )
+from tpcompile.evidence.text.phrases import listed, phrase
 
 RANK_VARIABLES = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK",

@@ -7,7 +7,7 @@ programs_list.py  in which ways each program can be run
 plan.py           seed -> case
 frame.py          what a program is given: groups, device, and what watches its steps
 forked.py         ranks forked from a process that has imported torch: a case costs seconds less
-judge.py          a case and what was said of it -> named, detected, missed, hang, ...
+judge.py          a case and the result of a route -> named, detected, missed, hang, ...
 sweep.py          cases and routes -> rows
 table.py, main.py rows -> tables; scripts/generated_faults.py
 

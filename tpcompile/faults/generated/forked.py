@@ -30,9 +30,9 @@ _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL; torchrun leaves 30."""
 _POLL_S = 0.05
 _LOOK_S = 1.0
-"""Seconds between two looks at the CPU time of the ranks; each reads all of /proc."""
+"""Seconds between two samples of the CPU time of the ranks; each reads all of /proc."""
 _BUSY_TICKS = 5
-"""CPU time, in ticks of 10 ms, of all ranks between two looks that is more than their idle threads use."""
+"""CPU time, in ticks of 10 ms, of all ranks between two samples, above which they do more than idle threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Launch:
     after: tuple[str, ...] = ()
     """Command to run when the ranks have ended; its output goes to after.txt."""
     if_ended_badly: tuple[str, ...] = ()
-    """Arguments more for that command when a rank crashed or the job hung: what a person would know."""
+    """Further arguments of that command when a rank crashed or the job hung, which a person would give."""
     fresh_interpreters: bool = False
     """Start Python anew for every rank: CUDA does not survive a fork."""
 
@@ -107,7 +107,7 @@ def supervise(launch: Launch) -> Ended:
 
 
 class _Watch:
-    """Does a run still make progress?"""
+    """Whether a run still makes progress."""
 
     def __init__(self, launch: Launch) -> None:
         self.began_at = time.time()

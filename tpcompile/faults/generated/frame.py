@@ -95,7 +95,7 @@ def start(*, dp: int = 1, pp: int = 1) -> Job:
 
 
 def twin_of_tp(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """Another group of the same ranks as this rank's group `tp`; all ranks call it."""
+    """A second group with the same ranks as this rank's group `tp`; all ranks call it."""
     size = mesh["tp"].size()
     mine = None
     for first in range(0, world_size(), size):
@@ -112,7 +112,7 @@ def other_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def flip_grad_mode() -> None:
-    """No gradients where there were, and the other way round."""
+    """Gradients where there were none, and none where there were."""
     torch.set_grad_enabled(not torch.is_grad_enabled())
 
 

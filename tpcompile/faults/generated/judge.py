@@ -1,4 +1,4 @@
-"""A case and what a route said of it -> named, detected, missed, hang, ...: pure."""
+"""A case and the result of a route -> named, detected, missed, hang, ...: pure."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _lacks_log(case: Case, evidence: Evidence) -> bool:
 
 
 def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judged:
-    """A fault that no compile shows: nothing may be red, and diagnose says so when the job ended badly."""
+    """A fault that no compile shows: no verdict may be red, and diagnose reports a job that ended badly."""
     if found is not None:
         return Judged(outcome=Outcome.DETECTED, wrong=("it is not in what was compiled",), found=found)
     if route != Route.DIAGNOSE or evidence.ended_well:

@@ -1,4 +1,4 @@
-"""Seed -> Case: a program, an operator, a rank, a step and a place, with what must be said; pure and deterministic.
+"""Seed -> Case: a program, an operator, a rank, a step, a place, and the right verdicts; pure and deterministic.
 
 random.Random(seed) draws program, operator, ranks, rank, step, variant, place and backend, in this order. Faults and
 healthy cases have plans of their own: `fault_case(seed)` and `healthy_case(seed)`.
@@ -49,7 +49,7 @@ _ALL_ACT_AT_START = Insert("start", "job.acts()")
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What must be said of a case."""
+    """The verdicts that are right for a case."""
 
     causes: frozenset[str]
     """Acceptable names of the cause, in lower case; empty for a healthy case."""
@@ -251,7 +251,7 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
 
 
 def _acceptable(blame: Blame, rank: int, domain: tuple[int, ...]) -> tuple[frozenset[int], ...]:
-    """Sets of ranks that may be blamed; the empty one and the whole domain both say: the ranks differ."""
+    """Sets of ranks that may be blamed; the empty set and the whole domain both mean that the ranks differ."""
     odd, nobody, everybody = frozenset({rank}), frozenset[int](), frozenset(domain)
     if blame == Blame.DIFFER and len(domain) == 2:
         return (odd, everybody, nobody)

@@ -59,7 +59,7 @@ def _route_summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Tables per route and per operator, and the commands that run again each case that is not right."""
+    """Tables per route and per operator, and the commands that run each wrong case again."""
     parts = [_route_table(rows), _operator_table(rows)]
     replays = [row.replay for row in rows if not row.judged.outcome.is_right]
     if replays:

@@ -1,4 +1,4 @@
-"""The negative controls: programs that do diverge, to see that the harness says so."""
+"""Negative controls: programs that do diverge, in which the harness must report alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.faults.drawn import Run, program, sgd
 
 @program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def diverges(run: Run) -> None:
-    """Negative control: other arithmetic on one rank, silently wrong numbers without a sentinel."""
+    """Negative control: different arithmetic on one rank, silently wrong numbers without a sentinel."""
     mlp = run.mlp()
 
     def program(x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def compiles_on_one_rank(run: Run) -> None:
 
 @program(is_clean=False, backends=("aot_eager",), trains=(False,))
 def dies_silently(run: Run) -> None:
-    """Negative control: a rank that ends with exit code 0 in the middle, without a word."""
+    """Negative control: a rank that ends with exit code 0 in the middle of the run, without an exception."""
     run.compile(torch.sin)(run.data(0))
     if run.rank == 1:
         os._exit(0)

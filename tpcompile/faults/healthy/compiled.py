@@ -172,7 +172,7 @@ def recompile_limit_on_all_ranks(run: Run) -> None:
 
 @program()
 def failed_fullgraph(run: Run) -> None:
-    """A fullgraph compile that fails on all ranks; the program falls back to another."""
+    """A fullgraph compile that fails on all ranks; the program falls back to a different one."""
     mlp = run.mlp()
 
     def broken(x: Tensor) -> Tensor:

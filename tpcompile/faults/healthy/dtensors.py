@@ -20,7 +20,7 @@ from tpcompile.faults.drawn import Run, program, sgd
 
 
 class _Block(nn.Module):
-    """Norm and MLP, written without a thought of parallelism."""
+    """Norm and MLP, written for one device."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def slow_compile(run: Run) -> None:
 
 @program()
 def checkpoint_written_by_one(run: Run) -> None:
-    """Rank 0 takes seconds to save while the others wait in a barrier; then everybody loads."""
+    """Rank 0 takes seconds to save while all other ranks wait in a barrier; then all ranks load."""
     mlp = run.mlp()
     compiled, optimizer = run.compile(mlp), sgd(mlp)
     for step in run.steps():

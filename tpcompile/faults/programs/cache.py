@@ -162,7 +162,7 @@ def slow_compiler(context: Context) -> None:
 
 @fault(
     Cause.INPUT_VALUES,
-    "pytorch#188332, pytorch#192042: a warm cache loads the code of another rank",
+    "pytorch#188332, pytorch#192042: a warm cache loads the code of a different rank",
     "vllm#13435, vllm#38962: a compile cache that is not keyed by rank",
 )
 def stale_artifact(context: Context) -> None:

@@ -193,7 +193,7 @@ def bucketing(context: Context) -> None:
     limit_s=_INDUCTOR_S,
 )
 def autotune(context: Context) -> None:
-    """Autotuning keeps another matmul kernel on rank 1."""
+    """Autotuning chooses a different matmul kernel on rank 1."""
     w_HDD, group = context.randn(4, 64, 64), context.group
 
     def block(x_HBD: Tensor) -> Tensor:  # fault: autotune
@@ -230,11 +230,11 @@ def partitioner(context: Context) -> None:
 
 @fault(
     Cause.PYTHON_VALUE,
-    "flashinfer#3186, flashinfer#3187, sglang#23317, sglang#35343: TP ranks pick other kernel tactics",
+    "flashinfer#3186, flashinfer#3187, sglang#23317, sglang#35343: TP ranks pick different kernel tactics",
     marker="# fault: tactic",
 )
 def tactic(context: Context) -> None:
-    """Rank 1 picks a tactic with a buffer of another size and gathers that."""
+    """Rank 1 picks a tactic with a buffer of a different size, and gathers that buffer."""
     group, is_split = context.group, context.diverges
 
     def block(x_BD: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def report(context: Context, verdict: Verdict) -> bool:
 
 @fault(Cause.ENVIRONMENT, _KERNELS, world_size=3)
 def auto_backend(context: Context) -> None:
-    """`auto` becomes another attention backend on rank 1."""
+    """`auto` resolves to a different attention backend on rank 1."""
     if context.diverges:
         context.reached_fault()
     found = "flash_attn" if not context.diverges else "sdpa"
@@ -75,7 +75,7 @@ def dtype_policy(context: Context) -> None:
 
 @fault(Cause.WEIGHTS, _DRIFT, world_size=3)
 def flipped_bit(context: Context) -> None:
-    """One bit of a replicated norm weight is another on rank 1."""
+    """One bit of a replicated norm weight is different on rank 1."""
     block = Block(context)
     if context.diverges:
         context.reached_fault()
@@ -100,7 +100,7 @@ def mutated_shard(context: Context) -> None:
 
 @fault(Cause.INPUT_VALUES, _DRIFT, ranks=(0,), step=2, world_size=3)
 def perturbed_input(context: Context) -> None:
-    """One number of the batch of rank 0 is another at step 2."""
+    """One number of the batch of rank 0 is different at step 2."""
     inputs = InputCheck(timeout_s=_WAIT_S)
     compiled = torch.compile(lambda x_BD: x_BD.sin() + 1, backend=context.backend, dynamic=False)
     for step in range(context.num_steps):

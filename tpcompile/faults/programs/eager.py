@@ -18,7 +18,7 @@ from tpcompile.faults.context import Context
 # B batch, D features, T tokens of this rank; all tensors are plain local ones.
 
 _LOCAL = "sglang#26921, sglang#26923: TP=8 hangs after hours, a collective under local state"
-_ORDER = "pytorch#75373: ranks that execute other modules hang or compute wrong results"
+_ORDER = "pytorch#75373: ranks that execute different modules hang or compute wrong results"
 _SIZES = "torchtitan#1649, torchtitan#1640: some ranks hang, sizes of MoE depend on the data"
 _LATE = "pytorch#108971: NCCL timeouts, some ranks arrive later"
 
@@ -40,7 +40,7 @@ def _layer(context: Context) -> Callable[[Tensor], Tensor]:
     step=2,
 )
 def debug_same_size(context: Context) -> None:
-    """Rank 1 sums a tensor at step 2; the next collective of rank 0 takes it, and rank 1 is stuck in the last."""
+    """Rank 1 sums a tensor at step 2: it meets the next collective of rank 0, and rank 1 hangs in its last one."""
     layer = _layer(context)
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))
@@ -134,7 +134,7 @@ def hook(context: Context) -> None:
 
 @fault(Cause.COLLECTIVE_SIZES, _SIZES, marker="# fault: split sizes", step=2, on_gpus=False)
 def eager_split_sizes(context: Context) -> None:
-    """Rank 1 expects other split sizes than rank 0 sends, in an eager all-to-all at step 2."""
+    """Rank 1 expects different split sizes than rank 0 sends, in an eager all-to-all at step 2."""
     layer = _layer(context)
     for step in range(context.num_steps):
         tokens_TD = layer(context.randn(8, 16))
@@ -165,7 +165,7 @@ def missing_receive(context: Context) -> None:
 
 
 def _sleep_at(context: Context, step: int) -> None:
-    """Rank 1 is slow at the last step: rank 0 asks what it does, and nothing is wrong."""
+    """Rank 1 is slow at the last step, so that rank 0 asks for its state; nothing is wrong."""
     if context.rank == 1 and step == context.num_steps - 1:
         time.sleep(9)
 
@@ -187,7 +187,7 @@ def lines_of_broadcast(context: Context) -> None:
 
 @healthy(_SIZES, "pytorch#189330: MoE all-to-all")
 def uneven_all_to_all(context: Context) -> None:
-    """Healthy: ranks send other numbers of tokens, as agreed, and rank 1 is 9 s late."""
+    """Healthy: ranks send different numbers of tokens, as agreed, and rank 1 is 9 s late."""
     layer = _layer(context)
     to_send = [[1, 2], [3, 4]][context.rank]
     to_receive = [[1, 3], [2, 4]][context.rank]

@@ -51,7 +51,7 @@ def shape(context: Context) -> None:
     step=2,
 )
 def stride(context: Context) -> None:
-    """Rank 1 gets the same batch in another memory layout at step 2."""
+    """Rank 1 gets the same batch in a different memory layout at step 2."""
     block = _block(context, dynamic=False)
     for step, x_BD in _batches(context):
         block(x_BD.t().contiguous().t() if context.faulty(step) else x_BD)

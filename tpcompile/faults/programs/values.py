@@ -1,4 +1,4 @@
-"""One rank has another Python value: guarded ones, and those that Dynamo folds without a guard."""
+"""One rank has a different Python value: guarded, or folded by Dynamo without a guard."""
 
 from __future__ import annotations
 

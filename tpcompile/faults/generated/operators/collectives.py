@@ -123,7 +123,7 @@ OPERATORS = (
     ),
     Operator(
         name="wrong_group",
-        what="rank R reduces over another group with the same members",
+        what="rank R reduces over a different group with the same members",
         edits=(
             Insert(
                 "region",

@@ -18,7 +18,7 @@ _REGION = ("call", "entered", "compile")
 OPERATORS = (
     Operator(
         name="backend_differs",
-        what="rank R compiles with another backend",
+        what="rank R compiles with a different backend",
         edits=(Rewrite("compile", "backend=job.backend", 'backend="eager" if job.rank == $rank else job.backend'),),
         causes=causes("backend", "backend_differs"),
         blame=Blame.DIFFER,

@@ -32,7 +32,7 @@ OPERATORS = (
     ),
     Operator(
         name="input_stride",
-        what="rank R is fed the same batch in another memory layout",
+        what="rank R is fed the same batch in a different memory layout",
         edits=(_at_step("$x = $x.transpose(0, 1).contiguous().transpose(0, 1)"),),
         variants=((_from_step("$x = torch.cat([$x, $x], dim=-1)[..., : $x.shape[-1]]"),),),
         causes=causes("stride"),

@@ -1,4 +1,4 @@
-"""What an operator is: edits of a program, and what must be said of it; torch-free."""
+"""An operator: edits that plant a fault in a program, and the verdicts that are right for it; torch-free."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from tpcompile.faults.generated.template import Edit
 
 
 class Ends(StrEnum):
-    """What becomes of the job without the tool."""
+    """How the job ends without the sentinel."""
 
     RUNS = "runs"
     """It ends by itself: slow, or silently wrong."""
     HANGS = "hangs"
     CRASHES = "crashes"
     MAY_HANG = "may hang"
-    """It depends on the program: on the collectives that follow, and on the backend."""
+    """Depends on the collectives that follow in the program, and on the backend."""
 
 
 class Blame(StrEnum):
-    """Whom the evidence can show to be at fault."""
+    """The ranks that the evidence can show to be at fault."""
 
     RANK = "rank"
-    """One rank did what the others did not, and left evidence of it; two ranks are enough."""
+    """One rank did what no other rank did, and left evidence of it; shown even with two ranks."""
     DIFFER = "differ"
-    """The ranks differ; of two, neither is known to be wrong, of three or more the odd one is."""
+    """The ranks differ: with two ranks it is not known which is wrong, with three or more it is the minority."""
     ALL = "all"
-    """Each rank differs from each."""
+    """Every rank differs from every other one."""
 
 
 class Trace(StrEnum):
-    """What the logs of the compiler show of it."""
+    """Whether the logs of the compiler show the fault."""
 
     SHOWS = "shows"
     ABSENT = "absent"
-    """It is not in what was compiled."""
+    """Nothing that was compiled differs."""
 
 
 class Start(StrEnum):
-    """When it acts."""
+    """When the fault acts."""
 
     FIRST_CALL = "first call"
     STEP = "step"
@@ -49,23 +49,23 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One kind of fault, or one healthy thing that looks like a fault."""
+    """One kind of fault, or a harmless difference that looks like one."""
 
     name: str
     what: str
-    """One line. Rank R is drawn."""
+    """One line; rank R is drawn from the seed."""
     edits: tuple[Edit, ...]
-    """The first decides where the fault is: one of the places of its kind is drawn."""
+    """The first edit decides where the fault is: one of the places that it fits is drawn."""
     variants: tuple[tuple[Edit, ...], ...] = ()
-    """Other ways to write the same; one of these or `edits` is drawn."""
+    """Alternatives to `edits` that plant the same fault; one of all these is drawn."""
     causes: frozenset[str] = frozenset()
-    """Acceptable causes: names of `Cause` in lower case; empty for a healthy one."""
+    """Acceptable causes: names of `Cause` in lower case; empty for a healthy operator."""
     tags: tuple[str, ...] = ()
-    """Lines a person would accept besides those of the fault."""
+    """Lines that are accepted besides those of the fault, by their tag."""
     is_where_layers_are_called: bool = False
-    """The line that calls the layers is accepted, too; it may be one of the library that the program uses."""
+    """The line that calls the layers is accepted as well, even in a library that the program uses."""
     has_line: bool = True
-    """False where no line of the program is the cause: any is accepted."""
+    """False where no line of the program is the cause: any line is accepted."""
     blame: Blame = Blame.RANK
     trace: Trace = Trace.SHOWS
     ends: Ends = Ends.MAY_HANG
@@ -73,9 +73,9 @@ class Operator:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the sentinel."""
     backends: tuple[str, ...] = ()
-    """Backends under which it acts; empty for all."""
+    """Backends under which the fault acts; empty for all."""
     not_asked: tuple[Route, ...] = ()
-    """Routes that do not take it for healthy, by their own rules."""
+    """Routes on which a healthy operator is not run, since their rules report it."""
 
     leaves_no_log: bool = False
     """Rank R compiles nothing, so torch opens no log there: diagnose names the rank without a log, and no line."""

@@ -143,7 +143,7 @@ OPERATORS = (
     ),
     Operator(
         name="wrong_variant",
-        what="rank R runs the other of two variants at a step; both were compiled before",
+        what="rank R runs a different compiled variant at a step; both variants were compiled before",
         edits=(
             Insert("region", "$x = $x * 2.0 if MODE[0] else $x  # fault"),
             Insert("file", "MODE = [False]"),
