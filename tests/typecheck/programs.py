@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.nn.sharding import Part, ShardSpec
 
 WIDTH, LOCAL, TOKENS, TP = 16, 8, 6, 4
-Layout = tuple[tuple[int, ...], int | None]
+Layout = tuple[tuple[int, ...], int | None | ShardSpec]
 
 COLUMN, ROW = ((LOCAL, WIDTH), 0), ((WIDTH, LOCAL), 1)
 BIAS, SHARDED_BIAS = ((WIDTH,), None), ((LOCAL,), 0)
 
 
-@dataclass(frozen=True)
-class Spec:
-    """All the check reads of a declaration."""
-
-    dim: int | None
-
-
 class Program(nn.Module):
-    """Parameters by name and layout (local shape, sharded dim), and a forward over them."""
+    """Parameters by name and layout (local shape, sharded dim or ShardSpec), and a forward over them."""
 
     def __init__(self, forward: Callable[..., Any], comm: Collectives, layouts: dict[str, Layout]) -> None:
         super().__init__()
@@ -41,7 +34,14 @@ class Program(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.ones(shape)))
 
     def shard_specs(self) -> dict[str, Spec]:
-        return {name: Spec(dim) for name, (_, dim) in self.layouts.items()}
+        return {
+            name: layout if isinstance(layout, ShardSpec) else ShardSpec(layout, parts=(Part(1),))
+            for name, (_, layout) in self.layouts.items()
+        }
+
+    @property
+    def replicas(self) -> Collectives:
+        return self.comm.replicas(2)
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.program(self, *inputs)
