@@ -160,6 +160,10 @@ def _one_for_each(
 def _judged_output(mode: SpmdTypeMode, leaf: Tensor, text: str | None) -> Violation | None:
     """Compare the type of an output with the one that the caller expects; constants and unknown types always fit."""
     found = mode.type_of(leaf)
+    if found.pending is not None:
+        pending = found.pending
+        why = f"{pending.why}; the module returns it"
+        return Violation(pending.rule, pending.origin.what, pending.operands, pending.origin.site, why, pending.fix)
     wanted = parse_type(text or "V", ndim=leaf.dim(), grad=found.grad)
     is_unreduced = found.kind == "P" and wanted.kind != "P"
     if is_unreduced:

@@ -19,10 +19,14 @@ def join(step: Step, types: Types) -> SpmdType:
     if wrong is not None:
         return wrong
     varying = types.of_kind("V")
+    if len(varying.known_dims) > 1:
+        return mixed_shards(step, varying)
     if varying:
         # A mask (V of unknown dim, no gradient) leaves the shard as it is.
         shards = Types(t for t in varying if t.dim is not None or t.grad)
-        return replace((shards or varying).shard, grad=types.grad)
+        is_masked = len(shards) < len(varying)
+        found = (shards or varying).shard
+        return replace(found, grad=types.grad, is_masked=found.is_masked or is_masked)
     return SpmdType(whole_kind(types), types.grad, origin=types.deciding.origin)
 
 
@@ -41,6 +45,9 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     """
     if not step.differentiable:
         return None
+    shared = [t for t in types if t.grad and t.replicated_rows is not None]
+    if shared:
+        return _replicated_rows(step, shared[0])
     equal = types.with_gradient.of_kind("I")
     summed = types.with_gradient.of_kind("R")
     if not equal:
@@ -52,7 +59,39 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     return None
 
 
+def mixed_shards(step: Step, varying: Types) -> SpmdType:
+    """Report shards of different dims in one op."""
+    dims = " and ".join(map(str, varying))
+    return step.flag(
+        "mixed-shards",
+        why=f"the operands are shards of different dims ({dims}, counted on the result): every rank computes a block of "
+        "its own, and the other blocks of the whole result are computed nowhere",
+        fix="bring both into one layout first: all_gather one of them, or reduce_scatter along the dim of the other",
+    )
+
+
+def _replicated_rows(step: Step, shared: SpmdType) -> SpmdType:
+    return step.flag(
+        "missing-copy",
+        why=f"{step.name} reads rows that neighbouring ranks hold too (replicas, as of a kv head): each of these ranks "
+        "has a part of their gradient, and nothing adds the parts up",
+        fix="pass these rows through copy_to_tp over the ranks that share them first: comm.replicas(n).copy_to_tp(rows)",
+    )
+
+
+def _undeclared(step: Step, equal: SpmdType) -> SpmdType:
+    return step.flag(
+        "undeclared-layout",
+        why=f"{equal.origin.what} meets work that differs per rank, and no layout is declared for it, so it is taken "
+        "for replicated",
+        fix="if each rank holds a shard of it, declare that: in shard_specs() of its module, or "
+        "parameter_types={'NAME': 'V(0)'}; if it is the same on all ranks, pass it through copy_to_tp first",
+    )
+
+
 def _equal_in_varying_work(step: Step, equal: SpmdType) -> SpmdType:
+    if equal.is_undeclared:
+        return _undeclared(step, equal)
     if equal.is_reduced:
         return step.flag(
             "needs-dst-R",
@@ -69,6 +108,8 @@ def _equal_in_varying_work(step: Step, equal: SpmdType) -> SpmdType:
 
 
 def _equal_beside_summed(step: Step, equal: SpmdType, summed: SpmdType) -> SpmdType:
+    if equal.is_undeclared:
+        return _undeclared(step, equal)
     if summed.is_reduced:
         return step.flag(
             "needs-dst-I",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
 View = Callable[[Step, SpmdType, Tensor], SpmdType]
@@ -176,26 +176,63 @@ def _sliced(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     dim = step.arg(place, "dim", 0) % x.dim()
     if dim != shard.dim:
         return shard
+    if shard.replicated_rows is not None:
+        return shard
     sizes = {part.shape[dim] for part in step.results}
     is_one_index = sizes == {x.shape[dim] // shard.left}
     is_shard = shard.left == 1 or is_one_index
     return shard.with_dim(dim if is_shard else None)
 
 
-@view("aten.index_select", "aten.cumsum")
+@view("aten.index_select")
 def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank chooses from, or sums up, its own shard; other dims stay."""
+    """Along the sharded dim every rank chooses from its own shard; other dims stay."""
     is_along_shard = step.arg(1, "dim") % x.dim() == shard.dim
     return shard.keep_dim_if(not is_along_shard)
 
 
-@view(
-    "aten.constant_pad_nd", "aten.flip", "aten.roll", "aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold"
-)
+@view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
+def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Along the sharded dim every rank begins anew; counts of local things are meant so."""
+    if step.arg(1, "dim") % x.dim() != shard.dim:
+        return shard
+    if not x.is_floating_point():
+        return shard.with_dim(None)
+    pending = step.pending(
+        "product" if step.name == "aten.cumprod" else "scan",
+        "crosses-shards",
+        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it begins anew on every rank",
+        fix="add what the ranks before have in total: all_gather the totals and sum those of lower ranks; or gather first",
+    )
+    return replace(shard, pending=pending)
+
+
+@view("aten.flip", "aten.roll")
+def _moved_around(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """Along the sharded dim, elements should move to and from other ranks."""
+    place, name = (1, "dims") if step.name == "aten.flip" else (2, "dims")
+    dims = step.arg(place, name, ()) or range(x.dim())
+    moved = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims)}
+    return replace(shard, pending=crosses(step, shard)) if shard.dim in moved else shard
+
+
+def crosses(step: Step, shard: SpmdType) -> Pending:
+    """What an op along the sharded dim lacks: elements of the neighbouring ranks."""
+    return step.pending(
+        "halo",
+        "crosses-shards",
+        why=f"{step.name} moves or mixes elements along dim {shard.dim}, which is sharded: those of other ranks are missing",
+        fix="exchange the elements at the border with the neighbouring ranks, or all_gather along the dim first",
+        dim=shard.dim,
+    )
+
+
+@view("aten.constant_pad_nd", "aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
 def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Followed while no size changes."""
-    keeps_sizes = step.name in ("aten.flip", "aten.roll") or step.out.shape == x.shape
-    return shard.keep_dim_if(keeps_sizes)
+    """Followed while no size changes, or for padding, while that of the sharded dim does not."""
+    keeps_size = step.out.dim() == x.dim() and step.out.shape[shard.dim] == x.shape[shard.dim]
+    is_followed = keeps_size if step.name == "aten.constant_pad_nd" else step.out.shape == x.shape
+    return shard.keep_dim_if(is_followed)
 
 
 def without_dims(shard: SpmdType, dims: set[int]) -> SpmdType:

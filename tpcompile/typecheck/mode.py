@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import filter as matching
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.collectives.api import rank_index
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
+from tpcompile.nn.sharding import ShardSpec, declarations_of
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
 from tpcompile.typecheck.site import Site, current_site, in_user_function
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
+from tpcompile.typecheck.spmd import CONSTANT, PARAMETER, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
 from tpcompile.typecheck.step import Result, Step, is_float, tensors_in
 
 _PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
@@ -165,6 +167,7 @@ class SpmdTypeMode(TorchDispatchMode):
             self.type_of,
             self._site,
             self.group.size(),
+            self.group.rank(),
             is_own_group=self._is_own,
             violations=self.violations,
         )
@@ -214,13 +217,13 @@ class SpmdTypeMode(TorchDispatchMode):
 
     def _declare_parameters(self, module: nn.Module) -> None:
         """Set the types that the modules declare for their parameters; undeclared ones are replicated."""
-        for child in module.modules():
-            specs = child.shard_specs() if hasattr(child, "shard_specs") else {}
-            for leaf, parameter in child.named_parameters(recurse=False):
-                if leaf in specs:
-                    self.declare(parameter, _parameter_type(parameter, specs[leaf].dim))
-                elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
-                    self.declare(parameter, _parameter_type(parameter, None))
+        declared = declarations_of(module)
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if name in declared:
+                self.declare(parameter, _parameter_type(parameter, declared[name].spec, self.group.size()))
+            elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
+                origin = Origin(f"{PARAMETER}{name}", Site())
+                self.declare(parameter, SpmdType("I", parameter.requires_grad, origin=origin))
 
     def _declare_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
         """Set the types of the parameters whose names match a pattern."""
@@ -269,10 +272,22 @@ def _names_of_modules(module: nn.Module) -> dict[int, str]:
     return names
 
 
-def _parameter_type(parameter: Tensor, dim: int | None) -> SpmdType:
-    """Type of a parameter that is sharded on `dim`, or replicated."""
+def _parameter_type(parameter: Tensor, spec: ShardSpec, tp: int) -> SpmdType:
+    """Type of a parameter of this layout."""
     grad = parameter.requires_grad
-    return SpmdType("I", grad) if dim is None else varying(dim % parameter.dim(), grad=grad)
+    if spec.dim is None:
+        return SpmdType("I", grad)
+    return replace(varying(spec.dim % parameter.dim(), grad=grad), replicated_rows=_replicated_rows(spec, tp))
+
+
+def _replicated_rows(spec: ShardSpec, tp: int) -> tuple[int, int] | None:
+    """First and last of the local rows that neighbouring ranks hold too; None when there are none."""
+    if all(part.replicas == 1 for part in spec.packed):
+        return None
+    ends = list(accumulate(part.share(tp) for part in spec.packed))
+    spans = zip([0, *ends], ends, spec.packed, strict=False)
+    shared = [(start, end) for start, end, part in spans if part.replicas > 1]
+    return shared[0][0], shared[-1][1]
 
 
 def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from tpcompile.typecheck import layout, rules_collective, rules_matmul, rules_reduce
+from tpcompile.typecheck import layout, rules_collective, rules_convolution, rules_matmul, rules_reduce
 from tpcompile.typecheck.gradients import join
+from tpcompile.typecheck.pending import judge_pending, pending_of
 from tpcompile.typecheck.rules_pointwise import pointwise
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
-__all__ = ["judge", "layout", "rules_collective", "rules_matmul", "rules_reduce"]
+__all__ = ["judge", "layout", "rules_collective", "rules_convolution", "rules_matmul", "rules_reduce"]
 
 
 def judge(step: Step) -> Result:
     """Types of the results of an aten, c10d or custom op."""
+    pending = pending_of(step)
+    return _judge(step) if pending is None else judge_pending(step, pending, _judge)
+
+
+def _judge(step: Step) -> Result:
     if step.name in RULES:
         return RULES[step.name](step)
     return pointwise(step) if step.is_pointwise else _unknown_op(step)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpcompile.collectives.observer import Call
+from tpcompile.typecheck.pending import judge_pending
+from tpcompile.typecheck.rules_matmul import PRODUCTS
 from tpcompile.typecheck.rules_pointwise import used_as_whole
-from tpcompile.typecheck.spmd import UNKNOWN, SpmdType
+from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 
-_FITS = {"sum": ("sum",), "mean": ("sum", "avg"), "max": ("max",), "min": ("min",), "product": ("product",)}
+_FITS = {"sum": ("sum",), "mean": ("sum", "avg"), "max": ("max",), "min": ("min",), "product": ("product",), "logsumexp": ("max",)}
 _SUMS = ("sum", "avg")
 CallRule = Callable[[Step, Call, SpmdType], SpmdType]
 OperandRule = Callable[[Step, SpmdType], SpmdType]
@@ -53,7 +56,15 @@ def judge_call(step: Step, call: Call) -> SpmdType:
     if x.kind == "U":
         return UNKNOWN
     judge = CALLS.get(call.name, _not_followed)
-    return judge(step, call, x)
+    if x.pending is None:
+        return judge(step, call, x)
+    (found,) = step_results(judge_pending(step, x.pending, lambda plain: judge(plain, call, plain.type_at(0))))
+    return found
+
+
+def step_results(result: Result) -> Sequence[SpmdType]:
+    """The types of a result, as a sequence."""
+    return [result] if isinstance(result, SpmdType) else result
 
 
 def _not_followed(step: Step, call: Call, x: SpmdType) -> SpmdType:
@@ -64,14 +75,14 @@ def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Over some of the ranks, copy_to_tp makes I fit for work that differs per rank; other calls are not followed."""
     if call.name != "copy_to_tp":
         return UNKNOWN
-    return _enter(step, x) if x.kind == "I" else x
+    return _enter(step, x) if x.kind == "I" else replace(x, replicated_rows=None)
 
 
 @_call("all_reduce")
 def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> I or R, as `dst` says."""
     whole = SpmdType(_kind(call.dst), x.grad, origin=step.origin(f"all_reduce(dst={call.dst!r})"))
-    return wrong_reduce(step, x, call.op or "sum") or whole
+    return _all_reduced(step, x, call.op or "sum", whole)
 
 
 @_call("reduce_scatter_single")
@@ -83,7 +94,9 @@ def _reduce_scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
 @_call("all_gather_single")
 def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Shard -> I or R, as `dst` says."""
-    return SpmdType(_kind(call.dst), x.grad, origin=step.origin(f"all_gather(dst={call.dst!r})"))
+    assert call.dim is not None
+    whole = SpmdType(_kind(call.dst), x.grad, origin=step.origin(f"all_gather(dst={call.dst!r})"))
+    return _gathered(step, x, call.dim % step.args[0].dim(), whole)
 
 
 @_call("copy_to_tp")
@@ -128,10 +141,73 @@ def _all_to_all(step: Step, call: Call, x: SpmdType) -> SpmdType:
     return UNKNOWN if x.kind == "P" else SpmdType("V", x.grad)
 
 
+def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
+    """The type after a gather along `dim`; blocks that do not lie side by side there may still be taken apart."""
+    pending = None
+    if x.kind == "P":
+        pending = step.pending(
+            "gather",
+            "partial-used-as-whole",
+            why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is only one rank's "
+            "summand",
+            fix="all_reduce a partial sum, or reduce_scatter it",
+        )
+    elif x.kind in ("I", "R"):
+        pending = step.pending(
+            "gather",
+            "double-gather",
+            why=f"all_gather of {x}, which is whole on every rank{x.made(' since {}')}: the result is {step.world} copies",
+            fix="leave the gather out, or gather the shard",
+        )
+    elif x.is_known_shard and x.dim != dim:
+        pending = step.pending(
+            "gather",
+            "wrong-gather-dim",
+            why=f"the operand is sharded on dim {x.dim}, and all_gather joins the shards along dim {dim}",
+            fix=f"gather along dim {x.dim}",
+            dim=x.dim,
+        )
+    return replace(whole, pending=pending)
+
+
+def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
+    wrong = wrong_reduce(step, x, op)
+    if wrong is not None:
+        return wrong
+    if x.kind == "P" and x.op == "mean" and op == "sum":
+        return replace(whole, pending=_factor(step, 1, f"a sum of local means: {step.world} times the mean"))
+    is_product = x.kind == "P" and x.op == "sum" and x.origin is not None and x.origin.what in PRODUCTS
+    if is_product and op == "avg":
+        return replace(whole, pending=_factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum"))
+    return whole
+
+
+def _factor(step: Step, power: int, what: str) -> Pending:
+    scale = "divide it by" if power == 1 else "multiply it by"
+    other = "avg" if power == 1 else "sum"
+    return step.pending(
+        "factor",
+        "wrong-reduce-op",
+        why=f"the result is {what}",
+        fix=f"reduce it with op={other!r}, or {scale} the number of ranks before it is used",
+        dim=power,
+    )
+
+
+def _sums_shards(step: Step, x: SpmdType) -> SpmdType:
+    return step.flag(
+        "shards-added",
+        why=f"the operand is a shard ({x}): a sum over the ranks adds up elements of different places",
+        fix="all_gather the shard; or reduce the partial result of the op that contracts the sharded dim",
+    )
+
+
 def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
-    """Report a reduce of a value that is whole already, or with an op that does not fit the partial value."""
+    """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
     if x.kind in ("I", "R") and op in _SUMS:
         return _double_reduce(step, x, op)
+    if x.is_known_shard and not x.is_masked and op in _SUMS:
+        return _sums_shards(step, x)
     if x.kind != "P":
         return None
     fitting = _FITS.get(x.op, ())
@@ -160,13 +236,13 @@ def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType:
 def _functional_all_reduce(step: Step, x: SpmdType) -> SpmdType:
     """torch's own all-reduce: its backward all-reduces, so the result is R."""
     whole = SpmdType("R", x.grad, origin=step.origin(step.name))
-    return wrong_reduce(step, x, step.args[1]) or whole
+    return _all_reduced(step, x, step.args[1], whole)
 
 
 @_functional("all_gather_into_tensor", group_at=2)
 def _functional_all_gather(step: Step, x: SpmdType) -> SpmdType:
     """torch's own all-gather: its backward reduce-scatters, so the result is R."""
-    return SpmdType("R", x.grad, origin=step.origin("_c10d_functional.all_gather"))
+    return _gathered(step, x, 0, SpmdType("R", x.grad, origin=step.origin("_c10d_functional.all_gather")))
 
 
 @_functional("reduce_scatter_tensor", group_at=3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tpcompile.typecheck.gradients import whole_kind, wrong_gradient
+from tpcompile.typecheck.gradients import mixed_shards, whole_kind, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
 from tpcompile.typecheck.rules_pointwise import product_with_partial, sum_of
 from tpcompile.typecheck.rules_reduce import over_last
@@ -20,6 +20,10 @@ _LABELS = {
     "aten.dot": ("k", "k", ""),
 }
 _PRODUCT_OF = {"aten.addmm": "aten.mm", "aten.baddbmm": "aten.bmm", "aten.addmv": "aten.mv"}
+
+
+PRODUCTS = (*_LABELS, *_PRODUCT_OF, "aten.convolution")
+"""Ops that make a partial sum of two shards."""
 
 
 def einsum_type(step: Step, left: SpmdType, right: SpmdType, labels: tuple[str, str, str]) -> SpmdType:
@@ -43,7 +47,9 @@ def _shard_of_product(step: Step, types: Types, labels: tuple[str, str, str]) ->
     for type_, dims in zip(types, labels, strict=False):
         if type_.dim is not None:
             shards.setdefault(dims[type_.dim], type_)
-    if len(shards) != 1:
+    if len(shards) > 1:
+        return mixed_shards(step, types.of_kind("V"))
+    if not shards:
         return SpmdType("V")
     [(label, shard)] = shards.items()
     varying, result_dims = types.of_kind("V"), labels[2]
@@ -81,10 +87,42 @@ def _product_plus(step: Step) -> Result:
 )  # fmt: skip
 def _attention(step: Step) -> Result:
     """Softmax over the keys between two products: [b, h, s, e], [b, h, t, e], [b, h, t, f]."""
+    wrong = _wrong_places(step, step.type_at(0), step.type_at(1))
+    if wrong is not None:
+        return step.first_result(wrong)
     scores = einsum_type(step, step.type_at(0), step.type_at(1), ("bhse", "bhte", "bhst"))
     weights = over_last(step, scores, {3}, "sums exponentials over the keys")
     result = einsum_type(step, weights, step.type_at(2), ("bhst", "bhtf", "bhsf"))
     return step.first_result(result)
+
+
+def _wrong_places(step: Step, queries: SpmdType, keys: SpmdType) -> SpmdType | None:
+    """Report attention over this rank's keys alone, and a causal mask that takes the first local query for token 0."""
+    if keys.is_known_shard and keys.dim == 2:
+        attended = step.pending(
+            "shift",
+            "local-statistic",
+            why=f"{step.name} attends to keys that are sharded over tokens: every query sees this rank's tokens only",
+            fix="all_gather keys and values along the tokens; or merge the ranks' results by their log-sum-exp",
+        )
+        return SpmdType("V", queries.grad or keys.grad, queries.dim, pending=attended)
+    is_causal = step.arg(_CAUSAL_PLACE.get(step.name, 5), "is_causal", default=False)
+    if is_causal and queries.is_known_shard and queries.dim == 2:
+        return step.flag(
+            "local-positions",
+            why="queries are sharded over tokens and keys are whole: is_causal takes the first query of every rank for "
+            "token 0",
+            fix="pass a mask made from global positions: key position <= query position + rank_index * local length",
+        )
+    return None
+
+
+_CAUSAL_PLACE = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten._scaled_dot_product_flash_attention": 4,
+    "aten._scaled_dot_product_efficient_attention": 6,
+    "aten._scaled_dot_product_cudnn_attention": 6,
+}
 
 
 @rule("aten.embedding")

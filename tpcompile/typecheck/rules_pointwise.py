@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tpcompile.typecheck.gradients import join, wrong_gradient
 from tpcompile.typecheck.layout import broadcast
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, is_zero, rule
 
 
@@ -58,11 +58,38 @@ def aligned(step: Step) -> Types:
 
 @rule(
     "aten.neg", "aten.clone", "aten._to_copy", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
-    "aten.contiguous", "aten.view_as", "aten.real", "aten.tril", "aten.triu", "aten.native_dropout", "aten.dropout",
+    "aten.contiguous", "aten.view_as", "aten.real", "aten.native_dropout", "aten.dropout",
 )  # fmt: skip
 def _linear(step: Step) -> Result:
     """Linear in its only operand: every type stays."""
     return step.type_at(0, "self")
+
+
+@rule("aten.tril", "aten.triu")
+def _triangle(step: Step) -> Result:
+    """The diagonal of a shard of rows or columns is not that of the whole matrix; the first rank's may be."""
+    x, type_ = step.args[0], step.type_at(0)
+    is_matrix_shard = type_.is_known_shard and type_.dim in (x.dim() - 2, x.dim() - 1)
+    is_at_origin = abs(step.arg(1, "diagonal", 0)) <= 1
+    if is_matrix_shard and is_at_origin and step.rank > 0:
+        return step.flag(
+            "local-positions",
+            why=f"{step.name} takes the diagonal of the local block, and dim {type_.dim} is sharded: on rank {step.rank} "
+            "it begins elsewhere",
+            fix="compare global positions, which begin at rank_index * local length",
+        )
+    return type_
+
+
+@rule("aten.exp")
+def _exponential(step: Step) -> Result:
+    """exp of a local log-sum-exp is a local sum; exp of a local maximum is this rank's own weight in a merge."""
+    x = step.type_at(0)
+    if x.kind == "P" and x.op == "logsumexp":
+        return replace(x, op="sum")
+    if x.kind == "P" and x.op == "max":
+        return SpmdType("V", x.grad)
+    return pointwise(step)
 
 
 @rule("aten.pow")
@@ -136,16 +163,35 @@ def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
 def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
     """Type of partial terms plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
     whole = terms.of_kind("I", "R")
-    has_shard = any(t.is_known_shard for t in terms)
+    shards = Types(t for t in terms if t.is_known_shard)
     if whole and partial.op == "sum":
         return _bias_before_reduce(step, partial, whole[0])
-    if whole or has_shard:
+    is_minuend = step.name == "aten.sub" and step.type_at(0).kind == "P"
+    if whole and not shards and partial.op in _SHIFTED:
+        return partial if is_minuend or step.name == "aten.add" else SpmdType("V", terms.grad)
+    if shards and step.name == "aten.sub" and not is_minuend and partial.op in ("max", "logsumexp"):
+        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial))
+    if whole or shards:
         return used_as_whole(step, partial, "adds it to a value that is not partial")
     # The largest local value plus a number is the largest of the sums; a mean shifts as well.
     shifts = partial.op in ("max", "min", "mean")
     if adds_number and not shifts:
         return used_as_whole(step, partial, "adds a number to it")
     return partial
+
+
+_SHIFTED = ("max", "min", "logsumexp")
+"""Reductions of x minus a number that are the reduction of x minus the number."""
+
+
+def _local_shift(step: Step, partial: SpmdType) -> Pending:
+    made = partial.made(", made by {}")
+    return step.pending(
+        "shift",
+        "local-statistic",
+        why=f"{step.name} subtracts a {partial.op} over the sharded dim{made}: a statistic of the local shard only",
+        fix="all-reduce the maximum first; or multiply by exp(local - global maximum) before the sum over the ranks",
+    )
 
 
 def _bias_before_reduce(step: Step, partial: SpmdType, whole: SpmdType) -> SpmdType:
@@ -186,7 +232,18 @@ def product_with_partial(step: Step, types: Types) -> SpmdType:
     wrong = wrong_gradient(step, factors, partial=True)
     if wrong is not None:
         return wrong
-    return replace(partial[0], grad=types.grad)
+    return replace(partial[0], grad=types.grad, op=_op_of_scaled(step, partial[0]))
+
+
+def _op_of_scaled(step: Step, partial: SpmdType) -> str:
+    """A local mean times its count, or over the number of ranks, is a summand; any number but a fraction may be."""
+    if partial.op != "mean" or step.name not in ("aten.mul", "aten.div"):
+        return partial.op
+    factor = step.args[1]
+    if not isinstance(factor, (int, float)):
+        return "sum"
+    scale = factor if step.name == "aten.mul" else 1 / (factor or 1)
+    return "sum" if scale > 1 or scale * step.world == 1 else "mean"
 
 
 @rule("aten.where")

@@ -101,12 +101,20 @@ def over_last(step: Step, type_: SpmdType, dims: Iterable[int], what: str) -> Sp
         return used_as_whole(step, type_, what)
     if not type_.is_known_shard or type_.dim not in set(dims):
         return type_
-    return step.flag(
+    normalised = step.pending(
+        "shift",
         "local-statistic",
         why=f"{step.name} {what} over dim {type_.dim}, which is sharded: every rank normalises over its own shard only",
         fix="use the distributed form: all-reduce the local sums (dst='R') and divide by the global count, and for a "
         "softmax all-reduce the maximum first",
     )
+    if step.name in MERGEABLE:
+        return replace(type_, pending=normalised)
+    return step.flag(normalised.rule, why=normalised.why, fix=normalised.fix)
+
+
+MERGEABLE = ("aten._softmax", "aten._safe_softmax", "aten.softmax")
+"""The ranks' results of these are merged by their log-sum-exp; those of norms are not."""
 
 
 @rule("aten.sort", "aten.topk", "aten.argmax", "aten.argmin", "aten._local_scalar_dense", "aten.argsort")

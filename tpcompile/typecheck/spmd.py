@@ -24,6 +24,8 @@ from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
 _WRITTEN = re.compile(r"^([IRVPCU])(?:\((-?\w+)\))?$")
+PARAMETER = "parameter "
+"""How the origin of a parameter without a declared layout begins."""
 _REDUCES = ("all_reduce", "_c10d_functional.all_reduce", "all_gather", "_c10d_functional.all_gather")
 
 
@@ -37,6 +39,23 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.what} at {self.site.file}:{self.site.line}"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A value that is right only together with one of a different rank, and the violation that any other use is."""
+
+    kind: str
+    """What may be done with it: a name of `pending.OUTCOMES`."""
+    rule: str
+    why: str
+    fix: str
+    origin: Origin
+    """The op that made it; the violation is reported there."""
+    operands: tuple[str, ...]
+    """Types of the operands of that op."""
+    dim: int | None = None
+    """The dim that it was made along."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,13 @@ class SpmdType:
     op: str = "sum"
     """P: the reduction that makes the value whole: sum, mean, max, min, product, norm, var or logsumexp; `absolute` is
     the absolute value of a partial sum."""
+    replicated_rows: tuple[int, int] | None = None
+    """V: rows of the sharded dim, from and to, that neighbouring ranks hold as well: each has a part of their gradient.
+    They have to enter a region of these ranks by copy_to_tp."""
+    is_masked: bool = False
+    """V: multiplied by, or chosen with, what differs per rank, so that the ranks' values may be added up."""
+    pending: Pending | None = field(default=None, compare=False)
+    """What has to be done to the value before it is one of the whole tensor; see pending.py."""
     is_zero: bool = False
     """C: all elements are zero, so it may be added to any type."""
     origin: Origin | None = field(default=None, compare=False)
@@ -81,6 +107,11 @@ class SpmdType:
     def wants_summed_gradient(self) -> bool:
         """R with a gradient: an op that all ranks repeat must not read it."""
         return self.kind == "R" and self.grad
+
+    @property
+    def is_undeclared(self) -> bool:
+        """A parameter of which nothing says how it is laid out."""
+        return self.origin is not None and self.origin.what.startswith(PARAMETER)
 
     @property
     def is_reduced(self) -> bool:
@@ -123,6 +154,11 @@ class Types(tuple[SpmdType, ...]):
         return {t.kind for t in self}
 
     @property
+    def known_dims(self) -> Set[int]:
+        """The sharded dims that are known."""
+        return {t.dim for t in self if t.dim is not None}
+
+    @property
     def dims(self) -> Set[int | None]:
         """The sharded dims that occur, with None for a type without one."""
         return {t.dim for t in self}
@@ -162,7 +198,8 @@ class Types(tuple[SpmdType, ...]):
     def shard(self) -> SpmdType:
         """Of V only: the first, without its dim unless all are sharded alike."""
         layouts = {(t.dim, t.left) for t in self}
-        return self[0].keep_dim_if(len(layouts) == 1)
+        first = replace(self[0], is_masked=any(t.is_masked for t in self))
+        return first.keep_dim_if(len(layouts) == 1)
 
 
 CONSTANT, ZERO, UNKNOWN = SpmdType("C"), SpmdType("C", is_zero=True), SpmdType("U")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import Site
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Origin, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Origin, Pending, SpmdType, Types
 
 Result = SpmdType | Sequence[SpmdType]
 Rule = Callable[["Step"], Result]
@@ -48,6 +48,8 @@ class Step:
     site_of: Callable[[], Site]
     world: int
     """Size of the checked group."""
+    rank: int = 0
+    """This rank in it."""
     is_pointwise: bool = False
     differentiable: bool = True
     """Gradients are recorded where the op runs, and its result can have one."""
@@ -98,9 +100,26 @@ class Step:
 
     def flag(self, name: str, *, why: str, fix: str) -> SpmdType:
         """Report a violation by this op; its result is of unknown type, which is never reported."""
-        types = tuple(str(type_) for type_ in self.types)
-        self.violations.append(Violation(name, self.name, types, self.site_of(), why, fix))
+        self.violations.append(Violation(name, self.name, self.operand_texts, self.site_of(), why, fix))
         return UNKNOWN
+
+    def flag_pending(self, pending: Pending) -> SpmdType:
+        """Report that this op uses a pending value as if it were one of the whole tensor, where that was made."""
+        origin = pending.origin
+        violation = Violation(
+            pending.rule, origin.what, pending.operands, origin.site, f"{pending.why}; {self.name} uses it", pending.fix
+        )
+        self.violations.append(violation)
+        return UNKNOWN
+
+    def pending(self, kind: str, rule: str, *, why: str, fix: str, dim: int | None = None) -> Pending:
+        """What the result of this op has to be combined with first."""
+        return Pending(kind, rule, why, fix, self.origin(), self.operand_texts, dim)
+
+    @property
+    def operand_texts(self) -> tuple[str, ...]:
+        """The types of the operands as a report has them."""
+        return tuple(str(type_) for type_ in self.types)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
