@@ -242,7 +242,8 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     """
     found: dict[str, Declaration] = {}
     for owner, child in module.named_modules():
-        if not isinstance(child, Sharded):
+        declares = callable(getattr(type(child), "shard_specs", None))  # a compiled module's wrapper has it by delegation
+        if not declares:
             continue
         for name, spec in child.shard_specs().items():
             full_name = f"{owner}.{name}" if owner else name

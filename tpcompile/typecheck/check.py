@@ -82,7 +82,15 @@ def check_types(
                 train=train,
             )
             reports.append(report)
-    return Report(tp, tuple(r.ranks[0] for r in reports), sum(r.num_ops for r in reports), _merged(reports))
+    causes = [report.not_followed_since for report in reports if report.not_followed_since]
+    return Report(
+        tp,
+        tuple(report.ranks[0] for report in reports),
+        sum(report.num_ops for report in reports),
+        _merged(reports),
+        sum(report.num_judged for report in reports),
+        causes[0] if causes else "",
+    )
 
 
 def check_module(
@@ -111,9 +119,10 @@ def check_module(
         leaves = tensors_in(tree_flatten(output)[0])
         for leaf in leaves:
             mode.read(leaf)
+        mode.report_cut_gradients(leaves)
     found = [*mode.violations, *_judged_outputs(mode, leaves, output_type)]
     violations = tuple(replace(violation, ranks=(rank,)) for violation in found)
-    return Report(group.size(), (rank,), mode.num_ops, violations)
+    return Report(group.size(), (rank,), mode.num_ops, violations, mode.num_judged, mode.not_followed_since)
 
 
 def _declared_inputs(mode: SpmdTypeMode, inputs: Sequence[Any], types: Sequence[str | None] | None) -> list[Any]:

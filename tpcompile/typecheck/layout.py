@@ -12,21 +12,21 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tpcompile.typecheck.replicated import joined_rows, parts_of, reshaped_rows
 from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Pending, SpmdType, Types
 from tpcompile.typecheck.step import Result, Step, rule
 
-View = Callable[[Step, SpmdType, Tensor], SpmdType]
+View = Callable[[Step, SpmdType, Tensor], Result]
 
 
 def view(*names: str) -> Callable[[View], View]:
-    """Register a function that moves a known shard; every result of the op gets the same type."""
+    """Register a function that moves a known shard; every result gets the same type unless it returns one for each."""
 
     def register(function: View) -> View:
         def judge(step: Step) -> Result:
             x, shard = step.args[0], step.type_at(0)
-            if shard.is_known_shard:
-                shard = function(step, shard, x)
-            return step.all_results(shard)
+            moved = function(step, shard, x) if shard.is_known_shard else shard
+            return step.all_results(moved) if isinstance(moved, SpmdType) else moved
 
         judge.__doc__ = function.__doc__
         rule(*names)(judge)
@@ -99,7 +99,12 @@ def _ones_at(start: int, shape: Sequence[int]) -> int:
 @view("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unflatten", "aten.flatten")
 def _view(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     """The same elements in a different shape."""
-    return reshaped(shard, x.shape, step.out.shape) if x.dtype == step.out.dtype else shard.with_dim(None)
+    if x.dtype != step.out.dtype:
+        return shard.with_dim(None)
+    found = reshaped(shard, x.shape, step.out.shape)
+    if shard.dim is None or found.dim is None:
+        return found
+    return reshaped_rows(found, x.shape[shard.dim], step.out.shape[found.dim])
 
 
 @view("aten.permute")
@@ -170,18 +175,16 @@ def _expanded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
 
 
 @view("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unsafe_split")
-def _sliced(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+def _sliced(step: Step, shard: SpmdType, x: Tensor) -> Result:
     """A part of the local shard is still sharded on that dim; of a merged dim, only one index of what is in front."""
     place = {"aten.slice": 1, "aten.narrow": 1}.get(step.name, 2)
     dim = step.arg(place, "dim", 0) % x.dim()
     if dim != shard.dim:
         return shard
-    if shard.replicated_rows is not None:
-        return shard
     sizes = {part.shape[dim] for part in step.results}
     is_one_index = sizes == {x.shape[dim] // shard.left}
     is_shard = shard.left == 1 or is_one_index
-    return shard.with_dim(dim if is_shard else None)
+    return parts_of(step, shard.with_dim(dim if is_shard else None), x, dim)
 
 
 @view("aten.index_select")
@@ -229,9 +232,8 @@ def crosses(step: Step, shard: SpmdType) -> Pending:
 
 @view("aten.constant_pad_nd", "aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
 def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Followed while no size changes, or for padding, while that of the sharded dim does not."""
-    keeps_size = step.out.dim() == x.dim() and step.out.shape[shard.dim] == x.shape[shard.dim]
-    is_followed = keeps_size if step.name == "aten.constant_pad_nd" else step.out.shape == x.shape
+    """Followed while no size changes; a padded shard stays one."""
+    is_followed = step.name == "aten.constant_pad_nd" or step.out.shape == x.shape
     return shard.keep_dim_if(is_followed)
 
 
@@ -271,7 +273,8 @@ def _joined(step: Step) -> Result:
     if len(types.kinds) > 1:
         return _mixed(types)
     if types.has("V"):
-        return replace(types.shard, grad=types.grad)
+        rows = joined_rows(tensors, [step.type_of(t) for t in tensors], step.arg(1, "dim", 0))
+        return replace(types.shard, grad=types.grad, replicated_rows=rows)
     if types.has("P"):
         return replace(types[0], grad=types.grad) if len(types.ops) == 1 else UNKNOWN
     return replace(types[0], grad=types.grad, origin=types.origin)

@@ -15,11 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import filter as matching
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.collectives.api import rank_index
@@ -27,13 +29,15 @@ from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import ShardSpec, declarations_of
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
+from tpcompile.typecheck.cut import Sources
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
-from tpcompile.typecheck.site import Site, current_site, in_user_function
+from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
 from tpcompile.typecheck.spmd import CONSTANT, PARAMETER, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
 from tpcompile.typecheck.step import Result, Step, is_float, tensors_in
 
+_FUNCTIONAL = ("_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
 _PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
 
 
@@ -69,13 +73,15 @@ class SpmdTypeMode(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.group, self.train = group, train
-        self.num_ops = 0
+        self.num_ops = self.num_judged = 0
+        self.not_followed_since = ""
         self.violations: list[Violation] = []
         self._types: Any = WeakTensorKeyDictionary()
         self._results: Any = WeakTensorKeyDictionary()
         self._communicated: list[_Communicated] = []
         self._depth = 0
         self._module_names: dict[int, str] = {}
+        self._sources = Sources({} if module is None or not train else dict(module.named_parameters()))
         if module is not None:
             self._module_names = _names_of_modules(module)
             self._declare_parameters(module)
@@ -97,7 +103,9 @@ class SpmdTypeMode(TorchDispatchMode):
         self._types[tensor] = type_ if self.train else replace(type_, grad=False)
 
     def type_of(self, tensor: Tensor) -> SpmdType:
-        """Type of a tensor; one that the mode has not seen is a constant."""
+        """Type of a tensor; one that the mode has not seen is a constant, a DTensor says it itself."""
+        if isinstance(tensor, DTensor):
+            return self._of_dtensor(tensor)
         tensor = _plain(tensor)
         found = self._types.get(tensor)
         return self._type_of_unseen(tensor) if found is None else found
@@ -116,14 +124,18 @@ class SpmdTypeMode(TorchDispatchMode):
         if name not in _PASSES:
             self._read_all((args, kwargs))
         out = func(*args, **kwargs)
-        self.num_ops += 1
         written = []
         if _is_in_place(func):
             name = name.removesuffix("_")
             written = _written(func, args, kwargs)
         step = self._step(name, args, kwargs, out)
+        num_violations = len(self.violations)
         step.is_pointwise = torch.Tag.pointwise in func.tags
-        self._keep(step, self._judged(step), written)
+        if name.startswith("c10d.") or name in _FUNCTIONAL:
+            self._note_collective(step)
+        types = self._judged(step)
+        self._count(step, types, num_violations)
+        self._keep(step, types, written)
         return out
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -136,12 +148,40 @@ class SpmdTypeMode(TorchDispatchMode):
                 out = out.view_as(out)  # copy_to_tp may return x itself, which keeps its type
         finally:
             self._depth -= 1
-        self.num_ops += 1
         step = self._step(call.name, (x,), {}, out)
-        self._keep(step, judge_call(step, call), [])
+        self._note_collective(step)
+        num_violations = len(self.violations)
+        type_ = judge_call(step, call)
+        self._count(step, type_, num_violations)
+        self._keep(step, type_, [])
         if call.name != "copy_to_tp" and isinstance(out, Tensor):
             self._expect_reader(step, out)
         return out
+
+    def report_cut_gradients(self, outputs: list[Tensor]) -> None:
+        """Report collectives without a gradient through which alone a parameter reaches these outputs."""
+        for place, violation in reversed(self._sources.violations(outputs)):
+            self.violations.insert(place, violation)
+
+    def _note_collective(self, step: Step) -> None:
+        operands = tensors_in((step.args, step.kwargs))
+        if operands:
+            origin = step.origin()
+            operand = str(self.type_of(operands[0]))
+            self._sources.note_collective(_plain(operands[0]), origin, operand, place=len(self.violations))
+
+    def _count(self, step: Step, types: Result, num_violations: int) -> None:
+        """Count an op, and keep the first that made a value of unknown type; a violation says that of itself."""
+        self.num_ops += 1
+        is_lost = step.types.has("U")
+        results = [types] if isinstance(types, SpmdType) else types
+        makes_unknown = len(results) > 0 and results[0].kind == "U"  # others are statistics, as of an attention
+        has_violation = len(self.violations) > num_violations
+        self.num_judged += has_violation or not (is_lost or makes_unknown)
+        is_cause = makes_unknown and not is_lost and not has_violation
+        if is_cause and not self.not_followed_since:
+            site = self._site()
+            self.not_followed_since = f"{user_function() or step.name} at {Path(site.file).name}:{site.line}"
 
     def _read_all(self, arguments: Any) -> None:
         for tensor in tensors_in(arguments):
@@ -151,6 +191,8 @@ class SpmdTypeMode(TorchDispatchMode):
         # A hand-written autograd.Function has a gradient of its own, which only its author knows.
         if self.train and not _grad_enabled(step.name) and in_user_function():
             return UNKNOWN
+        if any(isinstance(tensor, DTensor) for tensor in step.results):
+            return [self.type_of(tensor) for tensor in step.results]
         if step.name in _PASSES:
             self._results[_plain(step.out)] = self._results.get(_plain(step.args[0]))
         types = judge(step)
@@ -179,6 +221,8 @@ class SpmdTypeMode(TorchDispatchMode):
     def _keep(self, step: Step, types: Result, written: list[Tensor]) -> None:
         """Set the types of the results, or of the tensors that an in-place op has `written`."""
         targets = written or step.results
+        bases = [tensor._base for tensor in written if tensor._base is not None]
+        self._sources.add([*map(_plain, targets), *bases], map(_plain, tensors_in((step.args, step.kwargs))))
         if isinstance(types, SpmdType):
             types = [types] * len(targets)
         for tensor, type_ in zip(targets, types, strict=False):
@@ -243,6 +287,18 @@ class SpmdTypeMode(TorchDispatchMode):
         is_rank = tensor.dtype == torch.int64 and tensor is rank_index(self.group, tensor.device)
         return varying() if is_rank else CONSTANT
 
+    def _of_dtensor(self, tensor: DTensor) -> SpmdType:
+        """Its placement over the checked group; torch keeps its gradient right."""
+        mesh, (placement, *others) = tensor.device_mesh, tensor.placements
+        if others or not self._is_own(mesh.get_group()):
+            return UNKNOWN
+        if placement.is_partial():
+            return SpmdType("P", tensor.requires_grad)
+        if placement.is_replicate():
+            return SpmdType("I", tensor.requires_grad)
+        is_shard = type(placement) is Shard
+        return varying(placement.dim, grad=tensor.requires_grad) if is_shard else UNKNOWN
+
     def _site(self) -> Site:
         return current_site(self._module_names)
 
@@ -259,7 +315,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _grad_enabled(name: str) -> bool:
     """Grad mode of the program; torch's functional collectives turn it off for their own ops."""
-    return torch.is_grad_enabled() or name.startswith("_c10d_functional.")
+    return torch.is_grad_enabled() or name.startswith("_c10d_functional.") or in_generated_function()
 
 
 def _names_of_modules(module: nn.Module) -> dict[int, str]:
@@ -336,4 +392,6 @@ def _stand_in(call: Call, x: Tensor) -> Tensor:
         shape[dim] *= size
     elif call.name in ("reduce_scatter_single", "scatter_single"):
         shape[dim] //= size
-    return x.new_empty(shape).requires_grad_(x.requires_grad)
+    if not x.requires_grad:
+        return x.new_empty(shape)
+    return x.sum().expand(shape).contiguous()  # in the autograd graph, so that gradients can be followed

@@ -77,6 +77,8 @@ _OF_CALLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "copy_t
 def _carried(step: Step, result: Result, pending: Pending) -> Result:
     if pending.kind == "gather" and step.name in _APART:
         pending = replace(pending, kind="blocks")
+    elif pending.kind == "gather" and step.name in _VIEWS and step.out.shape != step.args[0].shape:
+        pending = replace(pending, dim=None)
     if pending.kind == "scan" and step.name == "aten.exp":
         pending = replace(pending, kind="product")
     results = [result] if isinstance(result, SpmdType) else list(result)
@@ -162,15 +164,22 @@ def _number(step: Step) -> float | None:
 
 
 def _gather(step: Step, pending: Pending) -> str:
+    """A view with more dims than before takes the blocks apart; a sum may be over them, a mask may choose among them."""
     if step.name in _APART:
         return CARRIED
     is_sum = step.name in ("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp")
-    return LOST if step.name in _VIEWS - _CUTS or is_sum else WRONG
+    if is_sum or _has_own_value(step):
+        return LOST
+    if step.name not in _VIEWS - _CUTS:
+        return WRONG
+    return LOST if step.out.dim() > step.args[0].dim() else CARRIED
 
 
 def _blocks(step: Step, pending: Pending) -> str:
     if step.name == "aten.cat":
         joined_at = step.arg(1, "dim", 0) % step.args[0][0].dim()
+        if pending.dim is None and pending.rule == "wrong-gather-dim":
+            return LOST  # which dim is sharded was not followed
         return COMPLETED if joined_at == pending.dim else WRONG
     return LOST
 

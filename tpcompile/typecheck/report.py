@@ -41,8 +41,12 @@ class Report:
     ranks: tuple[int, ...]
     """Ranks whose forward was followed."""
     num_ops: int
-    """Ops and collectives followed, summed over the ranks; 0 means that nothing was checked."""
+    """Ops and collectives that ran, summed over the ranks; 0 means that nothing was checked."""
     violations: tuple[Violation, ...]
+    num_judged: int = 0
+    """Those of them whose types are known, so that a fault in them would have been found."""
+    not_followed_since: str = ""
+    """The first op whose result has no known type, as `FunCopy at mlp.py:12`; empty when all were judged."""
 
     @property
     def finding(self) -> Violation | None:
@@ -50,20 +54,32 @@ class Report:
         return self.violations[0] if self.violations else None
 
     def __str__(self) -> str:
-        checked = f"{self.num_ops} ops on {_named(self.ranks)} of tp={self.tp}"
+        checked = f"judged {self.num_judged} of {self.num_ops} ops on {_named(self.ranks)} of tp={self.tp}"
         if not self.violations:
-            return f"type check passed: {checked}"
+            return self._without_violation(checked)
         first, *rest = self.violations
         plural = "s" if rest else ""
-        lines = [f"type check failed: {len(self.violations)} finding{plural} in {checked}", "", str(first)]
+        lines = [f"type check failed: {len(self.violations)} finding{plural}, {checked}", "", str(first)]
         for violation in rest:
             lines += ["", "later, may be a consequence", str(violation)]
         return "\n".join(lines)
 
-    def raise_on_violation(self) -> None:
-        """Raise DivergenceError with the whole text when there is a violation."""
-        if self.violations:
+    @property
+    def is_complete(self) -> bool:
+        """Whether every op was judged, and there was one: only then does no violation mean that there is none."""
+        return self.num_judged == self.num_ops > 0
+
+    def raise_on_violation(self, *, strict: bool = False) -> None:
+        """Raise DivergenceError with the whole text when there is a violation; with `strict`, unless all was judged."""
+        if self.violations or (strict and not self.is_complete):
             raise DivergenceError(str(self))
+
+    def _without_violation(self, checked: str) -> str:
+        if self.is_complete:
+            return f"type check passed: {checked}"
+        if not self.num_ops:
+            return f"type check says nothing: no op ran on {_named(self.ranks)} of tp={self.tp}"
+        return f"type check found nothing in a part: {checked}; not followed since {self.not_followed_since}"
 
 
 def _named(ranks: tuple[int, ...]) -> str:

@@ -10,12 +10,17 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+import typing_extensions
 
 from tpcompile import collectives
 
 _OWN = tuple(f"{Path(file).resolve().parent}/" for file in (__file__, collectives.__file__))
-_SKIPPED = (*_OWN, f"{Path(torch.__file__).resolve().parent}/")
-"""Folders of this package, of our collectives and of torch: a frame in them is never the user's."""
+_SKIPPED = (*_OWN, f"{Path(torch.__file__).resolve().parent}/", str(Path(typing_extensions.__file__).resolve()))
+"""This package, our collectives, torch and its decorator for old names: a frame in them is never the user's."""
+
+
+_GENERATED = "GeneratedBackwardFor_"
+"""How the Functions begin that `torch.library` makes of `register_autograd`; torch 2.11 and 2.13."""
 
 
 @dataclass(frozen=True)
@@ -72,5 +77,23 @@ def _frames() -> Iterator[FrameType]:
 
 def in_user_function() -> bool:
     """Whether the op runs in the forward of an autograd.Function, whose gradient only its author knows."""
+    return user_function() != ""
+
+
+def user_function() -> str:
+    """Name of the autograd.Function whose forward runs the op; empty outside of one that somebody wrote."""
+    written = [name for name in _functions() if not name.startswith(_GENERATED)]
+    return written[0] if written else ""
+
+
+def in_generated_function() -> bool:
+    """Whether the op runs in a Function that torch made for one of its ops, which has that op's gradient."""
+    return any(name.startswith(_GENERATED) for name in _functions())
+
+
+def _functions() -> Iterator[str]:
+    """Names of the autograd.Functions around an op, innermost first."""
     apply = torch.autograd.Function.apply.__func__.__code__
-    return any(frame.f_code is apply for frame in _frames())
+    for frame in _frames():
+        if frame.f_code is apply:
+            yield str(frame.f_locals["cls"].__name__)

@@ -1,0 +1,118 @@
+"""A text never claims more than was judged, and strict fails on the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.typecheck.programs import MLP, PLAIN, TP, WIDTH, OwnCopy, built, mlp
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.errors import DivergenceError
+from tpcompile.nn.sharding import ShardSpec
+from tpcompile.typecheck import Report, check_module, check_types, fake_ranks
+
+X = torch.ones(2, 8, WIDTH)
+
+
+def own_copy(m: Any, x: Tensor) -> Tensor:
+    h = F.gelu(F.linear(OwnCopy.apply(x, m.comm.group), m.up))
+    return funcol.all_reduce(F.linear(h, m.down), "sum", m.comm.group)
+
+
+def test_a_module_that_is_judged_in_part_says_since_where_and_fails_only_when_strict() -> None:
+    report = check_types(built(own_copy, **PLAIN), (X,), tp=TP, input_types=("I",))
+    assert report.finding is None and 0 < report.num_judged < report.num_ops
+    text = str(report)
+    assert text.startswith(f"type check found nothing in a part: judged {report.num_judged} of {report.num_ops} ops")
+    assert "; not followed since OwnCopy at test_judged.py:" in text and "passed" not in text
+    report.raise_on_violation()
+    with pytest.raises(DivergenceError, match="not followed since OwnCopy"):
+        report.raise_on_violation(strict=True)
+
+
+def test_a_module_that_is_judged_whole_passes_when_strict() -> None:
+    report = check_types(built(mlp, **MLP), (X,), tp=TP, input_types=("I",))
+    report.raise_on_violation(strict=True)
+    assert str(report) == f"type check passed: judged {report.num_ops} of {report.num_ops} ops on ranks 0, 3 of tp=4"
+
+
+def test_a_module_in_which_nothing_ran_is_no_pass() -> None:
+    report = check_types(lambda comm: nn.Identity(), (X,), tp=TP)
+    assert str(report).startswith("type check says nothing: no op ran")
+    with pytest.raises(DivergenceError):
+        report.raise_on_violation(strict=True)
+
+
+def _dtensor(plan: dict[str, Any], then: Callable[[Tensor], Tensor]) -> Report:
+    """A plan of torch's own, and what the module does with its output."""
+    with fake_ranks(TP) as group:
+        mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))
+        module = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH) if "2" in plan else nn.Identity())
+        parallelize_module(module, mesh["tp"], plan)
+        module.register_forward_hook(lambda module, inputs, output: then(output))
+        return check_module(module, (X,), group=mesh.get_group("tp") if group is None else group, input_types=("I",))
+
+
+def test_a_plan_of_dtensor_is_plainly_not_followed() -> None:
+    report = _dtensor({"0": ColwiseParallel(), "2": RowwiseParallel()}, lambda y: y)
+    assert report.finding is None and not report.is_complete
+    assert "not followed since _" in str(report) and "passed" not in str(report)
+
+
+def test_a_dtensor_column_linear_without_a_reduce_does_not_pass() -> None:
+    report = _dtensor({"0": ColwiseParallel()}, lambda y: y)
+    assert not report.is_complete or report.finding is not None
+
+
+def test_a_dtensor_that_is_returned_says_that_it_is_sharded() -> None:
+    report = _dtensor({"0": ColwiseParallel(use_local_output=False)}, lambda y: y)
+    assert report.finding is not None and report.finding.rule == "sharded-output", str(report)
+
+
+class Undeclared(nn.Module):
+    """A shard of whose layout nothing is said."""
+
+    def __init__(self, comm: Collectives) -> None:
+        super().__init__()
+        self.tp = comm
+        self.up, self.down = nn.Linear(WIDTH, 32 // comm.size), nn.Linear(32 // comm.size, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tp.all_reduce(self.down(torch.relu(self.up(self.tp.copy_to_tp(x)))))
+
+
+def test_a_forgotten_layout_is_said_to_be_forgotten() -> None:
+    finding = check_types(Undeclared, (X,), tp=TP, input_types=("I",)).finding
+    assert finding is not None and finding.rule == "undeclared-layout"
+    assert "parameter up." in finding.why and "no layout is declared" in finding.why
+    assert "if each rank holds a shard of it, declare that" in finding.fix
+    types = {"up.*": "V(0)", "down.weight": "V(1)"}
+    check_types(Undeclared, (X,), tp=TP, input_types=("I",), parameter_types=types).raise_on_violation(strict=True)
+
+
+def test_a_declared_replicated_weight_gets_the_advice_to_copy_it() -> None:
+    class Declared(Undeclared):
+        def shard_specs(self) -> dict[str, ShardSpec]:
+            return {name: ShardSpec() for name, _ in self.named_parameters()}
+
+    finding = check_types(Declared, (X,), tp=TP, input_types=("I",)).finding
+    assert finding is not None and finding.rule == "missing-copy" and "copy_to_tp" in finding.fix
+
+
+def test_dotted_declarations_of_a_parent_are_read() -> None:
+    class Parent(Undeclared):
+        def shard_specs(self) -> dict[str, ShardSpec]:
+            rows, columns = ShardSpec(dim=0, parts=(32,)), ShardSpec(dim=1, parts=(32,))
+            return {"up.weight": rows, "up.bias": rows, "down.weight": columns}
+
+    check_types(Parent, (X,), tp=TP, input_types=("I",)).raise_on_violation(strict=True)
+    check_types(lambda comm: nn.Sequential(Parent(comm)), (X,), tp=TP, input_types=("I",)).raise_on_violation()

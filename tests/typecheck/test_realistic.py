@@ -1,0 +1,65 @@
+"""Modules as users write them: each broken one is found, no correct one alarms, and a text claims what was judged only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.typecheck import fresh, realistic
+from tests.typecheck.programs import PLAIN, TP, WIDTH, OwnCopy, built, mlp
+from tests.typecheck.realistic import Case
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.errors import DivergenceError
+from tpcompile.nn.sharding import ShardSpec
+from tpcompile.typecheck import Report, check_module, check_types, fake_ranks
+
+LATER = {
+    "reduces_under_no_grad": ("gradient-cut", "y = m.comm.all_reduce(y)"),
+    "causal_context_parallel": ("local-positions", "is_causal=True"),
+    "shared_kv_head_without_sum": ("missing-copy", "F.linear(x, m.kv)"),
+    "cumsum_over_sharded_tokens": ("crosses-shards", "torch.cumsum(x_BsD, dim=1)"),
+    "rotates_halves_of_sharded_features": ("crosses-shards", "torch.roll"),
+    "adds_rows_to_columns": ("mixed-shards", "m.row_shard + m.column_shard"),
+    "sums_local_means": ("wrong-reduce-op", "m.comm.all_reduce(loss)"),
+    "gathers_a_partial_sum": ("partial-used-as-whole", "m.comm.all_gather(y"),
+    "gathers_what_is_replicated": ("double-gather", "m.comm.all_gather(y"),
+    "functional_gather_of_features_along_tokens": ("wrong-gather-dim", "funcol.all_gather_tensor"),
+    "reduces_a_shard": ("shards-added", "m.comm.all_reduce(h)"),
+}
+"""Program -> rule and code of the line, for one of each class."""
+
+
+def checked(case: Case, **options: Any) -> Report:
+    x = torch.ones(2, 8, WIDTH)
+    return check_types(
+        built(case.forward, **case.layouts), (x,), tp=TP, input_types=(case.input_type,), output_type=case.output_type,
+        **options,
+    )  # fmt: skip
+
+
+def name_of(case: Case) -> str:
+    return case.forward.__name__
+
+
+@pytest.mark.parametrize("case", [*realistic.BROKEN, *fresh.BROKEN], ids=name_of)
+def test_a_broken_module_is_found(case: Case) -> None:
+    report = checked(case)
+    assert report.finding is not None, str(report)
+    rule, code = LATER.get(name_of(case), (report.finding.rule, ""))
+    assert report.finding.rule == rule and code in report.finding.site.source, str(report)
+
+
+@pytest.mark.parametrize("case", [*realistic.CORRECT, *fresh.CORRECT], ids=name_of)
+def test_a_correct_module_raises_no_alarm(case: Case) -> None:
+    report = checked(case)
+    assert report.finding is None, str(report)
+    assert str(report).startswith("type check passed" if report.is_complete else "type check found nothing in a part")

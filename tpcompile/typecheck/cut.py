@@ -1,0 +1,102 @@
+"""Parameters that tensors are computed from, and collectives without a gradient -> parameters whose gradient is cut.
+
+A reduce under `no_grad`, or of a detached tensor, is right for a statistic. It is a fault where a parameter reaches the
+outputs through it alone: its value is used, and it never gets a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tpcompile.typecheck.report import Violation
+from tpcompile.typecheck.site import in_user_function
+from tpcompile.typecheck.spmd import Origin
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A collective that no gradient goes through."""
+
+    origin: Origin
+    operand: str
+    sources: frozenset[str]
+    """Parameters that its operand is computed from."""
+    place: int
+    """Number of violations before it."""
+
+
+class Sources:
+    """For each tensor, the names of the parameters that its value depends on."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._known: Any = WeakTensorKeyDictionary()
+        self._names: dict[int, str] = {}
+        self._cuts: list[_Cut] = []
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                self._known[parameter] = frozenset((name,))
+                self._names[id(parameter)] = name
+
+    def of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
+        """Parameters that any of these tensors depends on."""
+        found = [self._known.get(tensor) for tensor in tensors]
+        return frozenset().union(*(names for names in found if names))
+
+    def add(self, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
+        """Results depend on what their operands depend on; what was written in place on what it was before, too."""
+        names = self.of(operands)
+        for tensor in tensors:
+            known = names | (self._known.get(tensor) or frozenset())
+            if known:
+                self._known[tensor] = known
+
+    def note_collective(self, x: Tensor, origin: Origin, operand: str, *, place: int) -> None:
+        """Remember a collective without a gradient; an autograd.Function around it may have one of its own."""
+        has_gradient = x.requires_grad and torch.is_grad_enabled()
+        sources = self.of((x,))
+        if sources and not has_gradient and not in_user_function():
+            self._cuts.append(_Cut(origin, operand, sources, place))
+
+    def violations(self, outputs: Iterable[Tensor]) -> list[tuple[int, Violation]]:
+        """A violation, and its place in the program, for each collective that cuts the gradient of a parameter."""
+        floats = [output for output in outputs if output.is_floating_point()]
+        left = self.of(floats) - self._reached(floats)
+        found = []
+        for cut in self._cuts:
+            names = sorted(left & cut.sources)
+            left -= cut.sources
+            if names:
+                found.append((cut.place, _violation(cut, names)))
+        return found
+
+    def _reached(self, outputs: Iterable[Tensor]) -> frozenset[str]:
+        """Parameters that a backward pass from the outputs gets to."""
+        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        seen: set[Any] = set(waiting)
+        names = {self._names.get(id(output), "") for output in outputs}
+        while waiting:
+            node = waiting.pop()
+            names.add(self._names.get(id(getattr(node, "variable", None)), ""))
+            following = {function for function, _ in node.next_functions if function is not None} - seen
+            seen |= following
+            waiting += following
+        return frozenset(names)
+
+
+def _violation(cut: _Cut, names: list[str]) -> Violation:
+    return Violation(
+        "gradient-cut",
+        cut.origin.what,
+        (cut.operand,),
+        cut.origin.site,
+        why=f"no gradient goes through this collective (no_grad, or a detached operand), and {', '.join(names)} "
+        "reaches the outputs through it alone: it never gets a gradient",
+        fix="reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad; for inference check with "
+        "train=False",
+    )

@@ -1,0 +1,60 @@
+"""Rows of a shard that neighbouring ranks hold too, through slices, reshapes and concatenations along the sharded dim.
+
+A kv head that two ranks share is packed behind the query heads that each has alone, so the rows are a span of the dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from torch import Tensor
+
+from tpcompile.typecheck.spmd import SpmdType
+from tpcompile.typecheck.step import Step
+
+Span = tuple[int, int]
+
+
+def parts_of(step: Step, shard: SpmdType, x: Tensor, dim: int) -> list[SpmdType]:
+    """The type of each part that a slice or split along the sharded dim makes, with its share of the span."""
+    sizes = [part.shape[dim] for part in step.results]
+    first = _start(step, x.shape[dim])
+    starts = [first, *(first + end for end in accumulate(sizes))]
+    spans = [_within(shard.replicated_rows, start, size) for start, size in zip(starts, sizes, strict=False)]
+    return [replace(shard, replicated_rows=span) for span in spans]
+
+
+def joined_rows(tensors: Sequence[Tensor], types: Sequence[SpmdType], dim: int) -> Span | None:
+    """The span in a concatenation along the sharded dim; from the first to the last such row."""
+    starts = [0, *accumulate(tensor.shape[dim] for tensor in tensors)]
+    spans = [
+        (start + type_.replicated_rows[0], start + type_.replicated_rows[1])
+        for start, type_ in zip(starts, types, strict=False)
+        if type_.replicated_rows is not None
+    ]
+    return (spans[0][0], spans[-1][1]) if spans else None
+
+
+def reshaped_rows(shard: SpmdType, old_size: int, new_size: int) -> SpmdType:
+    """A span stays while the dim does, or while it is the whole dim; others are not followed."""
+    if shard.replicated_rows is None or old_size == new_size:
+        return shard
+    is_whole = shard.replicated_rows == (0, old_size)
+    return replace(shard, replicated_rows=(0, new_size) if is_whole else None)
+
+
+def _start(step: Step, size: int) -> int:
+    """Where the first part begins."""
+    if step.name not in ("aten.slice", "aten.narrow"):
+        return 0
+    start: int = step.arg(2, "start", 0) or 0
+    return min(start + size if start < 0 else start, size)
+
+
+def _within(span: Span | None, start: int, size: int) -> Span | None:
+    if span is None:
+        return None
+    first, last = max(span[0] - start, 0), min(span[1] - start, size)
+    return (first, last) if first < last else None
