@@ -18,7 +18,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.sharding import Part, ShardSpec
 
 WIDTH, LOCAL, TOKENS, TP = 16, 8, 6, 4
-Layout = tuple[tuple[int, ...], int | None | ShardSpec]
+Layout = tuple[tuple[int, ...], int | ShardSpec | None]
 
 COLUMN, ROW = ((LOCAL, WIDTH), 0), ((WIDTH, LOCAL), 1)
 BIAS, SHARDED_BIAS = ((WIDTH,), None), ((LOCAL,), 0)
@@ -33,7 +33,7 @@ class Program(nn.Module):
         for name, (shape, _) in layouts.items():
             self.register_parameter(name, nn.Parameter(torch.ones(shape)))
 
-    def shard_specs(self) -> dict[str, Spec]:
+    def shard_specs(self) -> dict[str, ShardSpec]:
         return {
             name: layout if isinstance(layout, ShardSpec) else ShardSpec(layout, parts=(Part(1),))
             for name, (_, layout) in self.layouts.items()

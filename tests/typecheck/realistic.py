@@ -1,4 +1,4 @@
-"""Tensor-parallel modules as users write them, each broken in one way, and correct ones: written before the rules for them.
+"""Tensor-parallel modules as users write them, each broken in one way, and correct ones; written before their rules.
 
 Layers of decoders, vision and state-space models, losses, routers, context-parallel attention, in the APIs that people
 use: our wrappers, functional collectives, `torch.distributed`, hand-written autograd.Functions.

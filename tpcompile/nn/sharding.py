@@ -242,7 +242,9 @@ def declarations_of(module: nn.Module) -> dict[str, Declaration]:
     """
     found: dict[str, Declaration] = {}
     for owner, child in module.named_modules():
-        declares = callable(getattr(type(child), "shard_specs", None))  # a compiled module's wrapper has it by delegation
+        declares = callable(
+            getattr(type(child), "shard_specs", None)
+        )  # a compiled module's wrapper has it by delegation
         if not declares:
             continue
         for name, spec in child.shard_specs().items():

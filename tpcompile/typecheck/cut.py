@@ -97,6 +97,6 @@ def _violation(cut: _Cut, names: list[str]) -> Violation:
         cut.origin.site,
         why=f"no gradient goes through this collective (no_grad, or a detached operand), and {', '.join(names)} "
         "reaches the outputs through it alone: it never gets a gradient",
-        fix="reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad; for inference check with "
-        "train=False",
+        fix="reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad; for inference check "
+        "with train=False",
     )

@@ -64,8 +64,8 @@ def mixed_shards(step: Step, varying: Types) -> SpmdType:
     dims = " and ".join(map(str, varying))
     return step.flag(
         "mixed-shards",
-        why=f"the operands are shards of different dims ({dims}, counted on the result): every rank computes a block of "
-        "its own, and the other blocks of the whole result are computed nowhere",
+        why=f"the operands are shards of different dims ({dims}, counted on the result): every rank computes a block "
+        "of its own, and the other blocks of the whole result are computed nowhere",
         fix="bring both into one layout first: all_gather one of them, or reduce_scatter along the dim of the other",
     )
 
@@ -75,14 +75,14 @@ def _replicated_rows(step: Step, shared: SpmdType) -> SpmdType:
         "missing-copy",
         why=f"{step.name} reads rows that neighbouring ranks hold too (replicas, as of a kv head): each of these ranks "
         "has a part of their gradient, and nothing adds the parts up",
-        fix="pass these rows through copy_to_tp over the ranks that share them first: comm.replicas(n).copy_to_tp(rows)",
+        fix="pass these rows through copy_to_tp over the ranks that share them: comm.replicas(n).copy_to_tp(rows)",
     )
 
 
 def _undeclared(step: Step, equal: SpmdType) -> SpmdType:
     return step.flag(
         "undeclared-layout",
-        why=f"{equal.origin.what} meets work that differs per rank, and no layout is declared for it, so it is taken "
+        why=f"{equal.made('{}')} meets work that differs per rank, and no layout is declared for it, so it is taken "
         "for replicated",
         fix="if each rank holds a shard of it, declare that: in shard_specs() of its module, or "
         "parameter_types={'NAME': 'V(0)'}; if it is the same on all ranks, pass it through copy_to_tp first",

@@ -205,7 +205,7 @@ def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
         "product" if step.name == "aten.cumprod" else "scan",
         "crosses-shards",
         why=f"{step.name} runs along dim {shard.dim}, which is sharded: it begins anew on every rank",
-        fix="add what the ranks before have in total: all_gather the totals and sum those of lower ranks; or gather first",
+        fix="add what the ranks before have in total: all_gather the totals, sum those of lower ranks; or gather first",
     )
     return replace(shard, pending=pending)
 
@@ -224,17 +224,37 @@ def crosses(step: Step, shard: SpmdType) -> Pending:
     return step.pending(
         "halo",
         "crosses-shards",
-        why=f"{step.name} moves or mixes elements along dim {shard.dim}, which is sharded: those of other ranks are missing",
+        why=f"{step.name} moves or mixes elements along dim {shard.dim}, which is sharded: those of other ranks are "
+        "missing",
         fix="exchange the elements at the border with the neighbouring ranks, or all_gather along the dim first",
         dim=shard.dim,
     )
 
 
-@view("aten.constant_pad_nd", "aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
+@view("aten.constant_pad_nd")
+def _padded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """A padded shard stays one; padding on one side of it and cutting on the other moves its elements."""
+    assert shard.dim is not None
+    pad, place = step.arg(1, "pad"), 2 * (x.dim() - 1 - shard.dim)
+    sides = pad[place : place + 2]
+    is_shift = len(sides) == 2 and min(sides) < 0 < max(sides)
+    return replace(shard, pending=crosses(step, shard)) if is_shift else shard
+
+
+@view("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", "aten.max_pool2d_with_indices")
+def _pooled(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
+    """A window over the sharded dim needs the neighbours' elements, unless it is one place wide."""
+    assert shard.dim is not None
+    windows = step.arg(1, "kernel_size")
+    place = shard.dim - (x.dim() - len(windows))
+    crosses_border = place >= 0 and windows[place] > 1
+    return replace(shard, pending=crosses(step, shard)) if crosses_border else shard
+
+
+@view("aten.repeat", "aten.as_strided", "aten.diagonal", "aten.unfold")
 def _rearranged(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Followed while no size changes; a padded shard stays one."""
-    is_followed = step.name == "aten.constant_pad_nd" or step.out.shape == x.shape
-    return shard.keep_dim_if(is_followed)
+    """Followed while no size changes."""
+    return shard.keep_dim_if(step.out.shape == x.shape)
 
 
 def without_dims(shard: SpmdType, dims: set[int]) -> SpmdType:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import filter as matching
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import ShardSpec, declarations_of
 from tpcompile.torch_api.dispatch import AsyncCollectiveTensor, TorchDispatchMode, base_of
 from tpcompile.typecheck.cut import Sources
+from tpcompile.typecheck.replicated import declared_rows
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
@@ -178,8 +178,11 @@ class SpmdTypeMode(TorchDispatchMode):
         makes_unknown = len(results) > 0 and results[0].kind == "U"  # others are statistics, as of an attention
         has_violation = len(self.violations) > num_violations
         self.num_judged += has_violation or not (is_lost or makes_unknown)
-        is_cause = makes_unknown and not is_lost and not has_violation
-        if is_cause and not self.not_followed_since:
+        if makes_unknown and not is_lost and not has_violation:
+            self._lost_at(step)
+
+    def _lost_at(self, step: Step) -> None:
+        if not self.not_followed_since:
             site = self._site()
             self.not_followed_since = f"{user_function() or step.name} at {Path(site.file).name}:{site.line}"
 
@@ -230,7 +233,10 @@ class SpmdTypeMode(TorchDispatchMode):
             self._types[_plain(tensor)] = kept
             base = base_of(tensor)
             if written and base is not None:
-                self._types[base] = _of_base(self.type_of(base), kept)
+                old = self.type_of(base)
+                self._types[base] = _of_base(old, kept)
+                if "U" not in (old.kind, kept.kind) and self._types[base].kind == "U":
+                    self._lost_at(step)
 
     def _expect_reader(self, step: Step, out: Tensor) -> None:
         if step.type_at(0).kind == "C":
@@ -333,17 +339,7 @@ def _parameter_type(parameter: Tensor, spec: ShardSpec, tp: int) -> SpmdType:
     grad = parameter.requires_grad
     if spec.dim is None:
         return SpmdType("I", grad)
-    return replace(varying(spec.dim % parameter.dim(), grad=grad), replicated_rows=_replicated_rows(spec, tp))
-
-
-def _replicated_rows(spec: ShardSpec, tp: int) -> tuple[int, int] | None:
-    """First and last of the local rows that neighbouring ranks hold too; None when there are none."""
-    if all(part.replicas == 1 for part in spec.packed):
-        return None
-    ends = list(accumulate(part.share(tp) for part in spec.packed))
-    spans = zip([0, *ends], ends, spec.packed, strict=False)
-    shared = [(start, end) for start, end, part in spans if part.replicas > 1]
-    return shared[0][0], shared[-1][1]
+    return replace(varying(spec.dim % parameter.dim(), grad=grad), replicated_rows=declared_rows(spec, tp))
 
 
 def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdType:

@@ -131,7 +131,11 @@ def _shift(step: Step, pending: Pending) -> str:
         return COMPLETED
     if step.name in ("aten.log", "aten.reciprocal") or (step.name in _SUMS | _SCALES and "P" in kinds | _kinds(step)):
         return LOST
-    is_linear = step.name in _VIEWS | _PRODUCTS | _SCALES or step.name in ("aten.sum", "aten.exp", "aten.native_dropout")
+    is_linear = step.name in _VIEWS | _PRODUCTS | _SCALES or step.name in (
+        "aten.sum",
+        "aten.exp",
+        "aten.native_dropout",
+    )
     return CARRIED if is_linear else WRONG
 
 
@@ -164,11 +168,12 @@ def _number(step: Step) -> float | None:
 
 
 def _gather(step: Step, pending: Pending) -> str:
-    """A view with more dims than before takes the blocks apart; a sum may be over them, a mask may choose among them."""
+    """A view with more dims takes the blocks apart; a sum may be over them, a mask may choose among them."""
     if step.name in _APART:
         return CARRIED
     is_sum = step.name in ("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp")
-    if is_sum or _has_own_value(step):
+    is_of_parts = pending.rule == "partial-used-as-whole"
+    if (is_sum and is_of_parts) or _has_own_value(step):
         return LOST
     if step.name not in _VIEWS - _CUTS:
         return WRONG

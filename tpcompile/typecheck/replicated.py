@@ -11,10 +11,21 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from tpcompile.nn.sharding import ShardSpec
 from tpcompile.typecheck.spmd import SpmdType
 from tpcompile.typecheck.step import Step
 
 Span = tuple[int, int]
+
+
+def declared_rows(spec: ShardSpec, tp: int) -> Span | None:
+    """The span of a declared layout, in the rows of one rank; None when no rank holds what another has."""
+    if all(part.replicas == 1 for part in spec.packed):
+        return None
+    ends = list(accumulate(part.share(tp) for part in spec.packed))
+    spans = zip([0, *ends], ends, spec.packed, strict=False)
+    shared = [(start, end) for start, end, part in spans if part.replicas > 1]
+    return shared[0][0], shared[-1][1]
 
 
 def parts_of(step: Step, shard: SpmdType, x: Tensor, dim: int) -> list[SpmdType]:

@@ -13,7 +13,14 @@ from tpcompile.typecheck.rules_pointwise import used_as_whole
 from tpcompile.typecheck.spmd import UNKNOWN, Pending, SpmdType
 from tpcompile.typecheck.step import Result, Step, rule, tensors_in
 
-_FITS = {"sum": ("sum",), "mean": ("sum", "avg"), "max": ("max",), "min": ("min",), "product": ("product",), "logsumexp": ("max",)}
+_FITS = {
+    "sum": ("sum",),
+    "mean": ("sum", "avg"),
+    "max": ("max",),
+    "min": ("min",),
+    "product": ("product",),
+    "logsumexp": ("max",),
+}
 _SUMS = ("sum", "avg")
 CallRule = Callable[[Step, Call, SpmdType], SpmdType]
 OperandRule = Callable[[Step, SpmdType], SpmdType]
@@ -148,15 +155,16 @@ def _gathered(step: Step, x: SpmdType, dim: int, whole: SpmdType) -> SpmdType:
         pending = step.pending(
             "gather",
             "partial-used-as-whole",
-            why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is only one rank's "
-            "summand",
+            why=f"all_gather puts partial values (P{x.made(', made by {}')}) side by side: every block is the summand "
+            "of one rank",
             fix="all_reduce a partial sum, or reduce_scatter it",
         )
     elif x.kind in ("I", "R"):
         pending = step.pending(
             "gather",
             "double-gather",
-            why=f"all_gather of {x}, which is whole on every rank{x.made(' since {}')}: the result is {step.world} copies",
+            why=f"all_gather of {x}, which is whole on every rank{x.made(' since {}')}: the result has {step.world} "
+            "copies",
             fix="leave the gather out, or gather the shard",
         )
     elif x.is_known_shard and x.dim != dim:

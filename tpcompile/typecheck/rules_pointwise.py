@@ -74,8 +74,8 @@ def _triangle(step: Step) -> Result:
     if is_matrix_shard and is_at_origin and step.rank > 0:
         return step.flag(
             "local-positions",
-            why=f"{step.name} takes the diagonal of the local block, and dim {type_.dim} is sharded: on rank {step.rank} "
-            "it begins elsewhere",
+            why=f"{step.name} takes the diagonal of the local block, and dim {type_.dim} is sharded: on rank "
+            f"{step.rank} it begins elsewhere",
             fix="compare global positions, which begin at rank_index * local length",
         )
     return type_
