@@ -19,11 +19,13 @@ from tests.rank_jobs import run_on_fresh_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import FastPathError
+from tpcompile.fastpath import plain
 from tpcompile.fastpath.selection import Decision, ShapeClass
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths, use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.typecheck.check import fake_ranks
 
 F64 = torch.float64
 
@@ -76,8 +78,69 @@ def test_each_place_is_asked_for_its_own_shapes_and_gets_the_fast_path() -> None
     assert answers.asked["add_rms_norm"] == ((2, 6, width), F64, "train")
     assert answers.asked["gelu_tanh"] == ((2, 6, config.ffn_dim), F64, "train")
     assert [layer.attention.fast_path.__name__ for layer in stack.layers] == ["qk_norm_rope"] * len(stack.layers)
-    use_fast_paths(stack, Answers(is_used=False), batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
+    answers = Answers(is_used=False)
+    use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
     assert all(layer.fast_path is None and layer.attention.fast_path is None for layer in stack.layers)
+    assert {"qkv_pack_rmsnorm_rope", "qk_norm_rope"} <= set(answers.asked)  # one rank: that for one GPU, then the other
+
+
+def test_on_one_rank_attention_takes_the_kernel_for_one_gpu_in_inference() -> None:
+    pytest.importorskip("triton")
+    config = config_of("wan", "full")
+    stack, answers = stack_of(config), Answers(is_used=True)
+    use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
+    attention = stack.layers[0].attention
+    assert (attention.fast_path.__name__, attention.takes_packed) == ("qkv_pack_rmsnorm_rope", True)
+    assert answers.asked["qkv_pack_rmsnorm_rope"] == (*((2, 6, config.dim),) * 2, (6, config.head_dim // 2), F64, "")
+    use_fast_paths(stack, answers, batch=2, seq_len=6, train=True)  # type: ignore[arg-type]
+    assert (attention.fast_path.__name__, attention.takes_packed) == ("qk_norm_rope", False)  # it has a backward
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[1] == "full"], ids="-".join)
+def test_q_k_and_v_in_one_tensor_give_the_same(case: tuple[str, str]) -> None:
+    config = config_of(*case)
+    stack, other = stack_of(config), stack_of(config)
+    for layer in other.layers:
+        if layer.attention.site(1, 1) is not None:
+            layer.attention.fast_path, layer.attention.takes_packed = plain.qkv_pack, True
+    for expected, found in zip(results(stack, config), results(other, config), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_exchanging", [False, True])
+def test_an_exchange_of_ranks_other_than_those_of_the_module_is_refused(is_exchanging: bool) -> None:
+    """Before it is made, and where it was put there by hand; one of the same ranks is not."""
+    pytest.importorskip("triton")
+    with fake_ranks(4):
+        own, same, wrong = (dist.new_group(ranks) for ranks in ([0, 1], [0, 1], [0, 2]))
+        stack = TransformerStack(config_of("llama", "full"), Collectives(own), num_layers=1)
+        assert placed(stack, same, is_exchanging=is_exchanging) == ""
+        message = "its exchange joins ranks 0,2, and the module sums over ranks 0-1; make the selection"
+        assert message in placed(stack, wrong, is_exchanging=is_exchanging)
+
+
+def placed(stack: TransformerStack, group: dist.ProcessGroup, *, is_exchanging: bool) -> str:
+    """What is said of an exchange of that group; one that `use_fast_paths` makes, or one that is there already."""
+    memory = torch.zeros(2 * 2 * 12 * 128, dtype=torch.int64)
+
+    def exchange_of(group: Any, **sizes: Any) -> Any:
+        return Exchange.between([memory.data_ptr()] * 2, rank=0, memory=memory, group=group, num_rows=12, row_words=128)
+
+    from tpcompile.fastpath.kernels.exchange import Exchange
+
+    try:
+        if is_exchanging:
+            with (
+                mock.patch("tpcompile.torch_api.symmetric.can_share", return_value=True),
+                mock.patch.object(Exchange, "of_group", exchange_of),
+            ):
+                use_fast_paths(stack, Answers(True, group), batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
+        else:
+            stack.layers[0].exchange = exchange_of(group)
+            check_exchanges(stack)
+    except FastPathError as error:
+        return str(error)
+    return ""
 
 
 def exchange_in(folder: Path) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """What is wrong where a block calls a fast path is found at its line; the right calls raise no alarm.
 
 The type check follows the plain code of each fast path in its place: what the kernels do with it, certificates prove.
+Of those that sum over the ranks within their kernel too: there a stand-in for the exchange does it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
@@ -19,26 +21,37 @@ from tests.typecheck.test_clean import _inputs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.fastpath import plain
 from tpcompile.nn.block import TransformerStack
-from tpcompile.nn.fast_paths import HasSite, use_plain_code
+from tpcompile.nn.fast_paths import HasExchange, HasSite, PlainExchange, use_plain_code
 from tpcompile.typecheck import Report, check_types
+from tpcompile.typecheck.check import check_module, fake_ranks
 
 TP = 4
 
 
-def checked(form: str, qk_norm: str, spoil: Callable[[Any], None] = lambda block: None) -> Report:
+def checked(
+    form: str, qk_norm: str, spoil: Callable[[Any], None] = lambda block: None, *, exchanging: bool = False
+) -> Report:
     def build(comm: Collectives) -> nn.Module:
         stack = TransformerStack(config_of(form, qk_norm), comm, num_layers=1)
-        use_plain_code(stack)
+        use_plain_code(stack, exchanging=exchanging)
         spoil(stack.layers[0])
         return stack
 
     return check_types(build, _inputs(form, qk_norm, "cpu"), tp=TP)
 
 
+@pytest.mark.parametrize("exchanging", [False, True])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_every_form_of_the_block_is_clean_with_fast_paths(case: tuple[str, str]) -> None:
-    report = checked(*case)
+def test_every_form_of_the_block_is_clean_with_fast_paths(case: tuple[str, str], exchanging: bool) -> None:
+    report = checked(*case, exchanging=exchanging)
     assert report.finding is None and report.num_ops > 0, str(report)
+
+
+def test_the_form_with_both_exchanges_is_among_them() -> None:
+    stack = TransformerStack(config_of("llama", "full"), Collectives(None), num_layers=1)
+    use_plain_code(stack, exchanging=True)
+    placed = [module.exchange is not None for module in stack.modules() if isinstance(module, HasExchange)]
+    assert placed == [True, True]
 
 
 def test_most_forms_have_a_place_for_a_fast_path() -> None:
@@ -155,3 +168,88 @@ def test_a_wrong_call_is_found_at_its_line(name: str) -> None:
     assert report.finding is not None, str(report)
     found = (report.finding.rule, red.source in report.finding.site.source)
     assert found == (red.rule, True), str(report)
+
+
+def in_exchange(all_reduce: Callable[[Any], Any], *, block: bool = False) -> Callable[[Any], None]:
+    """`all_reduce` is given the right one, of the exchange of attention or of the block."""
+
+    def spoil(layer: Any) -> None:
+        module = layer if block else layer.attention
+        module.exchange = PlainExchange(all_reduce(module.exchange.all_reduce))
+
+    return spoil
+
+
+def only_own(all_reduce: Any) -> Any:
+    return lambda partial: partial
+
+
+def twice(all_reduce: Any) -> Any:
+    return lambda partial: all_reduce(all_reduce(partial))  # here
+
+
+def dropped(all_reduce: Any) -> Any:
+    def reduce(partial: Tensor) -> Tensor:
+        all_reduce(partial)  # here
+        return partial
+
+    return reduce
+
+
+def biggest(all_reduce: Any) -> Any:
+    def reduce(partial: Tensor) -> Tensor:
+        return functional_collectives.all_reduce(partial, "max", all_reduce.func.__self__.group)  # here
+
+    return reduce
+
+
+def reduced_before_the_exchange(block: Any) -> None:
+    wo = block.attention.wo
+    wo.partial = lambda x: wo.comm.all_reduce(nn.functional.linear(x, wo.weight))
+
+
+ADDED = "sum_D = x_D + branch_D"
+EXCHANGED = {
+    "statistics: of the shard": Red(in_exchange(only_own), "partial-used-as-whole", USED),
+    "statistics: reduced twice": Red(in_exchange(twice), "double-reduce"),
+    "statistics: result dropped": Red(in_exchange(dropped), "result-dropped"),
+    "statistics: maximum": Red(in_exchange(biggest), "wrong-reduce-op"),
+    "output: of the shard": Red(in_exchange(only_own, block=True), "bias-before-reduce", ADDED, form="llama"),
+    "output: reduced twice": Red(in_exchange(twice, block=True), "double-reduce", form="llama"),
+    "output: result dropped": Red(in_exchange(dropped, block=True), "result-dropped", form="llama"),
+    "output: maximum": Red(in_exchange(biggest, block=True), "wrong-reduce-op", form="llama"),
+    "output: reduced before": Red(reduced_before_the_exchange, "double-reduce", "all_reduce(partial_D)", form="llama"),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_a_wrong_exchange_is_found_at_its_line(name: str) -> None:
+    red = EXCHANGED[name]
+    report = checked(red.form, red.qk_norm, red.spoil, exchanging=True)
+    assert report.finding is not None, str(report)
+    found = (report.finding.rule, red.source in report.finding.site.source)
+    assert found == (red.rule, True), str(report)
+
+
+@pytest.mark.parametrize("exchanging", [False, True])
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_statistics_that_are_summed_over_the_wrong_group_are_found(exchanging: bool, is_wrong: bool) -> None:
+    """Of 8 ranks, over those that hold the same heads instead of those that hold the others."""
+    inputs = _inputs("wan", "full", "cpu")
+    with fake_ranks(2 * TP) as world:
+        own, across = (dist.new_group(ranks) for ranks in (list(range(TP)), [0, TP]))
+        stack = TransformerStack(config_of("wan", "full"), Collectives(own), num_layers=1)
+        assert world.size() == 2 * TP
+        if is_wrong:
+            stack.layers[0].attention.qk_norm.comm = Collectives(across)
+        use_plain_code(stack, exchanging=exchanging)
+        report = check_module(stack, inputs, group=own)
+    if not is_wrong:
+        assert report.finding is None, str(report)
+        return
+    assert report.finding is not None, str(report)
+    assert (report.finding.rule, report.finding.site.source) == (
+        "partial-used-as-whole",
+        f"return (x_D.to(mean_square_1.dtype) * {USED}).to(x_D.dtype)",
+    ), str(report)
+    assert "made by all_reduce over a different group" in report.finding.why

@@ -85,7 +85,7 @@ class Run:
     def choose_fast_paths(self, stack: TransformerStack) -> None:
         """One decision of all ranks for each place in the stack."""
         block, wanted = self.config.block, self.config.compile.fast_paths
-        if wanted == "off" or self.group.size() == 1:
+        if wanted == "off":
             return
         selection = Selection(self.group, ask_table=wanted == "measured", timeout_s=self.config.gate.store_timeout_s)
         use_fast_paths(stack, selection, batch=block.batch, seq_len=block.seq_len, train=self.config.train)

@@ -77,6 +77,7 @@ class Attention(nn.Module):
         self.wo = RowParallelLinear(heads.q, args.dim, **options)
         self.widths = (heads.q.share(comm.size), heads.kv.share(comm.size))
         self.fast_path: Callable[..., Any] | None = None
+        self.takes_packed = False
         self.exchange: Exchange | None = None
 
     def site(self, batch: int, seq_len: int) -> Site | None:
@@ -85,8 +86,11 @@ class Attention(nn.Module):
             return None
         shapes = (*((batch, seq_len, width) for width in self.widths), (seq_len, self.head_dim // 2))
         dtype = self.qk_norm.q_norm.weight.dtype
-        exchanging = f"{self.qk_norm.path}_exchange" if isinstance(self.qk_norm, DistributedQKNorm) else ""
-        return Site(self.qk_norm.path, shapes, "interleaved" if self.interleaved else "", dtype, exchanging)
+        variant = "interleaved" if self.interleaved else ""
+        if not isinstance(self.qk_norm, DistributedQKNorm):
+            return Site(self.qk_norm.path, shapes, variant, dtype)
+        over = {"exchanging": f"{self.qk_norm.path}_exchange", "alone": self.qk_norm.alone, "comm": self.qk_norm.comm}
+        return Site(self.qk_norm.path, shapes, variant, dtype, **over)
 
     def forward(
         self,
@@ -104,9 +108,7 @@ class Attention(nn.Module):
         `mask` broadcasts to [B, 1, S, T], True where a query may look, or is added to the logits when it is float. With
         a `cache` the S tokens are at `positions_S` [S] int64, and look at all cached tokens up to their own.
         """
-        q_BSd, k_BSc, v_BSc = self.wqkv(x_BSD)
-        q_BShE, k_BSgE = self._rotated(q_BSd, k_BSc, cos_SR, sin_SR)
-        v_BSgE = self._heads(v_BSc)
+        q_BShE, k_BSgE, v_BSgE = self._projected(x_BSD, cos_SR, sin_SR)
         causal = self.causal
         if cache is not None:
             assert positions_S is not None, "a cache needs the positions of the tokens"
@@ -124,6 +126,17 @@ class Attention(nn.Module):
         if self.qk_norm is not None and self.exchange is None:
             total = total.then(self.qk_norm.declared(x_shape, dtype))
         return total.then(self.wo.declared(x_shape, dtype)) if reduce else total
+
+    def _projected(self, x_BSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, of which q and k are normalised and rotated: [B, S, h, E], and twice [B, S, g, E]."""
+        if self.takes_packed:
+            assert isinstance(self.qk_norm, DistributedQKNorm) and self.fast_path is not None
+            layout = {"interleaved": self.interleaved}
+            qkv = self.wqkv.packed(x_BSD)
+            q_BhSE, k_BgSE, v_BgSE = self.qk_norm.packed(qkv, cos_SR, sin_SR, self.fast_path, **layout)
+            return q_BhSE.transpose(1, 2), k_BgSE.transpose(1, 2), v_BgSE.transpose(1, 2)
+        q_BSd, k_BSc, v_BSc = self.wqkv(x_BSD)
+        return *self._rotated(q_BSd, k_BSc, cos_SR, sin_SR), self._heads(v_BSc)
 
     def _rotated(self, q_BSd: Tensor, k_BSc: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised and rotated: [B, S, h, E], [B, S, g, E]."""

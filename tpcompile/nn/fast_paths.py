@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tpcompile.collectives.strategies import TpComm
+from tpcompile.errors import FastPathError
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.selection import Decision, Selection
 from tpcompile.torch_api import symmetric
@@ -31,6 +35,10 @@ class Site:
     dtype: torch.dtype = torch.float32
     exchanging: str = ""
     """Name of the fast path that sums over the ranks within its kernel as well: on GPUs, without a backward."""
+    alone: str = ""
+    """Name of the fast path for a group of one rank, whose tensors are no shards: without a backward."""
+    comm: TpComm | None = None
+    """What the module sums with."""
 
 
 @runtime_checkable
@@ -47,7 +55,28 @@ class HasSite(Protocol):
 class HasExchange(HasSite, Protocol):
     """A module whose fast path can sum over the ranks within its kernel."""
 
-    exchange: Exchange | None
+    exchange: Exchange | PlainExchange | None
+
+
+@runtime_checkable
+class TakesPacked(HasSite, Protocol):
+    """A module with a fast path for one GPU, which takes q, k and v as one projection."""
+
+    takes_packed: bool
+
+
+@dataclass(frozen=True)
+class PlainExchange:
+    """Stands for an Exchange where plain code stands for its kernel: the collective in it."""
+
+    all_reduce: plain.AllReduce
+
+
+_PLAIN_EXCHANGES: dict[str, tuple[Callable[..., Any], Literal["I", "R"]]] = {
+    "qk_norm_rope_exchange": (plain.qk_norm_rope, "R"),
+    "all_reduce_add_rms_norm": (plain.all_reduce_add_rms_norm, "I"),
+}
+"""Fast path -> its plain code, and the gradient of the sum in it."""
 
 
 def use_fast_paths(
@@ -56,21 +85,24 @@ def use_fast_paths(
     """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided.
 
     Where kernels sum over the ranks, all layers share one exchange: the stack runs on one stream at a time. Look at it
-    with `check_exchanges` where the host waits for the GPU anyway.
+    with `check_exchanges` where the host waits for the GPU anyway. Raises FastPathError where a module sums over ranks
+    that are not those of the selection.
     """
     decisions: dict[str, Decision] = {}
     exchanges: dict[str, Exchange] = {}
     device = next(stack.parameters()).device
     for module, site in _places(stack, batch, seq_len):
         variant = ", ".join(filter(None, (site.variant, "train" if train else "")))
-        can_exchange = site.exchanging and not train and symmetric.can_share(device)
-        for path in (site.exchanging, site.path) if can_exchange else (site.path,):
+        for path in _candidates(site, _size(selection.group), device, train=train):
             decisions[path] = selection.decide(path, site.shapes, site.dtype, variant=variant)
             if decisions[path].is_used:
                 break
-        module.fast_path = _launcher(path) if decisions[path].is_used else None
+        is_used = decisions[path].is_used
+        module.fast_path = _launcher(path) if is_used else None
+        if isinstance(module, TakesPacked):
+            module.takes_packed = is_used and path == site.alone
         if isinstance(module, HasExchange):
-            is_exchanged = module.fast_path is not None and path == site.exchanging
+            is_exchanged = is_used and path == site.exchanging
             if is_exchanged and path not in exchanges:
                 exchanges[path] = _exchange(path, site, selection.group, device)
             module.exchange = exchanges[path] if is_exchanged else None
@@ -78,17 +110,58 @@ def use_fast_paths(
 
 
 def check_exchanges(stack: nn.Module) -> None:
-    """Raise FastPathError when some rank did not arrive at an exchange; waits for the device."""
-    exchanges = {id(module.exchange): module.exchange for module in stack.modules() if isinstance(module, HasExchange)}
-    for exchange in exchanges.values():
-        if exchange is not None:
-            exchange.check()
+    """Raise FastPathError when some rank did not arrive at an exchange; waits for the device.
 
-
-def use_plain_code(stack: nn.Module) -> None:
-    """Let every place call the plain code of its fast path: the same call as far as the type check can follow it."""
+    Also where an exchange joins ranks other than those that its module sums over.
+    """
+    exchanges: dict[int, Exchange] = {}
     for module, site in _places(stack, 1, 1):
-        module.fast_path = getattr(plain, site.path)
+        exchange = module.exchange if isinstance(module, HasExchange) else None
+        if exchange is not None and not isinstance(exchange, PlainExchange):
+            _check_group(exchange.group, site)
+            exchanges[id(exchange)] = exchange
+    for exchange in exchanges.values():
+        exchange.check()
+
+
+def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
+    """Let every place call the plain code of its fast path: the same call as far as the type check can follow it.
+
+    With `exchanging`, that of the fast path which sums over the ranks within its kernel, where a place has one.
+    """
+    for module, site in _places(stack, 1, 1):
+        is_exchanged = exchanging and site.exchanging and isinstance(module, HasExchange)
+        module.fast_path = _plain_exchanging(site) if is_exchanged else getattr(plain, site.path)
+        if isinstance(module, HasExchange):
+            module.exchange = _plain_exchange(site) if is_exchanged else None
+
+
+def _plain_exchanging(site: Site) -> Callable[..., Any]:
+    code, _ = _PLAIN_EXCHANGES[site.exchanging]
+
+    def exchanging(*args: Any, exchange: PlainExchange, **options: Any) -> Any:
+        return code(*args, all_reduce=exchange.all_reduce, **options)
+
+    return exchanging
+
+
+def _plain_exchange(site: Site) -> PlainExchange:
+    assert site.comm is not None, "it sums over the ranks"
+    _, dst = _PLAIN_EXCHANGES[site.exchanging]
+    return PlainExchange(partial(site.comm.all_reduce, dst=dst))
+
+
+def _candidates(site: Site, size: int, device: torch.device, *, train: bool) -> Iterator[str]:
+    """Fast paths for a place in a group of that size, the first choice first."""
+    if site.alone and size == 1 and not train:
+        yield site.alone
+    if site.exchanging and size > 1 and not train and symmetric.can_share(device):
+        yield site.exchanging
+    yield site.path
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    return 1 if group is None else group.size()
 
 
 def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSite, Site]]:
@@ -108,6 +181,20 @@ def _exchange(name: str, site: Site, group: dist.ProcessGroup, device: torch.dev
     from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
     from tpcompile.fastpath.kernels.exchange import Exchange
 
+    _check_group(group, site)
     *leading, width = site.shapes[0]
     row_words = ROW_WORDS[name](width, site.dtype)
     return Exchange.of_group(group, num_rows=math.prod(leading), row_words=row_words, device=device)
+
+
+def _check_group(group: dist.ProcessGroup | None, site: Site) -> None:
+    """Raise FastPathError when a kernel would sum over ranks other than those that its module sums over."""
+    own = site.comm.group if site.comm is not None else None
+    if group is None or own is None:
+        return
+    exchanged, summed = (dist.get_process_group_ranks(each) for each in (group, own))
+    if exchanged != summed:
+        raise FastPathError(
+            f"fast path {site.exchanging}: its exchange joins {named_ranks(exchanged)}, and the module sums over "
+            f"{named_ranks(summed)}; make the selection, or the exchange, of the module's group"
+        )

@@ -109,7 +109,11 @@ class PackedColumnLinear(_ColumnLinear):
 
     def forward(self, x_I: Tensor) -> tuple[Tensor, ...]:
         """[..., I] -> views of one output, in the order of the parts."""
-        return self._project(x_I).split(self.local_parts, dim=-1)
+        return self.packed(x_I).split(self.local_parts, dim=-1)
+
+    def packed(self, x_I: Tensor) -> Tensor:
+        """[..., I] -> that output: the parts of this rank side by side."""
+        return self._project(x_I)
 
 
 class RowParallelLinear(nn.Module):

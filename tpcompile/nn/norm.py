@@ -155,6 +155,7 @@ class DistributedQKNorm(nn.Module):
     """
 
     path: ClassVar = "qk_norm_rope"
+    alone: ClassVar = "qkv_pack_rmsnorm_rope"
 
     def __init__(
         self, q_width: Part | int, k_width: Part | int, *, eps: float, comm: TpComm, dtype: torch.dtype = torch.float32
@@ -190,6 +191,16 @@ class DistributedQKNorm(nn.Module):
         if "exchange" not in options:
             options["all_reduce"] = partial(self.comm.all_reduce, dst="R")  # partial -> replicated, partial gradient
         return fast_path(q_BSd, k_BSc, *weights, cos_SR, sin_SR, counts=counts, eps=q_norm.eps, **options)
+
+    def packed(
+        self, qkv: Tensor, cos_SR: Tensor, sin_SR: Tensor, fast_path: Callable[..., Any], **layout: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm and RoPE by the fast path `qkv_pack_rmsnorm_rope`, which is right on one GPU only: -> q, k, v.
+
+        [B, S, d + 2 c] -> [B, h, S, E], and twice [B, g, S, E].
+        """
+        weights = (self.q_norm.weight, self.k_norm.weight)
+        return fast_path(qkv, *weights, cos_SR, sin_SR, eps=self.q_norm.eps, **layout)
 
     def declared(self, shape: Sequence[int], dtype: torch.dtype) -> Declared:
         """One all-reduce of the two statistics in each direction."""

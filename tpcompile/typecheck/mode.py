@@ -214,6 +214,7 @@ class SpmdTypeMode(TorchDispatchMode):
             self.group.size(),
             self.group.rank(),
             is_own_group=self._is_own,
+            is_across=self._is_across,
             violations=self.violations,
         )
         results = step.results
@@ -313,6 +314,10 @@ class SpmdTypeMode(TorchDispatchMode):
             group = dist.ProcessGroup.unbox(group)
         name = group if isinstance(group, str) else getattr(group, "group_name", "")
         return name == self.group.group_name
+
+    def _is_across(self, group: dist.ProcessGroup) -> bool:
+        members, own = (set(dist.get_process_group_ranks(each)) for each in (group, self.group))
+        return len(members & own) == 1
 
 
 def _plain(tensor: Tensor) -> Tensor:

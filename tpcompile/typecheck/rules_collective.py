@@ -79,10 +79,17 @@ def _not_followed(step: Step, call: Call, x: SpmdType) -> SpmdType:
 
 
 def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
-    """Over some of the ranks, copy_to_tp makes I fit for work that differs per rank; other calls are not followed."""
-    if call.name != "copy_to_tp":
-        return UNKNOWN
-    return _enter(step, x) if x.kind == "I" else replace(x, replicated_rows=None)
+    """Over some of the ranks, copy_to_tp makes I fit for work that differs per rank; other calls are not followed.
+
+    But for a sum over ranks of which only this one is in the checked group, as along a different mesh axis: what is
+    partial stays partial.
+    """
+    if call.name == "copy_to_tp":
+        return _enter(step, x) if x.kind == "I" else replace(x, replicated_rows=None)
+    is_sum = call.name == "all_reduce" and x.kind == "P" and x.op in _SUMS and (call.op or "sum") in _SUMS
+    if is_sum and step.is_across(call.group):
+        return replace(x, origin=step.origin("all_reduce over a different group"))
+    return UNKNOWN
 
 
 @_call("all_reduce")

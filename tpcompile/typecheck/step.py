@@ -55,6 +55,8 @@ class Step:
     """Gradients are recorded where the op runs, and its result can have one."""
     is_own_group: Callable[[Any], bool] = lambda group: True
     """Whether a process group, or the name of one, is the checked one."""
+    is_across: Callable[[Any], bool] = lambda group: False
+    """Whether a process group shares this rank alone with the checked one."""
     violations: list[Violation] = field(default_factory=list)
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
 
 LAUNCHERS = {
     "qk_norm_rope": qk_norm.qk_norm_rope,
+    "qkv_pack_rmsnorm_rope": qkv_pack.qkv_pack_rmsnorm_rope,
     "qk_head_norm_rope": qk_head_norm.qk_head_norm_rope,
     "add_rms_norm": token_norm.add_rms_norm,
     "add_modulated_norm": token_norm.add_modulated_norm,

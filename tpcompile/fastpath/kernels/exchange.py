@@ -59,10 +59,16 @@ _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
+_PAIR = 2
+"""Words of a row that every warp polls for itself."""
 MAX_RANKS = 16
 """As many as have two words each in a warp."""
-DEFAULT_MAX_POLLS = 2**28
-"""About half a minute: a poll takes 0.1 to 0.2 us on an H200."""
+LIMIT_S = 30.0
+"""About how long a wait may take."""
+_PAIR_POLL_US = 0.21
+_ROW_POLL_US = 0.82
+"""A poll of two words by every warp, and of a row by a whole program, which adds up what is missing. Measured on one
+H200 with 8 ranks, 8 tokens of 5120 in bfloat16: the parts `absent rank` of results/h200x1-exchange.json."""
 
 
 @triton.jit
@@ -214,6 +220,8 @@ class Exchange:
     """Multiprocessors that it may fill with programs, which all must be on the GPU at once, beside those of others."""
     memory: Any = field(repr=False)
     """Keeps the words."""
+    group: Any = field(default=None, repr=False)
+    """Whose ranks it joins; None when it was made from addresses."""
 
     @classmethod
     def between(
@@ -225,15 +233,19 @@ class Exchange:
         row_words: int,
         memory: Tensor,
         num_programs: int = 132,
-        max_polls: int = DEFAULT_MAX_POLLS,
+        max_polls: int | None = None,
+        group: Any = None,
     ) -> Self:
         """The side of `rank`, a number within the group, given where the words of all ranks are.
 
-        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts. Raises
-        FastPathError for more ranks than a warp can poll at once.
+        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts. A wait ends
+        after `max_polls`, by default those of `LIMIT_S`. Raises FastPathError for more ranks than a warp can poll at
+        once.
         """
         if len(addresses) > MAX_RANKS:
             raise FastPathError(f"an exchange of {len(addresses)} ranks; at most {MAX_RANKS} write to each other")
+        if max_polls is None:
+            max_polls = polls_in(LIMIT_S, row_words)
         numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
         return cls(
             state=torch.tensor(numbers, dtype=torch.int64, device=memory.device),
@@ -242,6 +254,7 @@ class Exchange:
             row_words=row_words,
             num_programs=num_programs,
             memory=memory,
+            group=group,
         )
 
     @classmethod
@@ -262,6 +275,7 @@ class Exchange:
             num_rows=num_rows,
             row_words=row_words,
             memory=shared.words,
+            group=group,
             **limits,
         )
 
@@ -292,6 +306,12 @@ class Exchange:
             )
         if x_D.device != self.state.device:
             raise FastPathError(f"{op}: the tensors are on {x_D.device} and the exchange on {self.state.device}")
+
+
+def polls_in(seconds: float, row_words: int) -> int:
+    """Polls of a wait for rows of so many words, as many as take about that time on an H200."""
+    us = _PAIR_POLL_US if row_words == _PAIR else _ROW_POLL_US
+    return int(seconds / us * 1e6)
 
 
 def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:
