@@ -18,6 +18,7 @@ from tpcompile.process_tree import run_tree
 
 REPRO = forked.ROOT / "repro" / "tp_compile_repro.py"
 MANY = Path(__file__).parent / "many.py"
+TRACED_TARGET = Path(__file__).parent / "traced.py"
 AOT = ("compile.backend=aot_eager",)
 
 WITHOUT_TORCH = """
@@ -78,10 +79,12 @@ def run_with_caches(run_dir: Path, caches: Path, *args: str, hash_seed: int | No
     return GateRun.of(forked.torchrun(command, environ=environ), run_dir)
 
 
-def run_many(folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2) -> dict[str, GateRun]:
+def run_many(
+    folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2, target: Path = MANY
+) -> dict[str, GateRun]:
     """Every job in one torchrun of forked ranks; the exit code of each is that of its own run."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    ended = forked.torchrun([MANY, folder], nproc=nproc, timeout_s=500)
+    ended = forked.torchrun([target, folder], nproc=nproc, timeout_s=500)
     code, stderr = ended.returncode, last_lines(ended.stderr)
     done = {name: folder / name / "process_0.json" for name in jobs}
     codes = {name: json.loads(path.read_text())["exit_code"] if path.exists() else code for name, path in done.items()}

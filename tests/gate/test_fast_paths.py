@@ -1,43 +1,90 @@
-"""The gate with fast paths in the block, their kernels in Triton's interpreter, on two ranks."""
+"""The gate with fast paths in the block, their kernels in Triton's interpreter, on two ranks; and with faults.
+
+One launch runs all: a start of torch costs more than a run, and Triton reads TRITON_INTERPRET when it is imported.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.gate.runs import MANY, run_fresh_gate, torchrun
+from tests.gate.reds import Red, check_named
+from tests.gate.runs import MANY, GateRun, run_fresh_gate, torchrun
 from tpcompile.evidence.records import CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RunDir
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 OVERRIDES = ["gate.steady_calls=1", "block.seq_len=3", "gate.resized_seq_len=2"]
 AOT, EAGER = ("compile.backend=aot_eager", *OVERRIDES), ("compile.backend=eager", *OVERRIDES)
+ALL = "compile.fast_paths=all"
+OPS, DECLARED = CheckId.TP_AWARE.heading, "collectives as declared by the block"
+
+WITH_FAST_PATHS = {
+    "local_norm": Red(check="forward right", summary=DECLARED, detail=r"first wrong in layers\.0\.attention"),
+    "dropped_result": Red(
+        check=DECLARED, summary="its result dropped", detail=r"injected/collectives\.py:\d+", lowered=True
+    ),
+    "bias_before_reduce": Red(check="forward right", summary=r"first wrong in layers\.0\.attention\.wo"),
+    "double_copy": Red(
+        check="gradients right", summary="declared backward all_reduce", detail=r"grad layers\.0\.\S+: \d+", train=True
+    ),
+}
+"""Faults of the block around its fast paths."""
+
+NORM = "add_modulated_norm"
+FAULTS = {
+    "edited_kernel": Red(
+        check=OPS,
+        summary="tpcompile::modulated_norm",
+        code="return self.fast_path(x_BSD, branch_BSD, *modulation",
+        detail=rf"^{NORM}: refused: fast path {NORM} at .*token_norm\.py:\d+.* its certificate is for source \w+, and "
+        rf"this is \w+; run `tpcompile certify {NORM}`",
+    ),
+    "single_gpu_kernel": Red(
+        check=OPS,
+        summary=r"FastPathError in phase C/eager: fast path qkv_pack_rmsnorm_rope is not TP-aware \(tp=none\).* of 2",
+        code="return fast_path(qkv, *weights, cos_SR, sin_SR",
+        detail=r"^qkv_pack_rmsnorm_rope: refused: fast path qkv_pack_rmsnorm_rope is declared tp=none, at .*qkv_pack",
+    ),
+}
+"""Faults in the fast paths. A call in eager raises, which ends the process: the last job."""
+
+
+def job(fault: str = "", *overrides: str, train: bool = False) -> dict[str, Any]:
+    wanted = {"overrides": list(overrides), "fault": fault, "train": train}
+    return {"preset": "wan21_smoke", "device": "cpu", **wanted}
+
+
 JOBS = {
-    "all": {"overrides": ["compile.fast_paths=all", *AOT], "fault": "", "train": True},
-    "wrong": {"overrides": ["compile.fast_paths=all", *EAGER], "fault": "local_norm", "train": False},
-    "measured": {"overrides": EAGER, "fault": "", "train": False},
+    "all": job("", ALL, *AOT, train=True),
+    "measured": job("", *EAGER),
+    **{
+        name: job(name, ALL, *(AOT if red.train or red.lowered else EAGER), train=red.train)
+        for name, red in WITH_FAST_PATHS.items()
+    },
+    **{name: job(name, *EAGER) for name in FAULTS},
 }
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("gates")
-    jobs = {name: {"preset": "wan21_smoke", "device": "cpu", **job} for name, job in JOBS.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    torchrun(folder / "err", [str(MANY), str(folder)], environ={"TRITON_INTERPRET": "1"})
-    return {name: RunDir(Path(folder, name)).read_verdict() for name in jobs}
+    (folder / "jobs.json").write_text(json.dumps(JOBS))
+    code, stderr = torchrun(folder / "err", [str(MANY), str(folder)], environ={"TRITON_INTERPRET": "1"}, timeout_s=400)
+    return {name: GateRun(code, RunDir(folder / name).read_verdict(), stderr, folder / name) for name in JOBS}
 
 
 def statuses(verdict: Verdict) -> dict[str, str]:
     (check,) = (check for check in verdict.checks if check.id == CheckId.TP_AWARE)
-    return dict(detail.split(": ", 1) for detail in check.details)
+    return dict(detail.split(": ", 1) for detail in check.details if ": " in detail)
 
 
-def test_with_all_fast_paths_it_is_one_graph_with_right_numbers(verdicts: dict[str, Verdict]) -> None:
-    verdict = verdicts["all"]
+def test_with_all_fast_paths_it_is_one_graph_with_right_numbers(runs: dict[str, GateRun]) -> None:
+    verdict = runs["all"].judged
     assert verdict.exit_code == 0, verdict.summary
     used = statuses(verdict)
     assert used["qk_norm_rope"] == used["add_modulated_norm"] == "used"
@@ -46,16 +93,25 @@ def test_with_all_fast_paths_it_is_one_graph_with_right_numbers(verdicts: dict[s
     assert names["one graph"] == names["graph breaks"] == names["gradients right"] == Status.PASS
 
 
-def test_a_norm_over_the_shard_is_red_with_fast_paths_too(verdicts: dict[str, Verdict]) -> None:
-    verdict = verdicts["wrong"]
-    red = {check.name for check in verdict.checks if check.is_red}
-    assert verdict.exit_code == 1 and {"forward right", "collectives as declared by the block"} <= red
-    assert "all_reduce(sum) f32[1, 3, 2]" in verdict.summary
+@pytest.mark.parametrize("name", WITH_FAST_PATHS)
+def test_a_fault_around_fast_paths_is_named(runs: dict[str, GateRun], name: str) -> None:
+    check_named(runs[name], WITH_FAST_PATHS[name])
+    used = [path for path, status in statuses(runs[name].judged).items() if status == "used"]
+    assert {"qk_norm_rope", "add_modulated_norm"} <= set(used)
 
 
-def test_what_was_not_measured_here_is_left_to_inductor(verdicts: dict[str, Verdict]) -> None:
-    assert verdicts["measured"].exit_code == 0
-    found = statuses(verdicts["measured"])
+def test_a_norm_over_the_shard_misses_its_collective(runs: dict[str, GateRun]) -> None:
+    assert "all_reduce(sum) f32[1, 3, 2]" in runs["local_norm"].judged.summary
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fast_path_that_is_wrong_on_shards_is_named(runs: dict[str, GateRun], name: str) -> None:
+    check_named(runs[name], FAULTS[name])
+
+
+def test_what_was_not_measured_here_is_left_to_inductor(runs: dict[str, GateRun]) -> None:
+    assert runs["measured"].judged.exit_code == 0
+    found = statuses(runs["measured"].judged)
     why = "not applicable: not measured on interpreter for this shape class"
     assert found["qk_norm_rope for 4 tokens of 32, 32, 4 in float32 at tp 2 (interleaved)"] == why
     assert found["qk_norm_rope"] == "not applicable: no compiled graph calls it"

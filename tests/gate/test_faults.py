@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
-import re
-from dataclasses import dataclass
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gate.runs import AOT, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
+from tests.gate import test_fast_paths
+from tests.gate.reds import Red, check_named
+from tests.gate.runs import AOT, TRACED_TARGET, GateRun, compare_offline, run_fresh_gate, run_gate, run_many
 from tpcompile.evidence.judgement import checks
-from tpcompile.evidence.records import Check, CheckId, Layer, Status
+from tpcompile.evidence.records import CheckId
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import injected
 from tpcompile.gate.replay import replay
 from tpcompile.recording import CaptureSession
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Red:
-    """What a verdict must say about a fault."""
-
-    check: str
-    """A check that must fail."""
-    summary: str
-    """Pattern in the one line for a human."""
-    ranks: tuple[int, ...] | None = (0, 1)
-    """None for whichever rank came first."""
-    code: str = ""
-    """User's code on the line that is blamed."""
-    detail: str = ""
-    """Pattern in the details of the check."""
-    divergence: str = ""
-    """Pattern in the title of the first divergence, in the graph layer; empty when the ranks agree."""
-    exit_code: int = 1
-    train: bool = False
-    lowered: bool = False
-    """Seen in what AOTAutograd makes of the graph."""
 
 
 EAGER = ("compile.backend=eager",)
@@ -159,26 +137,85 @@ ALONE = {
 }
 """Faults that end the process: a launch each."""
 
-ON_GPU = {"triton_kernel"}
+OPS = CheckId.TP_AWARE.heading
+COPIES = r"tpcompile\.faults\.injected\.triton_kernel\.local_scale_kernel"
+UNREGISTERED = "refused: it is not registered as a fast path"
+TRACED = {
+    "triton_kernel": Red(
+        check=OPS, summary=COPIES, code="local_scale_kernel[(triton.cdiv(x", detail=f"^{COPIES}: {UNREGISTERED}"
+    ),
+    "hidden_kernel": Red(
+        check=OPS,
+        summary="tpcompile_faults::hidden_scale",
+        code="x = hidden_scale(x)",
+        detail=r"hidden_scale is defined at .*triton_kernel\.py:\d+ in hidden_scale, called at .*forward",
+    ),
+    "backward_kernel": Red(
+        check=OPS,
+        summary=COPIES,
+        code="local_scale_kernel[(triton.cdiv(grad",
+        detail=rf"{COPIES} is defined at .*triton_kernel\.py:\d+ in local_scale_kernel, called at .*in backward",
+        train=True,
+    ),
+    "third_party_kernel": Red(
+        check=OPS,
+        summary="vendored.vendored_kernel",
+        code="x = self.vendored.scale(x)",
+        detail=r"defined at .*/site-packages/vendored\.py:\d+ in vendored_kernel, called at .*triton_kernel\.py",
+    ),
+    "kernel_versions": Red(
+        check=OPS,
+        summary=r"source of vendored\.vendored_kernel: (\w+) / (?!\1)\w+",
+        code="x = self.vendored.scale(x)",
+        detail=r"defined at .*/site-packages/vendored\.py:\d+ in vendored_kernel, called at .*triton_kernel\.py",
+        divergence=r"source of vendored\.vendored_kernel: (\w+) / (?!\1)\w+",
+    ),
+    "kernel_grids": Red(
+        check=GRAPH,
+        summary=rf"{COPIES}: grid=.* / grid=",
+        ranks=(1,),
+        code="local_scale_kernel[(num_blocks,)]",
+        divergence=rf"^{COPIES}: grid=\[\((\d+), 1, 1\)\] / grid=\[\((?!\1)\d+, 1, 1\)\]",
+        declared="local_scale_kernel",
+    ),
+}
+"""Of Triton kernels, which are traced as on a GPU, and copied for."""
+
+
+def jobs_of(reds: dict[str, Red]) -> dict[str, Any]:
+    jobs = {}
+    for name, red in reds.items():
+        backend = AOT if red.train or red.lowered else EAGER
+        overrides = [*backend, "gate.steady_calls=3", "gate.resized_seq_len=16"]  # another length compiles once more
+        declared = [f"gate.tp_aware_ops={json.dumps([red.declared])}"] if red.declared else []
+        job = {"preset": "cpu_smoke", "fault": name, "train": red.train, "device": "cpu"}
+        jobs[name] = {**job, "overrides": overrides + declared}
+    return jobs
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
-    jobs = {}
-    for name, red in SHARED.items():
-        backend = AOT if red.train or red.lowered else EAGER
-        overrides = [*backend, "gate.steady_calls=3", "gate.resized_seq_len=16"]  # another length compiles once more
-        jobs[name] = {"preset": "cpu_smoke", "overrides": overrides, "fault": name, "train": red.train, "device": "cpu"}
-    return run_many(tmp_path_factory.mktemp("shared"), jobs)
+    return run_many(tmp_path_factory.mktemp("shared"), jobs_of(SHARED))
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    pytest.importorskip("triton")
+    return run_many(tmp_path_factory.mktemp("traced"), jobs_of(TRACED), target=TRACED_TARGET)
 
 
 def test_every_fault_has_a_negative_control() -> None:
-    assert SHARED.keys() | ALONE.keys() | ON_GPU == injected.ALL.keys()
+    assert SHARED.keys() | ALONE.keys() | TRACED.keys() | test_fast_paths.FAULTS.keys() == injected.ALL.keys()
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_fault_turns_the_gate_red_and_is_named(shared: dict[str, GateRun], name: str) -> None:
     check_named(shared[name], SHARED[name])
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_fused_kernel_turns_the_gate_red_and_is_named(traced: dict[str, GateRun], name: str) -> None:
+    check_named(traced[name], TRACED[name])
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -242,28 +279,3 @@ def test_an_undeclared_triton_kernel_is_seen_in_a_graph_that_never_runs(monkeypa
     assert "local_scale_kernel[" in found[0].line.code
     assert session.record(rank=0, world_size=2, tp_aware=["local_scale_kernel"]).refused_ops == ()
     assert session.record(rank=0, world_size=1).refused_ops == ()  # there are no shards
-
-
-def check_named(run: GateRun, red: Red) -> None:
-    """The verdict is red for the right reason, on the right ranks and line."""
-    verdict = run.judged
-    assert (verdict.status, verdict.exit_code) == (Status.FAIL, red.exit_code), verdict.summary
-    assert red.check in run.failed(), sorted(run.failed())
-    check = run.failed()[red.check]
-    assert re.search(red.summary, verdict.summary), verdict.summary
-    assert red.ranks in (None, check.ranks)
-    assert any(re.search(red.detail, text) for text in ("", *check.details)), check.details
-    check_line(check, red.code)
-    titles = [d.title for d in verdict.divergences if d.is_red]
-    assert bool(titles) == bool(red.divergence), titles
-    if titles:
-        assert verdict.divergences[0].layer in (Layer.GRAPH, Layer.GUARDS)
-        assert re.search(red.divergence, titles[0])
-
-
-def check_line(check: Check, code: str) -> None:
-    """The blamed line holds that code, in the source as it is on disk."""
-    if code:
-        assert check.line is not None
-        assert code in check.line.code
-        assert linecache.getline(check.line.file, check.line.line).strip() == check.line.code

@@ -23,6 +23,7 @@ from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCo
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.lines import innermost
+from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.collective_agreement import Agreement
@@ -58,7 +59,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         config.check_tp(env.world_size)
         fault = injected.find(config.fault)
         device = choose_device(config.device, env)
-        if fault.needs_gpu and device.type != "cuda":
+        if fault.needs_gpu and device.type != "cuda" and device_kind() != "interpreter":
             raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")
         check_cpp_compiler(config.compile.backend, device)
         directory = _claim(run_dir, config, RankStore.connect(prefix, rank=env.rank, world_size=env.world_size))

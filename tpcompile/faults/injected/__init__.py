@@ -1,15 +1,16 @@
 """Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
 
 program.py        the user's program: prints, rank branches and constants, custom ops
-triton_kernel.py  an undeclared Triton kernel, imported only when it is used
-fast_path.py      a single-GPU fast path, likewise: its declaration is for the whole process
+kernels.py        fused kernels: for one GPU, undeclared, hidden, edited, different on one rank
+triton_kernel.py  their Triton kernels, imported only when they are used
+fast_path.py      fast paths that are wrong on shards, likewise: a declaration is for the whole process
 collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
 process.py        the process itself: killed, never arrives, does not compile
 """
 
 from __future__ import annotations
 
-from tpcompile.faults.injected import collectives, process, program
+from tpcompile.faults.injected import collectives, kernels, process, program
 from tpcompile.faults.injected.fault import ALL, Fault, FaultContext
 
 NO_FAULT = Fault(name="", what="no fault")
@@ -20,4 +21,4 @@ def find(name: str) -> Fault:
     return ALL.find(name) if name else NO_FAULT
 
 
-__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "collectives", "find", "process", "program"]
+__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "collectives", "find", "kernels", "process", "program"]

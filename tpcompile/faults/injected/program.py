@@ -120,27 +120,3 @@ class CustomOp(Wrapped):
         """Run the custom op, then the stack."""
         x = local_scale(x)
         return self.inner(x, *rest)
-
-
-@injects("program", needs_gpu=True)
-def triton_kernel(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """An undeclared Triton kernel in the graph."""
-    from tpcompile.faults.injected.triton_kernel import TritonKernel
-
-    return TritonKernel(stack, context)
-
-
-@injects("program")
-def single_gpu_fast_path(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """A fast path that is not TP-aware, called on shards."""
-    from tpcompile.faults.injected.fast_path import SingleGpuFastPath
-
-    return SingleGpuFastPath(stack, context)
-
-
-@injects("program")
-def fast_path_in_eager(stack: nn.Module, context: FaultContext) -> nn.Module:
-    """The same where nothing is compiled: no graph has it."""
-    from tpcompile.faults.injected.fast_path import FastPathInEager
-
-    return FastPathInEager(stack, context)
