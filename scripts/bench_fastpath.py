@@ -1,6 +1,6 @@
 """Every fast path that ships against Inductor's code for its plain code: the cells of tpcompile/fastpath/ratios.json.
 
-    python scripts/bench_fastpath.py --json tpcompile/fastpath/ratios.json [--path NAME] [--jobs N]
+    python scripts/bench_fastpath.py --json tpcompile/fastpath/ratios.json [--path NAME] [--tokens N ...] [--jobs N]
 
 One GPU. Both programs are compiled apart (code objects of their own; the regions that a call enters are counted) and
 captured in CUDA graphs. Rounds alternate between them; a cell is the median over rounds of the ratio of both times in a
@@ -33,6 +33,8 @@ from tpcompile.fastpath.selection import Ratio, ShapeClass
 from tpcompile.recording import CaptureSession
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
+ON_ONE_GPU = "qkv_pack_rmsnorm_rope"
+"""Refused on shards: at tp 1 alone, and without a backward."""
 WIDTHS = {
     "add_rms_norm": (4096, 5120),
     "add_modulated_norm": (4096, 5120),
@@ -94,13 +96,17 @@ class Bench:
         q, k, _ = qkv.split([q_width, k_width, k_width], -1)
         names = [name for name in _parameters(self.path) if name[-2:] in ("_E", "_d", "_c") and "weight" in name]
         shared = {"eps": 1e-6, "interleaved": "interleaved" in self.variant}
-        if not per_head:
+        if self.path == "qk_norm_rope":
             shared |= {"counts": tuple(heads * 128 for heads in self.heads), "all_reduce": _all_reduce(self.tp)}
         tables = {"cos_SR": angles_SR.cos(), "sin_SR": angles_SR.sin()}
-        return {"q_BSd": q, "k_BSc": k, **dict(zip(names, weights, strict=True)), **tables, **shared}
+        activations = {"qkv": qkv} if self.path == ON_ONE_GPU else {"q_BSd": q, "k_BSc": k}
+        return {**activations, **dict(zip(names, weights, strict=True)), **tables, **shared}
 
     def shapes(self, arguments: dict[str, Any]) -> list[torch.Size]:
         """Those that `Selection.decide` is asked with."""
+        if self.path == ON_ONE_GPU:
+            widths = (arguments[name].shape[0] for name in ("q_weight_d", "k_weight_c"))
+            return [*(torch.Size((1, self.tokens, width)) for width in widths), arguments["cos_SR"].shape]
         names = ("q_BSd", "k_BSc", "cos_SR") if self.heads[0] else tuple(_activations(self.path))[:1]
         return [arguments[name].shape for name in names]
 
@@ -111,9 +117,9 @@ def cells(name: str) -> Iterator[Bench]:
         for tokens in lengths:
             for width in WIDTHS.get(name, ()):
                 yield Bench(name, tokens, None, width=width, variant=train)
-            if name in WIDTHS:
+            if name in WIDTHS or (name == ON_ONE_GPU and train):
                 continue
-            for tp in (1, 2, 4, 8):
+            for tp in (1,) if name == ON_ONE_GPU else (1, 2, 4, 8):
                 yield Bench(name, tokens, tp, (40, 40), variant=_joined("interleaved", train))
                 if name == "qk_head_norm_rope":
                     yield Bench(name, tokens, tp, (32, 8), variant=train)
@@ -215,12 +221,13 @@ def main() -> int:
     """Compile in parallel, which fills Inductor's cache; then measure one by one and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", action="append", help="only this fast path; the cells of others stay")
+    parser.add_argument("--tokens", type=int, nargs="+", help="only these numbers of tokens; its other cells go")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.path or [name for name, path in registered().items() if path.is_tp_aware and not path.exchanges]
-    wanted = [cell for name in names for cell in cells(name)]
+    names = args.path or [name for name, path in registered().items() if not path.exchanges]
+    wanted = [cell for name in names for cell in cells(name) if cell.tokens in (args.tokens or [cell.tokens])]
     if args.warm is not None:
         for cell in wanted[args.warm :: args.jobs]:
             path, arguments = registered()[cell.path], cell.arguments()
@@ -251,7 +258,7 @@ def _written(path: Path) -> tuple[Ratio, ...]:
 
 def row(cell: Ratio) -> str:
     """One line of the table."""
-    what = f"{cell.path:20} tp {cell.tp or 'any':3} {cell.tokens:6} x {cell.widths!s:18} {cell.variant:20}"
+    what = f"{cell.path:21} tp {cell.tp or 'any':3} {cell.tokens:6} x {cell.widths!s:18} {cell.variant:20}"
     return f"{what} {cell.us['inductor']:9.2f} us {cell.us['fast path']:9.2f} us  {cell.ratio_to_inductor:5.2f}"
 
 
