@@ -95,7 +95,7 @@ def proofs(place: Place, arguments: argparse.Namespace) -> Iterator[Part]:
     for size in sizes:
         for op in OPS:
             yield (
-                f"proof {op} tp {size}: {replays} replays, 8 tokens, bfloat16",
+                f"proof {op} tp {size}: up to {replays} replays, 8 tokens, bfloat16",
                 lambda op=op, size=size: replayed(
                     place, job(place, op, size, tokens=8, dtype=torch.bfloat16), replays=replays, limit_s=16
                 ),
