@@ -89,8 +89,8 @@ class Attention(nn.Module):
         variant = "interleaved" if self.interleaved else ""
         if not isinstance(self.qk_norm, DistributedQKNorm):
             return Site(self.qk_norm.path, shapes, variant, dtype)
-        over = {"exchanging": f"{self.qk_norm.path}_exchange", "alone": self.qk_norm.alone, "comm": self.qk_norm.comm}
-        return Site(self.qk_norm.path, shapes, variant, dtype, **over)
+        norm = self.qk_norm
+        return Site(norm.path, shapes, variant, dtype, f"{norm.path}_exchange", alone=norm.alone, comm=norm.comm)
 
     def forward(
         self,

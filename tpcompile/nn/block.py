@@ -116,8 +116,8 @@ class TransformerBlock(nn.Module):
         if isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.weight is not None and self.modulation is None:
             tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
             exchanging = "all_reduce_add_rms_norm" if self._adds_what_attention_sums() else ""
-            over = {"exchanging": exchanging, "comm": self.attention.wo.comm}
-            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype, **over)
+            comm = self.attention.wo.comm
+            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype, exchanging=exchanging, comm=comm)
         is_plain = isinstance(self.mlp_norm, LayerNorm) and self.mlp_norm.weight is None
         if is_plain and self.modulation is not None and not self.sequence_parallel:
             return Site("add_modulated_norm", ((batch, seq_len, self.dim),), dtype=dtype)
