@@ -23,9 +23,8 @@ from exchange_ranks import DRY, EPS, HEAD_SIZE, HEADS, OPS, WIDTH, Graph, Part, 
 from torch import Tensor
 
 from tpcompile.fastpath import plain
-from tpcompile.fastpath.certificate import device_kind
 from tpcompile.fastpath.kernels import all_reduce_norm, qk_exchange, qk_norm
-from tpcompile.fastpath.selection import Ratio
+from tpcompile.fastpath.measured import Ratio
 
 FORMS = {"qk": [{"interleaved": False}, {"interleaved": True}], "norm": [{"width": 5120}, {"width": 4096}]}
 
@@ -140,13 +139,14 @@ def cell(place: Place, op: str, tokens: int, found: dict[str, Any], *, interleav
     one = found["one kernel"]
     ratio = Ratio(
         path="qk_norm_rope_exchange" if op == "qk" else "all_reduce_add_rms_norm",
-        device=device_kind(),
+        gpu=torch.cuda.get_device_name(place.device),
         dtype="bfloat16",
         tp=place.group.size(),
         tokens=tokens,
         widths=(own_width, own_width, HEAD_SIZE // 2) if op == "qk" else (width,),
         variant="interleaved" if interleaved else "",
         ratio_to_inductor=round(1 / found["ratio"], 3),
+        num_programs=place.num_sms(),
         us={"inductor": round(one / found["ratio"], 2), "fast path": round(one, 2)},
         command=about["command"],
         versions={name: about[name] for name in ("torch", "triton", "gpu")},

@@ -4,13 +4,13 @@
 
 One GPU. Both programs are compiled apart (code objects of their own; the regions that a call enters are counted) and
 captured in CUDA graphs. Rounds alternate between them; a cell is the median over rounds of the ratio of both times in a
-round. An all-reduce is a copy of the sums that Inductor cannot look into: what it costs is left out, on both sides.
-Cells with a ratio below 1, where the fast path loses, are written as well: there Inductor's code is chosen.
+round, with the quartiles of that ratio. An all-reduce is a copy of the sums that Inductor cannot look into: what it
+costs is left out, on both sides. Cells in which the fast path loses are written as well; below a ratio of 1.03
+Inductor's code is chosen.
 """
 
 import argparse
 import inspect
-import json
 import math
 import os
 import statistics
@@ -23,13 +23,11 @@ from typing import Any
 
 import torch
 import triton
-from pydantic import TypeAdapter
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath import registered
-from tpcompile.fastpath.certificate import device_kind
-from tpcompile.fastpath.selection import Ratio, ShapeClass
+from tpcompile.fastpath.measured import Ratio, ShapeClass, read_table, write_table
 from tpcompile.recording import CaptureSession
 
 TOKENS = {"": (8, 64, 256, 1024, 4680), "train": (256, 4680)}
@@ -146,15 +144,18 @@ def measure(cell: Bench) -> dict[str, Any]:
         order = list(graphs) if index % 2 else list(reversed(graphs))
         rounds.append({name: time_us(graphs[name], replays) / CALLS for name in order})
     shape = ShapeClass.of(cell.shapes(arguments), DTYPE, tp=cell.tp or 1)
+    ratios = [one["inductor"] / one["fast path"] for one in rounds]
+    lower, median, upper = statistics.quantiles(ratios, n=4)
     return {
         "path": cell.path,
-        "device": device_kind(),
+        "gpu": torch.cuda.get_device_name(),
         "dtype": shape.dtype,
         "tp": cell.tp,
         "tokens": cell.tokens,
         "widths": shape.widths,
         "variant": cell.variant,
-        "ratio_to_inductor": round(statistics.median(one["inductor"] / one["fast path"] for one in rounds), 3),
+        "ratio_to_inductor": round(median, 3),
+        "quartiles": (round(lower, 3), round(upper, 3)),
         "us": {name: round(statistics.median(one[name] for one in rounds), 2) for name in graphs},
         "regions": regions,
     }
@@ -243,17 +244,20 @@ def main() -> int:
         "command": "python " + " ".join(sys.argv),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "gpu": torch.cuda.get_device_name()},
     }
-    found = [cell for cell in _written(args.json) if args.path and cell.path not in names]
+    found = [cell for cell in read_table(args.json) if _stays(cell, args.path)]
     for cell in wanted:
         torch._dynamo.reset()
         found.append(Ratio.model_validate(measure(cell) | about))
         print(row(found[-1]), flush=True)
-        args.json.write_text(json.dumps([one.model_dump(mode="json") for one in found], indent=1) + "\n")
+        write_table(found, args.json)
     return 0
 
 
-def _written(path: Path) -> tuple[Ratio, ...]:
-    return TypeAdapter(tuple[Ratio, ...]).validate_json(path.read_text()) if path.exists() else ()
+def _stays(cell: Ratio, paths: list[str] | None) -> bool:
+    """True for a cell of a different GPU, of a fast path that is not measured now, or of two GPUs."""
+    is_here = cell.gpu == torch.cuda.get_device_name() and not registered()[cell.path].exchanges
+    is_wanted = paths is None or cell.path in paths
+    return not (is_here and is_wanted)
 
 
 def row(cell: Ratio) -> str:

@@ -32,7 +32,7 @@ def no_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def certified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ban, "uncertified", lambda path: "")
+    monkeypatch.setattr(ban, "uncertified", lambda path, **_: "")
 
 
 @pytest.fixture

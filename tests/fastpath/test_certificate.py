@@ -13,12 +13,13 @@ from tests.fastpath import kernels
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, registry
-from tpcompile.fastpath.certificate import Certificate, Power, Survivor, Worst
+from tpcompile.fastpath.certificate import Certificate, Kind, Power, Survivor, Worst
 from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.registry import FastPath, registered, tp_region
 
 SURVIVOR = Survivor(place="a.py:1", change="a -> b")
-KNOWN = Survivor(place="a.py:2", change="b -> c", reason="changes nothing")
+KNOWN = Survivor(place="a.py:2", change="b -> c", kind=Kind.EQUIVALENT, reason="the same bits")
+FAR = Survivor(place="a.py:3", change="c -> d", kind=Kind.UNREACHED, reason="takes 2^31 elements")
 
 
 def made(**changes: Any) -> Certificate:
@@ -59,17 +60,49 @@ def test_one_for_the_source_and_kind_of_device_certifies(path: FastPath) -> None
         ),
         (
             {"power": Power(device="interpreter", num_mutations=21, survivors=(SURVIVOR, SURVIVOR, KNOWN))},
-            "in its certificate 90.0% of 20 mutations caught (1 more change nothing); 95% are asked",
+            "in its certificate 90.0% of 20 mutations caught, 90.0% of the 20 that the cases can reach (1 more change "
+            "nothing); 95% are asked",
         ),
-        ({"power": Power(device="interpreter", num_mutations=0, survivors=())}, "0.0% of 0 mutations"),
+        (
+            {"power": Power(device="interpreter", num_mutations=21, survivors=(FAR, FAR, KNOWN))},
+            "90.0% of 20 mutations caught, 100.0% of the 18 that the cases can reach (1 more change nothing); 95% are",
+        ),
+        (
+            {"power": Power(device="interpreter", num_mutations=20, survivors=(KNOWN,))},
+            "its certificate has 19 mutations; 20 are asked",
+        ),
+        ({"power": Power(device="interpreter", num_mutations=0, survivors=())}, "its certificate has 0 mutations"),
+        (
+            {"worst": Worst(ratio=2.6, case="5 tokens", tensor="output 0"), "limit": 3.0},
+            "its certificate has an error of 2.6 times the plain code's in 5 tokens",
+        ),
     ],
-    ids=["edited", "error", "power", "no mutations"],
+    ids=["edited", "error", "power", "unreached", "few mutations", "no mutations", "limit of its own"],
 )
 def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], why: str) -> None:
     certificate.write(made(**{"source": source(path), **changes}), path)
     refusal = certificate.uncertified(path)
     assert refusal.startswith("fast path norm at ") and why in refusal
     assert refusal.endswith("; run `tpcompile certify norm`")
+
+
+def test_the_power_counts_what_changes_nothing_apart_from_what_no_case_reaches() -> None:
+    power = Power(device="interpreter", num_mutations=104, survivors=(KNOWN,) * 4 + (FAR,) * 3 + (SURVIVOR,))
+    assert (power.num_wrong, power.num_reached) == (100, 97)
+    assert (power.caught, power.caught_of_reached) == (0.96, 96 / 97)
+    assert made(power=power).refusal("0123") == ""
+
+
+def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: FastPath) -> None:
+    certificate.write(made(source=source(path)), path)
+    assert certificate.uncertified(path, tp=2, dtypes=["float32"]) == ""
+    why = certificate.uncertified(path, tp=3)
+    assert "its certificate is for 1, 2 ranks, and this is a group of 3; run `tpcompile certify norm --tp 1,2,3`" in why
+    assert certificate.uncertified(path, tp=8).endswith("this is a group of 8; run `tpcompile certify norm`")
+    why = certificate.uncertified(path, tp=2, dtypes=["float32", "float16"])
+    assert "its certificate is for float32, and this is float16; run" in why
+    declared = replace(path, dtypes=(torch.float32, torch.bfloat16))
+    assert "its certificate is for float32, and this is bfloat16; run" in certificate.uncertified(declared)
 
 
 def test_on_a_gpu_one_from_a_gpu_is_asked(path: FastPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +142,7 @@ def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monk
     certificate.write(made(source=source(registered()["norm"])), registered()["norm"])
     with tp_region(2), pytest.raises(FastPathError, match="is on the CPU"):  # the next check: it may run there
         call(torch.ones(4))
+    with tp_region(4), pytest.raises(FastPathError, match=r"for 1, 2 ranks, and this is a group of 4.* shards of 4"):
+        call(torch.ones(4))
+    with tp_region(2), pytest.raises(FastPathError, match="for float32, and this is float16; run"):
+        call(torch.ones(4).half())

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpcompile.errors import ConfigError, DivergenceError
+from tpcompile.errors import ConfigError, DivergenceError, FastPathError
 from tpcompile.evidence.records import UserLine
 from tpcompile.fastpath import certificate, fast_path, registered, registry
-from tpcompile.fastpath.certify import Case, certify, trial
-from tpcompile.fastpath.certify.children import in_children
+from tpcompile.fastpath.certificate import Kind
+from tpcompile.fastpath.certify import Case, Refusal, certify, proof, trial
+from tpcompile.fastpath.certify.children import Ended, in_children
 from tpcompile.fastpath.certify.fences import far_apart, fenced, fenced_allocations, spaced
 from tpcompile.fastpath.certify.measure import one_by_one
 from tpcompile.fastpath.certify.mutate import argument_mutations, source_mutations
@@ -28,6 +29,8 @@ WIDTH = ShardSpec(dim=1, parts=(Part(8),))
 
 @pytest.fixture(autouse=True)
 def no_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And launchers of three lines have mutations enough."""
+    monkeypatch.setattr(certificate, "MIN_MUTATIONS", 10)
     monkeypatch.setattr(registry, "_REGISTERED", {})
     monkeypatch.setattr("tpcompile.fastpath.certify.trials._TRIALS", {})
 
@@ -96,14 +99,68 @@ def test_without_a_case_nothing_is_certified() -> None:
         certify("norm", tp_sizes=(1, 2))
 
 
-def test_a_survivor_with_a_declared_reason_does_not_count() -> None:
+def test_a_survivor_has_the_kind_and_the_reason_that_are_declared() -> None:
     declare(norm, lambda tp: cases(tp, skew=0.0))
     (case,) = cases(1, skew=0.0)
     blind = [Case(name="no tokens", arguments={**case.arguments, "x": torch.empty(0, 8)}, outputs=(ShardSpec(),))]
-    trial("norm", unreachable={"x * x -> x / x": "no token"})(lambda tp: blind)
-    survivors = {survivor.change: survivor.reason for survivor in certify("norm", tp_sizes=(1,)).power.survivors}
-    assert survivors["x * x -> x / x"] == "no token"
-    assert set(survivors.values()) == {"no token", ""}
+    same, far = {"total / 8 -> *": "the same here"}, {"x * x -> x / x": "no token"}
+    trial("norm", equivalent=same, unreached=far)(lambda tp: blind)
+    power = certify("norm", tp_sizes=(1,)).power
+    kinds = {survivor.change: (survivor.kind, survivor.reason) for survivor in power.survivors}
+    assert kinds["x * x -> x / x"] == (Kind.UNREACHED, "no token")
+    assert kinds["total / 8 -> total * 8"] == (Kind.EQUIVALENT, "the same here")
+    assert set(kinds.values()) == {(Kind.UNREACHED, "no token"), (Kind.EQUIVALENT, "the same here"), (Kind.MISSED, "")}
+    assert (power.num_wrong, power.num_reached) == (power.num_mutations - 1, power.num_mutations - 2)
+
+
+def checked_norm(x: Tensor, weight: Tensor, eps: float, all_reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    check_width(x)
+    return norm(x, weight, eps, all_reduce)
+
+
+def check_width(x: Tensor) -> None:
+    if x.shape[-1] % 2:
+        raise FastPathError("an odd width")
+
+
+def refusals(device: torch.device) -> list[Refusal]:
+    arguments = {"x": torch.ones(1, 3, device=device), "weight": torch.ones(3, device=device), "eps": 1e-3}
+    return [Refusal(name="an odd width", arguments=arguments)]
+
+
+def test_a_launcher_that_takes_what_it_must_refuse_is_told() -> None:
+    declare(norm)
+    trial("norm", refusals=refusals)(cases)
+    with pytest.raises(DivergenceError, match="fast path norm takes an odd width; it must raise FastPathError"):
+        certify("norm", tp_sizes=(2,), num_mutations=0)
+
+
+def test_arguments_that_must_be_refused_catch_a_check_that_is_dropped() -> None:
+    declare(checked_norm)
+    dropped = "check_width(x) -> nothing"
+    assert dropped in {survivor.change for survivor in certify("norm", tp_sizes=(2,)).power.survivors}
+    trial("norm", refusals=refusals)(cases)
+    assert dropped not in {survivor.change for survivor in certify("norm", tp_sizes=(2,)).power.survivors}
+
+
+def test_with_more_cases_only_what_none_caught_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(checked_norm)
+    before = certify("norm", tp_sizes=(2,))
+    known = [before.power]
+    monkeypatch.setattr(proof, "power_of", lambda path: known[0])
+    ran: list[str] = []
+    monkeypatch.setattr(proof, "_survives", lambda *given: ran.append(given[3].change))
+    monkeypatch.setattr(proof, "in_children", in_this_process)
+    again = certify("norm", tp_sizes=(2,), is_for_more_cases=True)
+    assert ran == [survivor.change for survivor in before.power.survivors] and ran
+    assert (again.power.num_mutations, again.power.survivors) == (before.power.num_mutations, ())
+    known[0] = before.power.model_copy(update={"num_mutations": 3})
+    with pytest.raises(ConfigError, match="of different mutations, although of the same source; run all of them"):
+        certify("norm", tp_sizes=(2,), is_for_more_cases=True)
+
+
+def in_this_process(calls: list[Callable[[], Any]], **_: Any) -> list[Ended]:
+    return [Ended(call()) for call in calls]
 
 
 @pytest.mark.parametrize(

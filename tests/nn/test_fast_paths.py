@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +22,7 @@ from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
-from tpcompile.fastpath.selection import Decision, ShapeClass
+from tpcompile.fastpath.measured import Decision, ShapeClass
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths, use_plain_code
 from tpcompile.nn.state import load_full_state_dict
@@ -33,15 +35,17 @@ F64 = torch.float64
 class Answers:
     """Stands for a Selection: notes what it is asked, and answers alike."""
 
-    def __init__(self, is_used: bool, group: Any = None) -> None:
+    def __init__(self, is_used: bool, group: Any = None, num_programs: int | None = None) -> None:
         self.is_used = is_used
         self.group = group
+        self.num_programs = num_programs
         self.asked: dict[str, tuple[Any, ...]] = {}
 
     def decide(self, name: str, shapes: Any, dtype: torch.dtype, *, variant: str = "") -> Decision:
         self.asked[name] = (*map(tuple, shapes), dtype, variant)
         shape = ShapeClass.of(shapes, dtype, tp=1, variant=variant)
-        return Decision(path=name, shape=shape, is_used=self.is_used, why="it was told to")
+        programs = self.num_programs
+        return Decision(path=name, shape=shape, is_used=self.is_used, num_programs=programs, why="it was told to")
 
 
 def stack_of(config: BlockConfig) -> TransformerStack:
@@ -143,6 +147,26 @@ def placed(stack: TransformerStack, group: dist.ProcessGroup, *, is_exchanging: 
     return ""
 
 
+def test_an_exchange_has_the_grid_and_the_memory_that_were_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from tpcompile.fastpath.kernels.exchange import Exchange
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("tpcompile.torch_api.symmetric.can_share", lambda device: True)
+    monkeypatch.setattr(Exchange, "of_group", lambda group, **limits: made.append(limits))
+    stack = stack_of(config_of("llama", "full", dtype="float32"))
+    width = stack.layers[0].dim
+    group = SimpleNamespace(size=lambda: 2)
+    for programs in (114, None):
+        answers = Answers(is_used=True, group=group, num_programs=programs)
+        use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
+        grid = {} if programs is None else {"num_programs": programs}  # None: the exchange asks the ranks itself
+        memory = {"num_rows": 16, "device": torch.device("cpu")}  # of the shape class of 12 tokens
+        # One for each fast path: a row of float64, and the sums of q and k.
+        assert made == [{**memory, **grid, "row_words": words} for words in (2 * width, 2)]
+        made.clear()
+
+
 def exchange_in(folder: Path) -> Callable[..., Any]:
     """Stands for `Exchange.of_group`: the memory of each rank is a file that all of them map."""
     from tpcompile.fastpath.kernels.exchange import Exchange, num_words
@@ -150,7 +174,7 @@ def exchange_in(folder: Path) -> Callable[..., Any]:
 
     interpreted.patient()
 
-    def of_group(group: Any, *, num_rows: int, row_words: int, device: torch.device) -> Exchange:
+    def of_group(group: Any, *, num_rows: int, row_words: int, device: torch.device, num_programs: int) -> Exchange:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         words = num_words(size, num_rows=num_rows, row_words=row_words)
         files = [folder / f"{number}-{num_rows}-{row_words}" for number in range(size)]
@@ -158,7 +182,7 @@ def exchange_in(folder: Path) -> Callable[..., Any]:
         dist.barrier(group)
         memories = [torch.from_file(str(file), shared=True, size=words, dtype=torch.int64) for file in files]
         addresses = [memory.data_ptr() for memory in memories]
-        options = {"num_rows": num_rows, "row_words": row_words, "num_programs": 2, "max_polls": 2**11}
+        options = {"num_rows": num_rows, "row_words": row_words, "num_programs": num_programs, "max_polls": 2**11}
         exchange = Exchange.between(addresses, rank=rank, memory=memories[rank], **options)
         object.__setattr__(exchange, "memory", memories)  # which keeps the mappings
         return exchange
@@ -187,7 +211,8 @@ def exchanged(folder: str) -> dict[str, Any]:
             config = config_of(form, qk_norm, dtype="float32")
             full = draw_stack_weights(config, seed=0, dtype=torch.float32, device=torch.device("cpu"))
             stack, plain_stack = (build(config, Collectives(dist.group.WORLD), full) for _ in range(2))
-            answers, sizes = Answers(is_used=True, group=dist.group.WORLD), {"batch": 2, "seq_len": config.seq_len}
+            answers = Answers(is_used=True, group=dist.group.WORLD, num_programs=2)
+            sizes = {"batch": 2, "seq_len": config.seq_len}
             use_fast_paths(stack, answers, **sizes, train=False)  # type: ignore[arg-type]
             errors, capture = compared(stack, plain_stack, config)
             check_exchanges(stack)
@@ -195,7 +220,18 @@ def exchanged(folder: str) -> dict[str, Any]:
             found[form] = sorted(answers.asked), errors, declared, capture.collectives[: len(declared)]
         inputs = draw_inputs(config, seed=1, device="cpu", dtype=torch.float32, seq_len=config.seq_len)
         found["late"] = without_rank_1(stack, *inputs[:3])
-    return found
+    return found | {"programs": programs_of_ranks()}
+
+
+def programs_of_ranks() -> list[Any]:
+    """What ranks with 132 and 114 multiprocessors make of no wish, of one, and of different ones."""
+    from tpcompile.fastpath.kernels.exchange import agreed_programs
+
+    rank = dist.get_rank()
+    agree = partial(agreed_programs, dist.group.WORLD, 132 - 18 * rank)
+    with pytest.raises(FastPathError) as raised:
+        agree(wanted=24 + 4 * rank)
+    return [agree(wanted=None), agree(wanted=24), str(raised.value)]
 
 
 def compared(stack: TransformerStack, plain_stack: TransformerStack, config: BlockConfig) -> tuple[float, GraphCapture]:
@@ -233,6 +269,11 @@ def test_kernels_that_exchange_stand_for_collectives(case: tuple[str, str], rank
         asked, error, declared, traced = found[case[0]]
         assert asked == wanted and error < 1e-5
         assert traced == declared and len(declared) == left * 2
+
+
+def test_ranks_that_make_an_exchange_agree_on_its_grid_or_are_named(ranks: list[dict[str, Any]]) -> None:
+    named = "an exchange with different num_programs: 24 on rank 0 / 28 on rank 1; all ranks must pass the same"
+    assert [found["programs"] for found in ranks] == [[114, 24, named]] * 2
 
 
 def test_a_rank_that_does_not_come_to_an_exchange_is_named(ranks: list[dict[str, Any]]) -> None:

@@ -52,12 +52,12 @@ def test_a_warning_is_seen_once_whatever_is_imported(imported: str, sinks: str) 
 
 
 def test_a_program_that_enabled_the_package_gets_the_record_too(capsys: pytest.CaptureFixture[str]) -> None:
-    from tpcompile.sentinel.sink import Sink
+    from tpcompile.sink import Sink
 
     loguru_logger.disable("tpcompile")  # a command that ran in this process has enabled it
     records: list[Any] = []
     number = loguru_logger.add(lambda message: records.append(message.record), level="DEBUG", filter="tpcompile")
-    sink = Sink()
+    sink = Sink("sentinel")
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(globals(), "__name__", "tpcompile.sentinel.somewhere")

@@ -58,7 +58,7 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
     statuses: dict[str, str] = {}
     all_uses = tuple(uses(found, seen))
     for use in all_uses:
-        why = "" if tp_size == 1 else refusal(use, declared)
+        why = "" if tp_size == 1 else refusal(use, declared, tp_size=tp_size)
         if why:
             refused.setdefault(use.name, _refused(use, why, seen))
             statuses[_label(use)] = f"refused: {why}"
@@ -69,16 +69,16 @@ def judge(found: Iterable[Item], *, tp_size: int, declared: Collection[str], see
     return Judged(tuple(refused.values()), tuple(sorted(statuses.items())), all_uses)
 
 
-def refusal(use: Use, declared: Collection[str]) -> str:
-    """Why an op or kernel may not run on a shard; empty when it may."""
+def refusal(use: Use, declared: Collection[str], *, tp_size: int | None = None) -> str:
+    """Why an op or kernel may not run on the shards of `tp_size` ranks, None for any; empty when it may."""
     name = use.name
     if not {name, name.rpartition(".")[2]}.isdisjoint(declared):
         return ""
     path = use.path
+    if path is not None and not path.is_tp_aware:
+        return f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
     if path is not None:
-        return (
-            uncertified(path) if path.is_tp_aware else f"fast path {path.name} is declared tp={path.tp}, at {path.line}"
-        )
+        return uncertified(path, tp=tp_size)
     for known in single_gpu_packages():
         if any(fnmatchcase(name, pattern) for pattern in known.names):
             return f"{known.package} (looked at in {known.version}): {known.reason}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -14,13 +16,28 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Frozen
 from tpcompile.fastpath.registry import FastPath
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+TP_SIZES = (2, 1, 4, 8)
+"""Numbers of ranks that are certified unless others are asked for. Two first: they catch most mutations."""
 MAX_RATIO = 2.5
 """Largest error that passes, as a multiple of the single-device error of the plain code in the same dtype."""
+MIN_MUTATIONS = 20
+"""Fewest mutations that change what is computed."""
 MIN_CAUGHT = 0.95
-"""Least share of the mutations that the cases must catch."""
-_CERTIFIED: set[tuple[Path, str]] = set()
-"""File and source of fast paths that were found to be certified: a call in eager must not read files each time."""
+"""Least share of those that the cases must catch."""
+_CERTIFIED: set[tuple[Path, str, int, tuple[str, ...]]] = set()
+"""File, source, ranks and dtypes that were found to be certified: a call in eager must not read files each time."""
+
+
+class Kind(StrEnum):
+    """Why no case caught a mutation."""
+
+    MISSED = "missed"
+    """Nothing is declared about it."""
+    EQUIVALENT = "equivalent"
+    """It computes the same."""
+    UNREACHED = "unreached"
+    """It would be wrong, where no case comes: an argument of 2^31 elements, code that the interpreter does not run."""
 
 
 class Survivor(Frozen):
@@ -29,8 +46,9 @@ class Survivor(Frozen):
     place: str
     """`file:line`."""
     change: str
+    kind: Kind = Kind.MISSED
     reason: str = ""
-    """Why nothing can catch it, as declared beside the cases; empty when nothing is declared."""
+    """Why nothing catches it, as declared beside the cases; empty of a missed one."""
 
 
 class Power(Frozen):
@@ -41,16 +59,36 @@ class Power(Frozen):
     survivors: tuple[Survivor, ...]
 
     @property
+    def num_wrong(self) -> int:
+        """Mutations that change what is computed."""
+        return self.num_mutations - self._number(Kind.EQUIVALENT)
+
+    @property
+    def num_reached(self) -> int:
+        """Those of them that the cases can reach."""
+        return self.num_wrong - self._number(Kind.UNREACHED)
+
+    @property
     def caught(self) -> float:
-        """Share of the mutations that some case caught, of those that can be caught."""
-        unexplained = sum(not survivor.reason for survivor in self.survivors)
-        reachable = self.num_mutations - len(self.survivors) + unexplained
-        return 1 - unexplained / reachable if reachable else 0.0
+        """Share of the mutations that change what is computed which some case caught."""
+        return self._num_caught / self.num_wrong if self.num_wrong else 0.0
+
+    @property
+    def caught_of_reached(self) -> float:
+        """The same share of those that the cases can reach."""
+        return self._num_caught / self.num_reached if self.num_reached else 0.0
+
+    @property
+    def _num_caught(self) -> int:
+        return self.num_mutations - len(self.survivors)
+
+    def _number(self, kind: Kind) -> int:
+        return sum(survivor.kind == kind for survivor in self.survivors)
 
     def __str__(self) -> str:
-        explained = sum(bool(survivor.reason) for survivor in self.survivors)
-        reachable = self.num_mutations - explained
-        return f"{self.caught:.1%} of {reachable} mutations caught ({explained} more change nothing)"
+        reached = f"{self.caught_of_reached:.1%} of the {self.num_reached} that the cases can reach"
+        same = self._number(Kind.EQUIVALENT)
+        return f"{self.caught:.1%} of {self.num_wrong} mutations caught, {reached} ({same} more change nothing)"
 
 
 class Worst(Frozen):
@@ -88,12 +126,26 @@ class Certificate(Frozen):
         """True when its cases ran on a GPU."""
         return self.device.startswith("sm")
 
-    def refusal(self, source: str) -> str:
-        """Why it does not certify this source; empty when it does."""
+    def refusal(self, source: str, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
+        """Why it does not certify this source, for this number of ranks and these element types; empty when it does.
+
+        A number of ranks that no case had is refused: heads, replicas and padding fall differently with each.
+        """
         if self.source != source:
             return f"its certificate is for source {self.source}, and this is {source}"
-        if not self.worst.ratio <= self.limit:
+        if tp is not None and tp not in self.tp_sizes:
+            return f"its certificate is for {_joined(self.tp_sizes)} ranks, and this is a group of {tp}"
+        unproved = sorted(set(dtypes).difference(self.dtypes))
+        if unproved:
+            return f"its certificate is for {_joined(self.dtypes)}, and this is {_joined(unproved)}"
+        return self._weakness()
+
+    def _weakness(self) -> str:
+        """What of it proves too little."""
+        if not self.worst.ratio <= min(self.limit, MAX_RATIO):
             return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
+        if self.power.num_wrong < MIN_MUTATIONS:
+            return f"its certificate has {self.power.num_wrong} mutations; {MIN_MUTATIONS} are asked"
         if self.power.caught < MIN_CAUGHT:
             return f"in its certificate {self.power}; {MIN_CAUGHT:.0%} are asked"
         return ""
@@ -106,24 +158,26 @@ class Certificate(Frozen):
         )
 
 
-def uncertified(path: FastPath) -> str:
-    """Why a TP-aware fast path may not run on this device; empty when it may.
+def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
+    """Why a TP-aware fast path may not run on this device, on `tp` ranks, with these dtypes; empty when it may.
 
-    On a GPU a certificate from a GPU counts, whichever it was; elsewhere any.
+    On a GPU a certificate from a GPU counts, whichever it was; elsewhere any. Without `dtypes` those count that it is
+    declared for.
     """
     on_gpu = device_kind().startswith("sm")
-    files = certificates_of(path)
-    refusals = [certificate.refusal(path.source.sha256) for certificate in files if certificate.is_of_gpu or not on_gpu]
+    wanted = dtypes or _names(path.dtypes)
+    files = [one for one in certificates_of(path) if one.is_of_gpu or not on_gpu]
+    refusals = [one.refusal(path.source.sha256, tp=tp, dtypes=wanted) for one in files]
     if "" in refusals:
         return ""
     why = first(refusals) or f"it has no certificate from a {'GPU' if on_gpu else 'machine'}"
-    return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}`"
+    return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
 
 
-def is_certified(path: FastPath) -> bool:
-    """Whether it may run on shards on this device; files are read until it may."""
-    key = (certificate_file(path, device_kind()), path.source.sha256)
-    if key not in _CERTIFIED and not uncertified(path):
+def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str] = ()) -> bool:
+    """Whether it may run on the shards of `tp` ranks on this device; files are read until it may."""
+    key = (certificate_file(path, device_kind()), path.source.sha256, tp, tuple(sorted(dtypes)))
+    if key not in _CERTIFIED and not uncertified(path, tp=tp, dtypes=dtypes):
         _CERTIFIED.add(key)
     return key in _CERTIFIED
 
@@ -172,3 +226,19 @@ def device_kind() -> str:
         major, minor = torch.cuda.get_device_capability()
         return f"sm{major}{minor}"
     return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "cpu"
+
+
+def _sizes(files: Collection[Certificate], tp: int | None) -> str:
+    """The option that also certifies `tp` ranks; empty when they are among those that are run anyway."""
+    if tp is None or tp in TP_SIZES:
+        return ""
+    known = {size for one in files for size in one.tp_sizes} or set(TP_SIZES)
+    return " --tp " + ",".join(map(str, sorted({*known, tp})))
+
+
+def _names(dtypes: Collection[torch.dtype]) -> tuple[str, ...]:
+    return tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _joined(values: Collection[object]) -> str:
+    return ", ".join(map(str, values))

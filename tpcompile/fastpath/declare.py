@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -156,22 +156,28 @@ class _Call:
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise FastPathError when the launcher may not run."""
         path, size = self.path, tp_size()
-        if size > 1:
-            _check_on_shards(path, size)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        if size > 1:
+            _check_on_shards(path, size, frozenset() if path.dtypes else _dtypes_of(bound.arguments.values()))
         why = requirements(path, bound.arguments)
         if why:
             raise FastPathError(f"fast path {path.name}: {why}")
 
 
-def _check_on_shards(path: FastPath, size: int) -> None:
-    """Raise FastPathError unless it was proved for shards."""
+def _dtypes_of(values: Iterable[Any]) -> frozenset[str]:
+    """Names of the element types of the floating-point tensors."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point())
+
+
+def _check_on_shards(path: FastPath, size: int, dtypes: frozenset[str]) -> None:
+    """Raise FastPathError unless it was proved for the shards of so many ranks, and for these element types."""
     where = f"was called where tensors are shards of {size} ranks; call {path.replaces.__name__} there"
     if not path.is_tp_aware:
         raise FastPathError(f"fast path {path.name} is not TP-aware (tp={path.tp}) and {where}")
-    if not is_certified(path):
-        raise FastPathError(f"{uncertified(path)}; it {where}")
+    if not is_certified(path, tp=size, dtypes=dtypes):
+        raise FastPathError(f"{uncertified(path, tp=size, dtypes=dtypes)}; it {where}")
 
 
 def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,147 +1,69 @@
-"""Measurements -> a fast path or its reference, for one shape class; the same on all ranks of a group.
+"""What each rank chose -> a fast path or its reference, for one shape class; the same on all ranks of a group.
 
 A rank that alone ran a fast path, or ran it with a grid of its own, would wait for its peers in an exchange that they
 never join. So each rank chooses by a pure function, the choices go through the store once, and all ranks take the fast
-path only where all have chosen the same and all can run it.
+path only where all have chosen the same, have the same model of GPU, and can run it. Kernels that wait for each other
+fill as many multiprocessors on every rank as the smallest GPU has; that number is part of the decision.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from loguru import logger
-from pydantic import TypeAdapter
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.fastpath.certificate import device_kind, uncertified
+from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, shipped_table
 from tpcompile.fastpath.registry import FastPath, registered
 from tpcompile.ranks.store import RankStore
+from tpcompile.sink import Sink
 
-_TABLE = Path(__file__).with_name("ratios.json")
-_MAX_FACTOR = 4
-"""Measured at up to so many times more or fewer tokens, a ratio speaks for a shape class."""
+logger = Sink("fast paths")
 _NUMBERS: Counter[str] = Counter()
 _MADE: dict[str, tuple[Decision, Decision]] = {}
 """Fast path and shape class -> what this rank chose, and what the ranks agreed on."""
 
 
-class Ratio(Frozen):
-    """One measured cell of `ratios.json`."""
+class Processor(Frozen):
+    """What kernels of a rank run on."""
 
-    path: str
-    device: str
-    """As in certificates: `sm90`."""
-    dtype: str
-    tp: int | None
-    """None when the tensors do not depend on it."""
-    tokens: int
-    widths: tuple[int, ...]
-    """Sizes of the last dims of the tensors."""
-    variant: str = ""
-    ratio_to_inductor: float
-    """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster.
-
-    Of one that exchanges with its peers: time of the best form with a collective.
-    """
-    launch: dict[str, int] = {}
-    """Launch parameters that were measured: blocks, algorithm, workspace."""
-    us: dict[str, float] = {}
-    """Time of a call, of `inductor` and of `fast path`."""
-    regions: dict[str, float] = {}
-    """Compiled regions that a call enters, of both."""
-    command: str
-    versions: dict[str, str]
-
-
-class ShapeClass(Frozen):
-    """Inputs that share a decision."""
-
-    tokens: int
-    """Rounded up to a power of two."""
-    widths: tuple[int, ...]
-    dtype: str
-    tp: int
-    variant: str = ""
-    """What else decides about the speed: `interleaved`, `train`, `interleaved, train`."""
+    model: str
+    """Name of the GPU, `NVIDIA H200`; without one `interpreter` or `cpu`."""
+    num_multiprocessors: int | None = None
+    """None without a GPU."""
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int, variant: str = "") -> ShapeClass:
-        """The class of these tensors, [..., width] each; the first has all tokens."""
-        tokens = _rounded_up(math.prod(shapes[0][:-1]))
-        widths = tuple(shape[-1] for shape in shapes)
-        return cls(tokens=tokens, widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp, variant=variant)
-
-    def __str__(self) -> str:
-        widths = ", ".join(map(str, self.widths))
-        variant = f" ({self.variant})" if self.variant else ""
-        return f"{self.tokens} tokens of {widths} in {self.dtype} at tp {self.tp}{variant}"
-
-
-class Decision(Frozen):
-    """What runs for a shape class."""
-
-    path: str
-    shape: ShapeClass
-    is_used: bool = False
-    """True for the fast path, False for its reference."""
-    launch: dict[str, int] = {}
-    why: str
-    is_refused: bool = False
-    """True when it was chosen, and the ranks could not agree on it."""
-
-    @property
-    def label(self) -> str:
-        """Fast path and shape class."""
-        return f"{self.path} for {self.shape}"
-
-    @property
-    def says(self) -> str:
-        """`used with blocks=24`, or `reference (why)`."""
-        if not self.is_used:
-            return f"reference ({self.why})"
-        launch = ", ".join(f"{name}={value}" for name, value in sorted(self.launch.items()))
-        return f"used with {launch}" if launch else "used"
-
-    @property
-    def status(self) -> str:
-        """`used: why`, `refused: why` or `not applicable: why`, for the report."""
-        unused = "refused" if self.is_refused else "not applicable"
-        return f"{'used' if self.is_used else unused}: {self.why}"
+    def here(cls) -> Processor:
+        """The current device of this process."""
+        if not torch.cuda.is_available():
+            return cls(model=device_kind())
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return cls(model=properties.name, num_multiprocessors=properties.multi_processor_count)
 
 
 class Said(Frozen):
     """What one rank contributes to a decision."""
 
     decision: Decision
+    processor: Processor
     obstacle: str = ""
     """Why it cannot run the fast path; empty when it can, or when it chose the reference."""
     host: str = ""
-    """Its host, when kernels write into the memory of the other ranks."""
+    """Its host, when kernels write into the memory of the other ranks and wait for them."""
 
-
-def choose(name: str, shape: ShapeClass, device: str, table: Iterable[Ratio]) -> Decision:
-    """The fast path where it was measured to be faster than Inductor's code on this device and shape class."""
-    cells = [cell for cell in table if _is_about(cell, name, shape, device)]
-    near = [cell for cell in cells if _distance(cell, shape) <= math.log2(_MAX_FACTOR)]
-    nearest = min(near, key=lambda cell: (_distance(cell, shape), cell.ratio_to_inductor), default=None)
-    if nearest is None:
-        return Decision(path=name, shape=shape, why=f"not measured on {device} for this shape class")
-    why = f"{nearest.ratio_to_inductor:.2f} times the speed of Inductor's code at {nearest.tokens} tokens on {device}"
-    if nearest.ratio_to_inductor <= 1:
-        return Decision(path=name, shape=shape, why=why)
-    return Decision(path=name, shape=shape, is_used=True, launch=nearest.launch, why=why)
+    @property
+    def exchanges(self) -> bool:
+        """True when kernels of the ranks wait for each other."""
+        return bool(self.host)
 
 
 def settle(said: Mapping[int, Said], missing: Sequence[int] = ()) -> Decision:
@@ -150,8 +72,18 @@ def settle(said: Mapping[int, Said], missing: Sequence[int] = ()) -> Decision:
     wanted = first(decision for decision in decisions if decision.is_used)
     if wanted is None:
         return decisions[0]
-    why = "; ".join([*_absences(missing), *_obstacles(said), *_differences(said), *_distances(said)])
-    return wanted.model_copy(update={"is_used": False, "launch": {}, "why": why, "is_refused": True}) if why else wanted
+    reasons = [*_absences(missing), *_obstacles(said), *_differences(said), *_processors(said), *_distances(said)]
+    if reasons:
+        refused = {"is_used": False, "num_programs": None, "is_refused": True}
+        return wanted.model_copy(update={**refused, "why": "; ".join(reasons)})
+    return wanted.model_copy(update={"num_programs": _num_programs(said)})
+
+
+def _num_programs(said: Mapping[int, Said]) -> int | None:
+    """As many as every GPU holds, and no more than were measured."""
+    waiting = [one for one in said.values() if one.exchanges]
+    limits = [limit for one in waiting for limit in (one.decision.num_programs, one.processor.num_multiprocessors)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def obstacle(decision: Decision, device: str) -> str:
@@ -165,11 +97,14 @@ def obstacle(decision: Decision, device: str) -> str:
         return f"it needs sm_{path.min_sm}, and this is {device}"
     if device == "cpu" and path.source.kernels:
         return "Triton needs a GPU, or TRITON_INTERPRET=1"
-    if not takes(path, decision.shape.dtype):
-        return f"it does not take {decision.shape.dtype}"
-    if decision.shape.tp == 1:
+    shape = decision.shape
+    if not takes(path, shape.dtype):
+        return f"it does not take {shape.dtype}"
+    if shape.tp == 1:
         return ""
-    return uncertified(path) if path.is_tp_aware else f"it is declared tp={path.tp}, at {path.line}"
+    if not path.is_tp_aware:
+        return f"it is declared tp={path.tp}, at {path.line}"
+    return uncertified(path, tp=shape.tp, dtypes=[shape.dtype])
 
 
 def _registered(name: str) -> FastPath | None:
@@ -190,6 +125,7 @@ class Selection:
 
     The first question about a shape class exchanges the choices, in milliseconds; later ones are a lookup. A rank that
     does not ask within `timeout_s` makes the others use the reference, and gets that answer itself when it comes.
+    Where one rank keeps all from a fast path that was chosen, the lowest rank says so on stderr.
     `table` is by default the one that ships with tpcompile; without `ask_table` every fast path is wanted that can run.
     Raises RuntimeError when no store is served.
     """
@@ -209,10 +145,12 @@ class Selection:
         self._ask_table = ask_table
         self._timeout_s = timeout_s
         self._device = device_kind()
+        self._processor = Processor.here()
         self._agreed: dict[tuple[str, ShapeClass], Decision] = {}
         members = ranks_text(self._ranks)
         _NUMBERS[members] += 1
         self._store = RankStore.of_job(f"tpcompile/fastpath/{members}/{_NUMBERS[members]}", store)
+        logger.rank = self._store.rank
 
     def decide(self, name: str, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, variant: str = "") -> Decision:
         """What all ranks run for tensors of these shapes: the fast path `name`, or its reference."""
@@ -223,11 +161,12 @@ class Selection:
 
     def _chosen(self, name: str, shape: ShapeClass) -> Decision:
         if self._ask_table:
-            return choose(name, shape, self._device, self._table)
+            return choose(name, shape, self._processor.model, self._table)
         return Decision(path=name, shape=shape, is_used=True, why="all fast paths are wanted")
 
     def _agree(self, chosen: Decision) -> Decision:
-        said = Said(decision=chosen, obstacle=obstacle(chosen, self._device), host=_host_of(chosen))
+        why = obstacle(chosen, self._device)
+        said = Said(decision=chosen, processor=self._processor, obstacle=why, host=_host_of(chosen))
         agreed = self._exchange(said)
         _MADE[chosen.label] = chosen, agreed
         if agreed.is_refused and self._store.rank == min(self._ranks):
@@ -251,29 +190,13 @@ def statuses() -> list[tuple[str, str]]:
 
 
 def choices() -> dict[str, str]:
-    """`choice of PATH for SHAPES` -> what this rank alone chose: equal on ranks with equal tables and devices."""
-    return {f"choice of {label}": chosen.says for label, (chosen, _) in _MADE.items()}
+    """For the environment of this rank: what it alone chose, and the launch that the ranks agreed on.
 
-
-@cache
-def shipped_table() -> tuple[Ratio, ...]:
-    """`ratios.json`, made by `scripts/bench_fastpath.py`; empty without it."""
-    if not _TABLE.exists():
-        return ()
-    return TypeAdapter(tuple[Ratio, ...]).validate_json(_TABLE.read_text())
-
-
-def _is_about(cell: Ratio, name: str, shape: ShapeClass, device: str) -> bool:
-    is_here = (cell.path, cell.device) == (name, device) and cell.tp in (None, shape.tp)
-    return is_here and (cell.dtype, cell.widths, cell.variant) == (shape.dtype, shape.widths, shape.variant)
-
-
-def _distance(cell: Ratio, shape: ShapeClass) -> float:
-    return abs(math.log2(max(cell.tokens, 1) / shape.tokens))
-
-
-def _rounded_up(tokens: int) -> int:
-    return 1 << max(tokens - 1, 0).bit_length()
+    `choice of PATH for SHAPES` is equal on ranks with equal tables and GPUs, `launch of PATH for SHAPES` on all.
+    """
+    chosen = {f"choice of {label}": chosen.says for label, (chosen, _) in _MADE.items()}
+    launches = {f"launch of {label}": agreed.says for label, (_, agreed) in _MADE.items() if agreed.is_used}
+    return chosen | launches
 
 
 def _capability(device: str) -> int:
@@ -281,6 +204,11 @@ def _capability(device: str) -> int:
     if device == "interpreter":
         return sys.maxsize
     return int(device.removeprefix("sm")) if device.startswith("sm") else 0
+
+
+def _host_of(decision: Decision) -> str:
+    path = registered().get(decision.path) if decision.is_used else None
+    return socket.gethostname() if path is not None and path.exchanges else ""
 
 
 def _absences(missing: Sequence[int]) -> list[str]:
@@ -292,18 +220,23 @@ def _obstacles(said: Mapping[int, Said]) -> list[str]:
     return [f"{named_ranks(ranks)}: {why}" for why, ranks in grouped(unable, lambda rank: said[rank].obstacle).items()]
 
 
-def _host_of(decision: Decision) -> str:
-    path = registered().get(decision.path) if decision.is_used else None
-    return socket.gethostname() if path is not None and path.exchanges else ""
+def _differences(said: Mapping[int, Said]) -> list[str]:
+    texts = _by_ranks(said, lambda one: one.decision.says)
+    return [" / ".join(texts)] if len(texts) > 1 else []
+
+
+def _processors(said: Mapping[int, Said]) -> list[str]:
+    texts = _by_ranks(said, lambda one: one.processor.model)
+    return [f"different GPUs: {' / '.join(texts)}"] if len(texts) > 1 else []
 
 
 def _distances(said: Mapping[int, Said]) -> list[str]:
-    hosts = grouped(said, lambda rank: said[rank].host)
-    texts = [f"{named_ranks(ranks)} on {host}" for host, ranks in hosts.items()]
+    waiting = {rank: one for rank, one in said.items() if one.exchanges}
+    texts = _by_ranks(waiting, lambda one: one.host)
     return [f"its kernels write into the memory of all ranks: {', '.join(texts)}"] if len(texts) > 1 else []
 
 
-def _differences(said: Mapping[int, Said]) -> list[str]:
-    choices = grouped(said, lambda rank: said[rank].decision.says)
-    texts = [f"{says} on {named_ranks(ranks)}" for says, ranks in choices.items()]
-    return [" / ".join(texts)] if len(texts) > 1 else []
+def _by_ranks(said: Mapping[int, Said], value: Callable[[Said], Hashable]) -> list[str]:
+    """`VALUE on ranks 0-1` for each value."""
+    groups = grouped(said, lambda rank: value(said[rank]))
+    return [f"{each} on {named_ranks(ranks)}" for each, ranks in groups.items()]

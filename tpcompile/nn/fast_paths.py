@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,8 @@ from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.fastpath import plain
-from tpcompile.fastpath.selection import Decision, Selection
+from tpcompile.fastpath.measured import Decision
+from tpcompile.fastpath.selection import Selection
 from tpcompile.torch_api import symmetric
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def use_fast_paths(
         if isinstance(module, HasExchange):
             is_exchanged = is_used and path == site.exchanging
             if is_exchanged and path not in exchanges:
-                exchanges[path] = _exchange(path, site, selection.group, device)
+                exchanges[path] = _exchange(decisions[path], site, selection.group, device)
             module.exchange = exchanges[path] if is_exchanged else None
     return decisions
 
@@ -177,14 +177,16 @@ def _launcher(name: str) -> Callable[..., Any]:
     return LAUNCHERS[name]
 
 
-def _exchange(name: str, site: Site, group: dist.ProcessGroup, device: torch.device) -> Exchange:
+def _exchange(decision: Decision, site: Site, group: dist.ProcessGroup, device: torch.device) -> Exchange:
+    """Its grid and its memory, for all rows of the shape class, are those of the decision: equal on all ranks."""
     from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
     from tpcompile.fastpath.kernels.exchange import Exchange
 
     _check_group(group, site)
-    *leading, width = site.shapes[0]
-    row_words = ROW_WORDS[name](width, site.dtype)
-    return Exchange.of_group(group, num_rows=math.prod(leading), row_words=row_words, device=device)
+    shape = decision.shape
+    row_words = ROW_WORDS[decision.path](shape.widths[0], getattr(torch, shape.dtype))
+    limits = {} if decision.num_programs is None else {"num_programs": decision.num_programs}
+    return Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
 
 
 def _check_group(group: dist.ProcessGroup | None, site: Site) -> None:

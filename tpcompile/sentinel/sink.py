@@ -1,44 +1,7 @@
-"""Messages of the sentinel -> stderr, whatever the loguru settings, and loguru if the program enabled it.
-
-A library is silent in loguru until a program enables it. The verdict of a sentinel with policy="warn" must be visible
-without that, whatever else the program imports.
-"""
+"""Where the messages of the sentinel go."""
 
 from __future__ import annotations
 
-import sys
-import traceback
+from tpcompile.sink import Sink
 
-from loguru import logger as _logger
-
-
-class Sink:
-    """Writes warnings and errors, with the rank once it is known."""
-
-    def __init__(self) -> None:
-        self.rank: int | None = None
-
-    def debug(self, message: str, *args: object) -> None:
-        """Write to loguru only."""
-        _logger.opt(depth=1).debug(message, *args)
-
-    def warning(self, message: str, *args: object) -> None:
-        """Write a warning: the job continues."""
-        _logger.opt(depth=1).warning(message, *args)
-        self._print("WARNING", message.format(*args))
-
-    def error(self, message: str, *args: object, exception: BaseException | None = None) -> None:
-        """Write an error, with the traceback of `exception`."""
-        _logger.opt(depth=1, exception=exception).error(message, *args)
-        self._print("ERROR", message.format(*args))
-        if exception is not None:
-            traceback.print_exception(exception, file=sys.stderr)
-
-    def _print(self, level: str, text: str) -> None:
-        rank = "" if self.rank is None else f"[rank {self.rank}] "
-        # One write: the lines of ranks that share a terminal must not interleave.
-        sys.stderr.write(f"{rank}tpcompile sentinel, {level}: {text}\n")
-        sys.stderr.flush()
-
-
-logger = Sink()
+logger = Sink("sentinel")

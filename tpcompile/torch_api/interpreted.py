@@ -1,12 +1,14 @@
 """Triton's interpreter, made to round as GPUs do: seen on Triton 3.6.0 and 3.9.0.
 
-Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. Its
-loads and atomics of 8 aligned bytes are single accesses of memory, so that processes which share it can exchange words.
+Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. It
+takes any number of warps. Its loads and atomics of 8 aligned bytes are single accesses of memory, so that processes
+which share it can exchange words.
 The interpreter needs numpy, which neither Triton nor tpcompile requires: nothing here is imported before it is used.
 
 name                                     why
 interpreter._convert_float               the conversion that truncates
 InterpreterBuilder.create_masked_load    what a volatile load calls
+InterpretedFunction.run                  what a launch calls
 
 `tests/torch_api/test_interpreted.py` fails when one of them moves.
 """
@@ -22,6 +24,7 @@ import torch
 from tpcompile.errors import PreflightError
 
 _POLL_S = 5e-4
+_NUM_WARPS = (1, 2, 4, 8, 16, 32)
 
 
 class _Interpreter(NamedTuple):
@@ -30,18 +33,21 @@ class _Interpreter(NamedTuple):
     module: Any
     convert: Any
     masked_load: Any
+    run: Any
 
 
 def like_gpus() -> None:
     """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow.
 
-    Raises PreflightError where numpy is not installed.
+    A launch with a number of warps that no GPU takes raises ValueError then. Raises PreflightError where numpy is not
+    installed.
     """
     interpreter = _interpreter().module
     import numpy as np
 
     np.seterr(all="ignore")
     interpreter._convert_float = _rounded
+    interpreter.InterpretedFunction.run = _run_with_warps
 
 
 def patient() -> None:
@@ -60,7 +66,12 @@ def _interpreter() -> _Interpreter:
         raise PreflightError(
             f"Triton's interpreter needs {error.name}, which is not installed: pip install {error.name}"
         ) from error
-    return _Interpreter(module, module._convert_float, module.InterpreterBuilder.create_masked_load)
+    return _Interpreter(
+        module,
+        module._convert_float,
+        module.InterpreterBuilder.create_masked_load,
+        module.InterpretedFunction.run,
+    )
 
 
 def _patient_load(*given: Any) -> Any:
@@ -68,6 +79,13 @@ def _patient_load(*given: Any) -> Any:
     if is_volatile:
         time.sleep(_POLL_S)
     return _interpreter().masked_load(*given)
+
+
+def _run_with_warps(self: Any, *args: Any, **kwargs: Any) -> Any:
+    num_warps = kwargs.get("num_warps", _NUM_WARPS[0])
+    if num_warps not in _NUM_WARPS:
+        raise ValueError(f"num_warps={num_warps}; a GPU takes {', '.join(map(str, _NUM_WARPS))}")
+    return _interpreter().run(self, *args, **kwargs)
 
 
 def _rounded(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:

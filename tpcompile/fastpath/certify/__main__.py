@@ -34,6 +34,12 @@ def certify(
     mutations: Annotated[
         int | None, typer.Option(min=1, help="Run so many mutations, evenly spread, and write no certificate.")
     ] = None,
+    more_cases: Annotated[
+        bool,
+        typer.Option(
+            "--more-cases", help="Cases were added, none was changed: run only the mutations that none caught before."
+        ),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether the fast path is certified for this source.")
     ] = False,
@@ -64,11 +70,12 @@ def certify(
         tp_sizes=sizes,
         jobs=jobs,
         num_mutations=mutations,
+        is_for_more_cases=more_cases,
         command=" ".join(["tpcompile", "certify", *sys.argv[1:]]),
     )
     print(proved)
     for survivor in proved.power.survivors:
-        print(f"  not caught: {survivor.place}: {survivor.change}: {survivor.reason or 'NO REASON'}")
+        print(f"  {survivor.kind}: {survivor.place}: {survivor.change}: {survivor.reason or 'NO REASON'}")
     why = proved.refusal(path.source.sha256)
     if why:
         print(f"not certified: {why}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import mmap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpcompile.errors import DivergenceError
+from tpcompile.errors import DivergenceError, FastPathError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.fences import fenced_allocations
@@ -27,6 +28,15 @@ _CPU_S = 10.0
 """A rank of a case takes 1 s; twenty times as long where it sleeps, as one does that polls without end."""
 _MAX_POLLS = {"cpu": 2**11, "cuda": 2**22}
 """A few seconds."""
+_FEW_POLLS = 20
+_ENDLESS = {"cpu": 2**40, "cuda": 2**22}
+"""Polls of a kernel that must not poll. What runs on a GPU must end."""
+_POLLS_AT, _LATE_AT = 1, 2
+"""Places in `Exchange.state`."""
+_ALONE = 0
+"""The rank whose peers do not come, once."""
+_BEFORE_STATE = (1, 0)
+"""What lies where a place of `Exchange.state` is subtracted instead of added: a rank that was late, and no polls."""
 
 
 def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
@@ -62,10 +72,15 @@ def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: 
     """The sides of all ranks, on one device."""
     limits = {"max_polls": _MAX_POLLS[memories[0].device.type]} | limits
     addresses = [memory.data_ptr() for memory in memories]
-    return [
+    sides = [
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
         for rank, memory in enumerate(memories)
     ]
+    return [replace(side, state=_after(_BEFORE_STATE, side.state)) for side in sides]
+
+
+def _after(numbers: tuple[int, ...], state: Tensor) -> Tensor:
+    return torch.cat((state.new_tensor(numbers), state))[len(numbers) :]
 
 
 def check_unused(exchange: Exchange) -> None:
@@ -78,6 +93,48 @@ def check_unused(exchange: Exchange) -> None:
     epochs = exchange.state[-exchange.num_rows :]
     if words[:, :, epochs == 0].any():
         raise DivergenceError("a kernel wrote words of a row that it does not exchange")
+
+
+def check_late(run: Callable[[], tuple[Tensor, ...]], exchange: Exchange) -> None:
+    """Raise DivergenceError unless a call whose peers do not come ends, gives NaN, and keeps who was late.
+
+    Of odd ranks the even words are missing, of even ranks the odd words. The next call must not wait. It is for one
+    rank when all are done; the exchange cannot be used after that.
+    """
+    epochs = exchange.state[-exchange.num_rows :]
+    if exchange.num_ranks == 1 or not epochs.any():
+        return
+    late = (int(epochs.max()) + 1) << 32 | sum(1 << rank for rank in range(exchange.num_ranks) if rank != _ALONE)
+    _publish_half(exchange, epochs)
+    exchange.state[_POLLS_AT] = _FEW_POLLS
+    _check_late_call(run(), exchange, late)
+    exchange.state[_POLLS_AT] = _ENDLESS[exchange.state.device.type]
+    outputs = run()
+    _check_late_call(outputs, exchange, late)
+    if not all(output.isnan().all() for output in outputs):
+        raise DivergenceError("a kernel computed with words that had not come")
+
+
+def _publish_half(exchange: Exchange, epochs: Tensor) -> None:
+    """What the peers of rank 0 write when they stop in the middle of the next exchange."""
+    words = exchange.memory.view(2, exchange.num_ranks, exchange.num_rows, exchange.row_words)
+    for row in epochs.nonzero().flatten().tolist():
+        epoch = int(epochs[row]) + 1
+        for rank in range(1, exchange.num_ranks):
+            words[epoch % 2, rank, row, rank % 2 :: 2] = epoch << 32
+
+
+def _check_late_call(outputs: tuple[Tensor, ...], exchange: Exchange, late: int) -> None:
+    kept = int(exchange.state[_LATE_AT])
+    if kept != late:
+        raise DivergenceError(f"late ranks are kept as {kept:#x} and not as {late:#x}")
+    if not any(output.isnan().any() for output in outputs):
+        raise DivergenceError("a kernel whose peers did not come gave no NaN")
+    try:
+        exchange.check()
+    except FastPathError:
+        return
+    raise DivergenceError("late ranks are kept, and `Exchange.check` passes")
 
 
 def _in_processes(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchange]) -> list[tuple[Tensor, ...]]:
@@ -100,6 +157,8 @@ def _rounds(call: Call, arguments: dict[str, Any], exchange: Exchange) -> bytes:
             outputs = call(_round(arguments, factor, exchange), plain.alone)
     exchange.check()
     check_unused(exchange)
+    if rank == _ALONE:
+        check_late(lambda: call(_round(arguments, 1.0, exchange), plain.alone), exchange)
     file = io.BytesIO()
     torch.save(tuple(output.detach().clone() for output in outputs), file)
     return file.getvalue()
@@ -114,6 +173,8 @@ def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchang
     for exchange in exchanges:
         exchange.check()
         check_unused(exchange)
+    alone, side = _round(ranks[_ALONE], 1.0, exchanges[_ALONE]), exchanges[_ALONE]
+    check_late(lambda: call(alone, plain.alone), side)
     return outputs
 
 
@@ -131,7 +192,7 @@ def _load_kernels(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
     """Compile and load what the ranks launch, and allocate: that would wait for kernels which wait for later ones."""
     before = [exchange.state.clone() for exchange in exchanges]
     for exchange in exchanges:
-        exchange.state[2] = 1  # as if a wait had run out: no kernel waits
+        exchange.state[_LATE_AT] = 1  # as if a wait had run out: no kernel waits
     _on_each(call, [_round(*each) for each in zip(ranks, [1.0] * len(ranks), exchanges, strict=True)], streams)
     for exchange, state in zip(exchanges, before, strict=True):
         exchange.state.copy_(state)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpcompile.errors import DivergenceError
+from tpcompile.errors import DivergenceError, FastPathError
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
 from tpcompile.fastpath.certify.trials import Call, Case, Trial
 from tpcompile.fastpath.registry import FastPath
@@ -87,6 +87,16 @@ def ratios(path: FastPath, trial: Trial, known: Prepared) -> dict[str, float]:
         name: error_of(found[name], known.plain[name], exact, whole=known.usual[name])["ratio"]
         for name, exact in known.exact.items()
     }
+
+
+def check_refusals(path: FastPath, trial: Trial, device: torch.device) -> None:
+    """Raise DivergenceError when the launcher takes arguments that it must refuse."""
+    for refusal in trial.refusals(device):
+        try:
+            path.launcher(**refusal.arguments)
+        except FastPathError:
+            continue
+        raise DivergenceError(f"fast path {path.name} takes {refusal.name}; it must raise FastPathError")
 
 
 def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:

@@ -14,15 +14,23 @@ from typing import Any
 import torch
 
 from tpcompile.errors import ConfigError, DivergenceError
-from tpcompile.fastpath.certificate import MAX_RATIO, Certificate, Power, Survivor, Worst, device_kind, power_of
+from tpcompile.fastpath.certificate import (
+    MAX_RATIO,
+    TP_SIZES,
+    Certificate,
+    Kind,
+    Power,
+    Survivor,
+    Worst,
+    device_kind,
+    power_of,
+)
 from tpcompile.fastpath.certify.children import in_children
-from tpcompile.fastpath.certify.measure import Prepared, Setting, prepared, ratios
+from tpcompile.fastpath.certify.measure import Prepared, Setting, check_refusals, prepared, ratios
 from tpcompile.fastpath.certify.mutate import ArgumentMutation, Mutation, argument_mutations, source_mutations
 from tpcompile.fastpath.certify.trials import Call, Trial, trial_of
 from tpcompile.fastpath.registry import FastPath, TpSupport, registered
 
-TP_SIZES = (2, 1, 4, 8)
-"""Two ranks first: they catch most mutations."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_S = 1800.0
 """For all cases."""
@@ -45,19 +53,27 @@ class Result:
 
 
 def certify(
-    name: str, *, tp_sizes: Sequence[int] = TP_SIZES, jobs: int = 1, num_mutations: int | None = None, command: str = ""
+    name: str,
+    *,
+    tp_sizes: Sequence[int] = TP_SIZES,
+    jobs: int = 1,
+    num_mutations: int | None = None,
+    is_for_more_cases: bool = False,
+    command: str = "",
 ) -> Certificate:
     """Run all cases of a registered fast path, then its mutations through the same cases.
 
     On a GPU the mutations are not run: what the cases see is taken from a certificate of the same source that was made
-    without one. `num_mutations` takes that many, evenly spread; None all. Raises ConfigError for a path that is not
+    without one. `num_mutations` takes that many, evenly spread; None all. `is_for_more_cases` takes those that no case
+    caught in that certificate, when cases were added and none was changed. Raises ConfigError for a path that is not
     registered, has no cases, is not TP-aware, or has no such certificate; DivergenceError when a case fails, with the
     case, the tensor and the numbers.
     """
     path = find(name)
     trial = trial_of(name)
     settings = _settings(path, tp_sizes)
-    power = _known_power(path) if torch.cuda.is_available() else None
+    on_gpu = torch.cuda.is_available()
+    known_power = _known_power(path) if on_gpu or is_for_more_cases else None
     _prepare()
     known = prepared(path, ((case, setting) for setting in settings for case in trial.cases(setting.tp)))
     if not known:
@@ -69,10 +85,13 @@ def certify(
             f"fast path {name}: {worst.tensor} has {worst.ratio:.3g} times the error of the plain code on one device "
             f"in {worst.case} (limit {MAX_RATIO:g})"
         )
-    if power is None:
-        mutations = _spread(list(_mutations(path, trial, settings)), num_mutations)
+    power = known_power
+    if power is None or not on_gpu:
+        everything = list(_mutations(path, trial, settings))
+        mutations = _missed(everything, known_power) if known_power else _spread(everything, num_mutations)
         survivors = _survivors(path, trial, known, mutations, jobs=jobs, cpu_s=30 + _LONGER * used_s)
-        power = Power(device=device_kind(), num_mutations=len(mutations), survivors=survivors)
+        number = len(everything) if known_power else len(mutations)
+        power = Power(device=device_kind(), num_mutations=number, survivors=survivors)
     return Certificate(
         name=name,
         tp=path.tp,
@@ -115,6 +134,7 @@ def _measured(path: FastPath, trial: Trial, known: Sequence[Prepared]) -> tuple[
     """All cases, and their CPU time: in a process of their own, but for CUDA, which cannot be forked."""
 
     def run() -> tuple[list[Result], float]:
+        check_refusals(path, trial, known[0].setting.device)
         results = list(_results(path, trial, known))
         return results, sum(os.times()[:4])  # with that of its own children
 
@@ -153,22 +173,36 @@ def _spread(mutations: list[Mutation], number: int | None) -> list[Mutation]:
     return [mutations[index * len(mutations) // number] for index in range(number)]
 
 
+def _missed(mutations: list[Mutation], power: Power) -> list[Mutation]:
+    """Those that no case caught; lines of a file may have moved since."""
+    survived = {_in_file(survivor) for survivor in power.survivors}
+    found = [mutation for mutation in mutations if _in_file(mutation) in survived]
+    if len(mutations) != power.num_mutations or survived != set(map(_in_file, found)):
+        raise ConfigError("its certificate is of different mutations, although of the same source; run all of them")
+    return found
+
+
+def _in_file(changed: Mutation | Survivor) -> tuple[str, str]:
+    return changed.place.partition(":")[0], changed.change
+
+
 def _survivors(
     path: FastPath, trial: Trial, known: Sequence[Prepared], mutations: list[Mutation], *, jobs: int, cpu_s: float
 ) -> tuple[Survivor, ...]:
-    """Those that change nothing, as is declared beside the cases, run for the first number of ranks alone."""
+    """Those that no case catches; what is declared beside the cases runs for the first number of ranks alone."""
     fewer = [one for one in known if one.setting.tp == known[0].setting.tp]
     with tempfile.TemporaryDirectory() as folder:
         runs = []
         for mutation in mutations:
-            cases = fewer if trial.reason(mutation.change) else known
+            kind, _ = trial.reason(mutation.change)
+            cases = known if kind == Kind.MISSED else fewer
             runs.append(partial(_survives, path, trial, cases, mutation, folder))
         children = in_children(runs, jobs=jobs, cpu_s=cpu_s)
     survivors = []
     for mutation, ended in zip(mutations, children, strict=True):
         if ended.result:
-            reason = trial.reason(mutation.change)
-            survivors.append(Survivor(place=mutation.place, change=mutation.change, reason=reason))
+            kind, reason = trial.reason(mutation.change)
+            survivors.append(Survivor(place=mutation.place, change=mutation.change, kind=kind, reason=reason))
     return tuple(survivors)
 
 
@@ -178,6 +212,7 @@ def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation:
         trial = _spoiled(trial, mutation)
     else:
         mutation.apply(folder)
+    check_refusals(path, trial, known[0].setting.device)
     return all(result.worst.ratio <= MAX_RATIO for result in _results(path, trial, known))
 
 

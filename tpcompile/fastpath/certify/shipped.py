@@ -15,12 +15,22 @@ import torch
 from torch import Tensor
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
+from tpcompile.fastpath.certify import refused
 from tpcompile.fastpath.certify.at_once import at_once
 from tpcompile.fastpath.certify.fences import far_apart, spaced
+from tpcompile.fastpath.certify.reasons import (
+    EQUIVALENT,
+    EXCHANGE_EQUIVALENT,
+    EXCHANGE_UNREACHED,
+    QK_EXCHANGE_EQUIVALENT,
+    UNREACHED,
+)
 from tpcompile.fastpath.certify.trials import Case, PartialSum, trial
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
+_REAL_WIDTH = 5120
+"""Of Wan 14B: more elements than a program of a narrow case has, and other numbers of warps."""
 _TENSORS = ("q_BSd", "k_BSc", "cos_SR", "sin_SR")
 
 
@@ -53,27 +63,11 @@ HEADS = (
     Heads("5 heads of 80, padded, interleaved", q=5, kv=5, size=80, padded=True, interleaved=True),
     Heads("batch of 2, rows with gaps, 5 heads of 24, padded", batch=2, q=5, kv=5, size=24, padded=True, strided=True),
     Heads("no tokens", tokens=0),
+    Heads("40 heads of 128", q=40, kv=40, size=128, tokens=1),
 )
 
 
-_UNREACHABLE = {
-    "check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
-    "_check_*": "refuses bad arguments: no case has one, tests/fastpath/test_kernels.py has",
-    "launchable(*_kernel) -> *_kernel": "how the kernel is shown to Inductor: the same kernel runs",
-    "warps_of(*) -> *": "how many threads share the work: the same results",
-    "block_of(elements)*": "how many threads share the work: the same results",
-    "wrap_triton(kernel) -> kernel": "how the kernel is shown to Inductor: the same kernel runs",
-    "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
-    "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
-    "*.to(dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
-    "*.to(*.dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
-    "tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elements",
-    "*(x_D, branch_D, *) -> *(branch_D, x_D, *)": "x + branch is branch + x",
-    "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
-}
-
-
-@trial("qk_norm_rope", unreachable=_UNREACHABLE)
+@trial("qk_norm_rope", refusals=refused.qk_norm_rope, equivalent=EQUIVALENT, unreached=UNREACHED)
 def qk_norm_rope(tp: int) -> Iterator[Case]:
     """Full-width norm of q and k."""
     for heads in _shapes(tp):
@@ -85,7 +79,7 @@ def qk_norm_rope(tp: int) -> Iterator[Case]:
         yield _case(heads, tp, {**arguments, "counts": (q_part.size, kv_part.size)}, counts=counts)
 
 
-@trial("qk_head_norm_rope", unreachable=_UNREACHABLE)
+@trial("qk_head_norm_rope", refusals=refused.qk_head_norm_rope, equivalent=EQUIVALENT, unreached=UNREACHED)
 def qk_head_norm_rope(tp: int) -> Iterator[Case]:
     """Norm of every head of q and k."""
     for heads in _shapes(tp):
@@ -93,102 +87,68 @@ def qk_head_norm_rope(tp: int) -> Iterator[Case]:
         yield _case(heads, tp, {**_activations(heads), "q_weight_E": weight, "k_weight_E": 1 / weight})
 
 
-@trial("add_rms_norm", unreachable=_UNREACHABLE)
+@trial("add_rms_norm", refusals=refused.add_rms_norm, equivalent=EQUIVALENT, unreached=UNREACHED)
 def add_rms_norm(tp: int) -> Iterator[Case]:
     """Tokens are replicated, or every rank has its own."""
-    for tokens in _TOKENS:
+    for tokens, width in _TOKENS:
         sharded, generator = _tokens(tokens)
-        arguments = {name: _token_data(tokens, generator) for name in ("x_D", "branch_D")}
-        arguments["weight_D"] = _weight(_WIDTH)
-        yield _token_case(tokens, arguments, sharded)
+        arguments = {name: _token_data(tokens, generator, width) for name in ("x_D", "branch_D")}
+        arguments["weight_D"] = _weight(width)
+        yield _token_case(_token_name(tokens, width), arguments, sharded)
 
 
-@trial("add_modulated_norm", unreachable=_UNREACHABLE)
+@trial("add_modulated_norm", refusals=refused.add_modulated_norm, equivalent=EQUIVALENT, unreached=UNREACHED)
 def add_modulated_norm(tp: int) -> Iterator[Case]:
     """As add_rms_norm; the modulation is equal on all ranks."""
-    for tokens in _TOKENS:
+    for tokens, width in _TOKENS:
         sharded, generator = _tokens(tokens)
-        arguments = {name: _token_data(tokens, generator) for name in ("x_BSD", "branch_BSD")}
+        arguments = {name: _token_data(tokens, generator, width) for name in ("x_BSD", "branch_BSD")}
         for name in ("gate_BD", "shift_BD", "scale_BD"):
-            arguments[name] = torch.randn(2, _WIDTH, generator=generator, dtype=torch.float64)
-        yield _token_case(tokens, arguments, sharded, wide=frozenset({"gate_BD", "shift_BD", "scale_BD"}))
+            arguments[name] = torch.randn(2, width, generator=generator, dtype=torch.float64)
+        wide = frozenset({"gate_BD", "shift_BD", "scale_BD"})
+        yield _token_case(_token_name(tokens, width), arguments, sharded, wide=wide)
 
 
-@trial("gelu_tanh", unreachable=_UNREACHABLE)
+@trial("gelu_tanh", refusals=refused.gelu_tanh, equivalent=EQUIVALENT, unreached=UNREACHED)
 def gelu_tanh(tp: int) -> Iterator[Case]:
     """Features are sharded: more than one block of them on one rank, and an odd number on eight."""
     return _feature_cases("x_f")
 
 
-@trial("silu_mul", unreachable=_UNREACHABLE)
+@trial("silu_mul", refusals=refused.silu_mul, equivalent=EQUIVALENT, unreached=UNREACHED)
 def silu_mul(tp: int) -> Iterator[Case]:
     """As gelu_tanh."""
     return _feature_cases("gate_f", "up_f")
 
 
-_PTX = "the interpreter does not run it; tests/fastpath/test_exchange.py looks at the PTX"
-_LATE = "no rank of a case is late, in tests/fastpath/test_exchange.py some are"
-_SUM = "a place is the sum of both"
-_EXCHANGED = {
-    **_UNREACHABLE,
-    "exchange.check_call(* -> nothing": "refuses bad arguments: no case has one, tests/fastpath/test_exchange.py has",
-    "*inline_asm_elementwise(* -> *": _PTX,
-    "mask.to(tl.int32) -> mask": _PTX,
-    "tl.debug_barrier() -> nothing": "the interpreter runs a program in one thread",
-    "*_num_warps(* -> *": "the interpreter runs a program in one thread",
-    "_LEAST_BLOCK // 32 -> *": "the interpreter runs a program in one thread",
-    "*32 * _WORDS_PER_THREAD* -> *": "the interpreter runs a program in one thread",
-    "min(* -> min(*": "the smaller of both is the same",
-    "_PROGRAMS_PER_SM * num_programs -> *": "any grid gives the same",
-    "tl.load(state + _ADDRESSES + NUM_RANKS + row) + 1 -> *": "epochs may count down as well",
-    "state + _RANK -> state - _RANK": "_RANK is 0",
-    "epoch.to(tl.uint64) -> epoch": "the same bits",
-    "*.to(tl.uint32, bitcast=True) -> *": "the same bits",
-    "*.to(tl.int32, bitcast=True) -> *": "the same bits",
-    "*.to(tl.uint32) -> *": "Triton widens it where it meets a wider number",
-    "*.to(tl.uint64) -> *": "Triton widens it where it meets a wider number",
-    "(tag >> 32*.to(tl.int64) -> *": "the same number",
-    "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
-    "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
-    "is_late(words, tag) -> is_late(tag, words)": "both differ alike",
-    "is_whole & is_late(*": _LATE,
-    "begin(* -> begin(*": _SUM,
-    "end(* -> end(row, state, *": _SUM,
-    "load_values(* -> load_values(at, *": _SUM,
-    "keep_late(* -> *": _LATE,
-    "*late_ranks* -> *": _LATE,
-    "*ranks_of(* -> *": _LATE,
-    "*word % 2* -> *": _LATE,
-    "word // 2 -> *": _LATE,
-    "tag.to(tl.int64, bitcast=True) -> tag": _LATE,
-    "tl.atomic_cas(* -> *": _LATE,
-    "state + _LATE -> *": _LATE,
-    "state + _MAX_POLLS -> *": _LATE,
-    "dense_D.storage_offset() % 2 -> *": "copies more often than it must",
-}
 _MOST_ROWS = 16
 
-_BEYOND = "what is beyond writes to rank 0 again"
-_QK_EXCHANGED = {
-    **_EXCHANGED,
-    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": _BEYOND,
-    "store_words(place, * -> store_words(place, *, INTERPRETED, mask)": _BEYOND,
-}
-
 _QK_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=2, num_programs=1)
-trial("qk_norm_rope_exchange", on_ranks=_QK_AT_ONCE, unreachable=_QK_EXCHANGED)(qk_norm_rope)
-_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=160, num_programs=2)
+trial(
+    "qk_norm_rope_exchange",
+    on_ranks=_QK_AT_ONCE,
+    refusals=refused.qk_norm_rope_exchange,
+    equivalent=QK_EXCHANGE_EQUIVALENT,
+    unreached=EXCHANGE_UNREACHED,
+)(qk_norm_rope)
+_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=_REAL_WIDTH, num_programs=2)
 
 
-@trial("all_reduce_add_rms_norm", on_ranks=_NORM_AT_ONCE, unreachable=_EXCHANGED)
+@trial(
+    "all_reduce_add_rms_norm",
+    on_ranks=_NORM_AT_ONCE,
+    refusals=refused.all_reduce_add_rms_norm,
+    equivalent=EXCHANGE_EQUIVALENT,
+    unreached=EXCHANGE_UNREACHED,
+)
 def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
     """Every rank holds a part of the sum of each token."""
-    for tokens in (0, 1, 5):
+    for tokens, width in ((0, 160), (1, 160), (5, 160), (1, _REAL_WIDTH)):
         generator = torch.Generator().manual_seed(tokens)
-        arguments = {name: _token_data(tokens, generator, width=160) for name in ("x_D", "partial_D")}
+        arguments = {name: _token_data(tokens, generator, width=width) for name in ("x_D", "partial_D")}
         yield Case(
-            name=f"2 x {tokens} tokens",
-            arguments={**arguments, "weight_D": _weight(160), "eps": _EPS},
+            name=_token_name(tokens, width),
+            arguments={**arguments, "weight_D": _weight(width), "eps": _EPS},
             shards={"partial_D": PartialSum()},
             outputs=(ShardSpec(), ShardSpec()),
             memory=dict.fromkeys(arguments, spaced),
@@ -197,24 +157,30 @@ def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
 
 _WIDTH = 80
 _FEATURES = 2200
-_TOKENS = (0, 1, 5, 16)
-"""16 are spread over the ranks, as in the sequence-parallel form; the others are replicated."""
+_SPREAD = 16
+"""Tokens that are spread over the ranks, as in the sequence-parallel form; fewer are replicated."""
+_TOKENS = ((0, _WIDTH), (1, _WIDTH), (5, _WIDTH), (_SPREAD, _WIDTH), (1, _REAL_WIDTH))
+"""Numbers of tokens, and their width."""
 
 
 def _tokens(number: int) -> tuple[ShardSpec, torch.Generator]:
-    sharded = ShardSpec(dim=1, parts=(Part(number),)) if number == max(_TOKENS) else ShardSpec()
+    sharded = ShardSpec(dim=1, parts=(Part(number),)) if number == _SPREAD else ShardSpec()
     return sharded, torch.Generator().manual_seed(number)
 
 
-def _token_data(tokens: int, generator: torch.Generator, width: int = _WIDTH) -> Tensor:
+def _token_name(tokens: int, width: int) -> str:
+    return f"2 x {tokens} tokens of {width}" if width == _REAL_WIDTH else f"2 x {tokens} tokens"
+
+
+def _token_data(tokens: int, generator: torch.Generator, width: int) -> Tensor:
     scales_S1 = 10.0 ** -(torch.arange(tokens, dtype=torch.float64) % 4)[:, None]
     return (torch.randn(2, tokens, width, generator=generator, dtype=torch.float64) + 0.5) * scales_S1
 
 
-def _token_case(tokens: int, arguments: dict[str, Any], sharded: ShardSpec, wide: frozenset[str] = frozenset()) -> Case:
+def _token_case(name: str, arguments: dict[str, Any], sharded: ShardSpec, wide: frozenset[str] = frozenset()) -> Case:
     activations = [name for name, value in arguments.items() if value.dim() == 3]
     return Case(
-        name=f"2 x {tokens} tokens",
+        name=name,
         arguments={**arguments, "eps": _EPS},
         shards=dict.fromkeys(activations, sharded),
         outputs=(sharded, sharded),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.iterables import first
+from tpcompile.fastpath.certificate import Kind
 from tpcompile.nn.sharding import ShardSpec
 
 Call = Callable[[Mapping[str, Any], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
@@ -54,6 +54,15 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Arguments of one rank that the launcher must refuse, with FastPathError before anything is launched."""
+
+    name: str
+    """What is wrong with them."""
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """All that certifies one fast path."""
 
@@ -61,28 +70,48 @@ class Trial:
     """Number of ranks -> cases."""
     on_ranks: OnRanks
     """How the ranks are run on one device."""
-    unreachable: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of mutations that nothing can catch, as the certificate words them -> why."""
+    refusals: Callable[[torch.device], Iterable[Refusal]] = lambda device: ()
+    """Device -> arguments that must be refused there."""
+    equivalent: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of mutations that compute the same, as the certificate words them -> why."""
+    unreached: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of mutations that are wrong where no case comes -> why none does."""
 
-    def reason(self, change: str) -> str:
-        """Why nothing can catch a mutation; empty when nothing is declared."""
-        return first(why for pattern, why in self.unreachable.items() if fnmatchcase(change, pattern)) or ""
+    def reason(self, change: str) -> tuple[Kind, str]:
+        """Why no case catches a mutation, as declared."""
+        for kind, declared in ((Kind.EQUIVALENT, self.equivalent), (Kind.UNREACHED, self.unreached)):
+            for pattern, why in declared.items():
+                if fnmatchcase(change, pattern):
+                    return kind, why
+        return Kind.MISSED, ""
 
 
 _TRIALS: dict[str, Trial] = {}
 
 
 def trial(
-    name: str, *, on_ranks: OnRanks | None = None, unreachable: Mapping[str, str] | None = None
+    name: str,
+    *,
+    on_ranks: OnRanks | None = None,
+    refusals: Callable[[torch.device], Iterable[Refusal]] = lambda device: (),
+    equivalent: Mapping[str, str] | None = None,
+    unreached: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[int], Iterable[Case]]], Callable[[int], Iterable[Case]]]:
     """Declare the cases of the fast path `name`: a function from the number of ranks to cases.
 
-    Unless `on_ranks` says otherwise, the ranks are run one after the other and their sums are reduced by hand.
+    Unless `on_ranks` says otherwise, the ranks are run one after the other and their sums are reduced by hand. The
+    others are those of `Trial`.
     """
     from tpcompile.fastpath.certify.measure import one_by_one
 
     def declare(cases: Callable[[int], Iterable[Case]]) -> Callable[[int], Iterable[Case]]:
-        _TRIALS[name] = Trial(cases=cases, on_ranks=on_ranks or one_by_one, unreachable=dict(unreachable or {}))
+        _TRIALS[name] = Trial(
+            cases=cases,
+            on_ranks=on_ranks or one_by_one,
+            refusals=refusals,
+            equivalent=dict(equivalent or {}),
+            unreached=dict(unreached or {}),
+        )
         return cases
 
     return declare

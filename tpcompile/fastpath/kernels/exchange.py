@@ -43,6 +43,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -261,12 +262,13 @@ class Exchange:
     def of_group(cls, group: Any, *, num_rows: int, row_words: int, device: torch.device, **limits: int) -> Self:
         """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`.
 
-        Grids have a program for each multiprocessor of the GPU, unless `num_programs` says otherwise. Raises
-        FastPathError on a device that is no GPU.
+        Without `num_programs` grids have a program for each multiprocessor of the smallest GPU. Raises FastPathError on
+        a device that is no GPU, and on all ranks when they pass different `num_programs`.
         """
         if torch.device(device).type != "cuda":
             raise FastPathError(f"an exchange needs GPUs that reach each other's memory, and the device is {device}")
-        limits = {"num_programs": torch.cuda.get_device_properties(device).multi_processor_count} | limits
+        own = torch.cuda.get_device_properties(device).multi_processor_count
+        limits["num_programs"] = agreed_programs(group, own, wanted=limits.get("num_programs"))
         size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
         shared = symmetric.zeros(size, group=group, device=device)
         return cls.between(
@@ -317,3 +319,18 @@ def polls_in(seconds: float, row_words: int) -> int:
 def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:
     """Words of int64 that every rank owns."""
     return 2 * num_ranks * num_rows * row_words
+
+
+def agreed_programs(group: Any, num_multiprocessors: int, *, wanted: int | None) -> int:
+    """Collective: what all ranks want, or the least number of multiprocessors of a rank when none says.
+
+    Raises FastPathError on all ranks when they want different numbers: ranks with different grids may wait forever.
+    """
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, (wanted, num_multiprocessors), group=group)
+    if len({wanted for wanted, _ in found}) > 1:
+        texts = [f"{wanted} on rank {rank}" for rank, (wanted, _) in enumerate(found)]
+        raise FastPathError(
+            f"an exchange with different num_programs: {' / '.join(texts)}; all ranks must pass the same"
+        )
+    return min(limit if wanted is None else wanted for wanted, limit in found)

@@ -1,0 +1,72 @@
+"""Mutations of the fast paths that ship which no case catches -> why: they compute the same, or no case comes there.
+
+Patterns of `Trial.equivalent` and `Trial.unreached`.
+"""
+
+from __future__ import annotations
+
+EQUIVALENT = {
+    "launchable(*_kernel) -> *_kernel": "how torch.compile is shown the kernel: the same kernel runs",
+    "wrap_triton(kernel) -> kernel": "how torch.compile is shown the kernel: the same kernel runs",
+    "block_of(elements) // 1024 -> *": "2 or 8 warps: the same results",
+    "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
+    "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
+    "*.to(dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
+    "*.to(*.dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",
+    "*(x_D, branch_D, *) -> *(branch_D, x_D, *)": "x + branch is branch + x",
+    "check_rows('qk_sums', *": "qk_apply refuses the same arguments",
+    "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
+}
+
+UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elements"}
+
+_SUM = "a place is the sum of both"
+_BITS = "the same bits"
+_WIDENED = "Triton widens it where it meets a wider number"
+_BOTH_LATE = "both differ alike"
+
+EXCHANGE_EQUIVALENT = {
+    **EQUIVALENT,
+    "_check_shapes(* -> _check_shapes(x_D, partial_D, *": "both must have one shape",
+    "min(* -> min(*": "the smaller of both is the same",
+    "_PROGRAMS_PER_SM * num_programs -> *": "any grid gives the same",
+    "state + _RANK -> state - _RANK": "_RANK is 0",
+    "epoch.to(tl.uint64) -> epoch": _BITS,
+    "tag.to(tl.int64, bitcast=True) -> tag": _BITS,
+    "*.to(tl.uint32, bitcast=True) -> *": _BITS,
+    "*.to(tl.int32, bitcast=True) -> *": _BITS,
+    "*.to(tl.uint32) -> *": _WIDENED,
+    "*.to(tl.uint64) -> *": _WIDENED,
+    "late_ranks.to(tl.int64) -> late_ranks": _WIDENED,
+    "(tl.sum(* | tl.sum(*)).to(tl.int64) -> *": _WIDENED,
+    "(tag >> 32*.to(tl.int64) -> *": "the same number",
+    "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
+    "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
+    "is_whole & is_late(*": "the first look: it polls once more than it must",
+    "is_late(words, tag) -> is_late(tag, words)": _BOTH_LATE,
+    "begin(* -> begin(*": _SUM,
+    "end(* -> end(row, state, *": _SUM,
+    "load_values(* -> load_values(at, *": _SUM,
+    "dense_D.storage_offset() % 2 -> *": "copies more often than it must",
+}
+
+_PTX = "the interpreter does not run it; tests/fastpath/test_exchange.py looks at the PTX"
+_ONE_THREAD = "the interpreter runs a program in one thread"
+
+EXCHANGE_UNREACHED = {
+    **UNREACHED,
+    "*inline_asm_elementwise(* -> *": _PTX,
+    "mask.to(tl.int32) -> mask": _PTX,
+    "state + _LATE -> *": _PTX,
+    "tl.debug_barrier() -> nothing": _ONE_THREAD,
+    "block // (32 * _WORDS_PER_THREAD) -> *": _ONE_THREAD,
+    "32 * _WORDS_PER_THREAD -> *": _ONE_THREAD,
+}
+
+_BEYOND = "what is beyond writes to rank 0 again"
+
+QK_EXCHANGE_EQUIVALENT = {
+    **EXCHANGE_EQUIVALENT,
+    "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": _BEYOND,
+    "store_words(place, * -> store_words(place, *, INTERPRETED, mask)": _BEYOND,
+}

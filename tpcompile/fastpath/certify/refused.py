@@ -1,0 +1,105 @@
+"""Device -> arguments that the fast paths which ship must refuse: of a wrong dtype, stride, width or batch."""
+
+# B batch, S sequence, D width; q and k of 2 heads of 8
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpcompile.fastpath.certify.at_once import between, shared_words
+from tpcompile.fastpath.certify.trials import Refusal
+from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+
+_ROWS, _WORDS, _WIDTH = 6, 16, 16
+_EPS = 1e-6
+Refusals = Callable[[torch.device], Iterator[Refusal]]
+
+
+def add_rms_norm(device: torch.device) -> Iterator[Refusal]:
+    right = {"x_D": _rows(device), "branch_D": _rows(device), "weight_D": _vector(device), "eps": _EPS}
+    yield _float64(right, "x_D")
+    yield _spoiled(right, "a branch that is wider", branch_D=_rows(device, _WIDTH + 2))
+    yield _spoiled(right, "a weight that is wider", weight_D=_vector(device, _WIDTH + 2))
+
+
+def add_modulated_norm(device: torch.device) -> Iterator[Refusal]:
+    modulation = {name: torch.ones(2, _WIDTH, device=device) for name in ("gate_BD", "shift_BD", "scale_BD")}
+    right = {"x_BSD": _rows(device), "branch_BSD": _rows(device), **modulation, "eps": _EPS}
+    yield _float64(right, "x_BSD")
+    yield _spoiled(right, "a branch that is wider", branch_BSD=_rows(device, _WIDTH + 2))
+    yield _spoiled(right, "a gate that is wider", gate_BD=torch.ones(2, _WIDTH + 2, device=device))
+
+
+def gelu_tanh(device: torch.device) -> Iterator[Refusal]:
+    yield _float64({"x_f": _rows(device)}, "x_f")
+
+
+def silu_mul(device: torch.device) -> Iterator[Refusal]:
+    right = {"gate_f": _rows(device), "up_f": _rows(device)}
+    yield _float64(right, "gate_f")
+    yield _spoiled(right, "an up projection that is wider", up_f=_rows(device, _WIDTH + 2))
+
+
+def qk_norm_rope(device: torch.device) -> Iterator[Refusal]:
+    weights = {"q_weight_d": _vector(device), "k_weight_c": _vector(device)}
+    yield from _of_heads(device, {**weights, "counts": (_WIDTH, _WIDTH)}, weight="q_weight_d")
+
+
+def qk_head_norm_rope(device: torch.device) -> Iterator[Refusal]:
+    weights = {"q_weight_E": _vector(device, 8), "k_weight_E": _vector(device, 8)}
+    yield from _of_heads(device, weights, weight="q_weight_E")
+
+
+def qk_norm_rope_exchange(device: torch.device) -> Iterator[Refusal]:
+    weights = {"q_weight_d": _vector(device), "k_weight_c": _vector(device)}
+    more = {**weights, "counts": (_WIDTH, _WIDTH)}
+    yield from _of_heads(device, {**more, "exchange": _exchange(device)}, weight="q_weight_d")
+    right = _heads(device, {**more, "exchange": _exchange(device, num_rows=2)})
+    yield Refusal(name="more rows than the exchange holds", arguments=right)
+
+
+def all_reduce_add_rms_norm(device: torch.device) -> Iterator[Refusal]:
+    right = {"x_D": _rows(device), "partial_D": _rows(device), "weight_D": _vector(device), "eps": _EPS}
+    right["exchange"] = _exchange(device)
+    yield _spoiled(right, "a partial sum with gaps", partial_D=_rows(device, 2 * _WIDTH)[..., ::2])
+    yield _spoiled(right, "a partial sum that is wider", partial_D=_rows(device, _WIDTH + 2))
+    yield _spoiled(right, "a partial sum for more rows", partial_D=torch.ones(3, 3, _WIDTH, device=device))
+    yield _spoiled(right, "more rows than the exchange holds", exchange=_exchange(device, num_rows=2))
+
+
+def _of_heads(device: torch.device, more: dict[str, Any], *, weight: str) -> Iterator[Refusal]:
+    right = _heads(device, more)
+    yield _float64(right, "q_BSd")
+    yield _float64(right, "cos_SR")
+    yield _spoiled(right, "a weight that is wider", **{weight: _vector(device, right[weight].shape[0] + 2)})
+
+
+def _heads(device: torch.device, more: dict[str, Any]) -> dict[str, Any]:
+    tables = {"cos_SR": torch.ones(3, 4, device=device), "sin_SR": torch.ones(3, 4, device=device)}
+    return {"q_BSd": _rows(device), "k_BSc": _rows(device), **tables, "eps": _EPS, **more}
+
+
+def _float64(right: dict[str, Any], name: str) -> Refusal:
+    return _spoiled(right, f"{name} in float64", **{name: right[name].double()})
+
+
+def _spoiled(right: dict[str, Any], what: str, **wrong: Any) -> Refusal:
+    return Refusal(name=what, arguments={**right, **wrong})
+
+
+def _rows(device: torch.device, width: int = _WIDTH) -> Tensor:
+    return torch.ones(2, 3, width, device=device)
+
+
+def _vector(device: torch.device, width: int = _WIDTH) -> Tensor:
+    return torch.ones(width, device=device)
+
+
+def _exchange(device: torch.device, num_rows: int = _ROWS) -> Exchange:
+    """Of one rank: a call that is not refused ends."""
+    memory = shared_words(num_words(1, num_rows=num_rows, row_words=_WORDS), device)
+    (side,) = between([memory], num_rows=num_rows, row_words=_WORDS, num_programs=1)
+    return side

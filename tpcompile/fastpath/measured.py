@@ -1,0 +1,149 @@
+"""Table of measurements -> what one rank chooses for a shape class: a fast path or its reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from tpcompile.evidence.records import Frozen
+
+MIN_RATIO = 1.03
+"""Least ratio of a win: cells that were measured twice differ by up to 3 %, so that a smaller one says nothing."""
+_TABLE = Path(__file__).with_name("ratios.json")
+_MAX_FACTOR = 4
+"""Measured at up to so many times more or fewer tokens, a ratio speaks for a shape class."""
+
+
+class Ratio(Frozen):
+    """One measured cell of `ratios.json`."""
+
+    path: str
+    gpu: str
+    """Model, as the driver names it: `NVIDIA H200`."""
+    dtype: str
+    tp: int | None
+    """None when the tensors do not depend on it."""
+    tokens: int
+    widths: tuple[int, ...]
+    """Sizes of the last dims of the tensors."""
+    variant: str = ""
+    ratio_to_inductor: float
+    """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster.
+
+    Of one that exchanges with its peers: time of the best form with a collective.
+    """
+    quartiles: tuple[float, float] | None = None
+    """Of the ratio over rounds; None in cells that were measured before they were kept."""
+    num_programs: int | None = None
+    """Multiprocessors that kernels which wait for each other filled at most; None of kernels that do not wait."""
+    us: dict[str, float] = {}
+    """Time of a call, of `inductor` and of `fast path`."""
+    regions: dict[str, float] = {}
+    """Compiled regions that a call enters, of both."""
+    command: str
+    versions: dict[str, str]
+
+
+class ShapeClass(Frozen):
+    """Inputs that share a decision."""
+
+    tokens: int
+    """Rounded up to a power of two."""
+    widths: tuple[int, ...]
+    dtype: str
+    tp: int
+    variant: str = ""
+    """What else decides about the speed: `interleaved`, `train`, `interleaved, train`."""
+
+    @classmethod
+    def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int, variant: str = "") -> ShapeClass:
+        """The class of these tensors, [..., width] each; the first has all tokens."""
+        tokens = _rounded_up(math.prod(shapes[0][:-1]))
+        widths = tuple(shape[-1] for shape in shapes)
+        return cls(tokens=tokens, widths=widths, dtype=str(dtype).removeprefix("torch."), tp=tp, variant=variant)
+
+    def __str__(self) -> str:
+        widths = ", ".join(map(str, self.widths))
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.tokens} tokens of {widths} in {self.dtype} at tp {self.tp}{variant}"
+
+
+class Decision(Frozen):
+    """What runs for a shape class."""
+
+    path: str
+    shape: ShapeClass
+    is_used: bool = False
+    """True for the fast path, False for its reference."""
+    num_programs: int | None = None
+    """Multiprocessors that kernels which wait for each other may fill, on every rank; None of kernels that do not wait,
+    and in the choice of a rank that leaves it to the GPUs."""
+    why: str
+    is_refused: bool = False
+    """True when it was chosen, and the ranks could not agree on it."""
+
+    @property
+    def label(self) -> str:
+        """Fast path and shape class."""
+        return f"{self.path} for {self.shape}"
+
+    @property
+    def says(self) -> str:
+        """`used`, `used with num_programs=24`, or `reference (why)`."""
+        if not self.is_used:
+            return f"reference ({self.why})"
+        return "used" if self.num_programs is None else f"used with num_programs={self.num_programs}"
+
+    @property
+    def status(self) -> str:
+        """`used: why`, `refused: why` or `not applicable: why`, for the report."""
+        unused = "refused" if self.is_refused else "not applicable"
+        return f"{'used' if self.is_used else unused}: {self.why}"
+
+
+def choose(name: str, shape: ShapeClass, gpu: str, table: Iterable[Ratio]) -> Decision:
+    """The fast path where it was measured to beat Inductor's code on this model of GPU and shape class."""
+    cells = [cell for cell in table if _is_about(cell, name, shape, gpu)]
+    near = [cell for cell in cells if _distance(cell, shape) <= math.log2(_MAX_FACTOR)]
+    nearest = min(near, key=lambda cell: (_distance(cell, shape), cell.ratio_to_inductor), default=None)
+    if nearest is None:
+        return Decision(path=name, shape=shape, why=f"not measured on {gpu} for this shape class")
+    why = f"{nearest.ratio_to_inductor:.2f} times the speed of Inductor's code at {nearest.tokens} tokens on {gpu}"
+    if nearest.ratio_to_inductor < MIN_RATIO:
+        return Decision(path=name, shape=shape, why=f"{why}; {MIN_RATIO} are asked")
+    return Decision(path=name, shape=shape, is_used=True, num_programs=nearest.num_programs, why=why)
+
+
+@cache
+def shipped_table() -> tuple[Ratio, ...]:
+    """`ratios.json`, made by `scripts/bench_fastpath.py`; empty without it."""
+    return read_table(_TABLE)
+
+
+def read_table(path: Path) -> tuple[Ratio, ...]:
+    """Cells of a file; none when there is no such file."""
+    return TypeAdapter(tuple[Ratio, ...]).validate_json(path.read_text()) if path.exists() else ()
+
+
+def write_table(cells: Iterable[Ratio], path: Path) -> None:
+    """Write them, what is not known left out."""
+    lines = [cell.model_dump_json(exclude_defaults=True) for cell in cells]
+    path.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
+
+
+def _is_about(cell: Ratio, name: str, shape: ShapeClass, gpu: str) -> bool:
+    is_here = (cell.path, cell.gpu) == (name, gpu) and cell.tp in (None, shape.tp)
+    return is_here and (cell.dtype, cell.widths, cell.variant) == (shape.dtype, shape.widths, shape.variant)
+
+
+def _distance(cell: Ratio, shape: ShapeClass) -> float:
+    return abs(math.log2(max(cell.tokens, 1) / shape.tokens))
+
+
+def _rounded_up(tokens: int) -> int:
+    return 1 << max(tokens - 1, 0).bit_length()
