@@ -50,7 +50,7 @@ import tpcompile.fastpath.certify.shipped
 from tpcompile.fastpath.certify import certify
 for name in NAMES:
     proved = certify(name, tp_sizes=(2,), num_mutations=6)
-    print(name, proved.power.caught, sep=": ")
+    print(name, proved.power.caught_of_reached, sep=": ")
 """
 
 

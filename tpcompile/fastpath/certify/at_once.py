@@ -49,7 +49,8 @@ def at_once(*, num_rows: int, row_words: int, num_programs: int) -> OnRanks:
         size = num_words(len(ranks), num_rows=num_rows, row_words=row_words)
         device = next(value.device for value in ranks[0].values() if isinstance(value, Tensor))
         memories = [shared_words(size, device) for _ in ranks]
-        exchanges = between(memories, num_rows=num_rows, row_words=row_words, num_programs=num_programs)
+        sides = between(memories, num_rows=num_rows, row_words=row_words, num_programs=num_programs)
+        exchanges = [replace(side, state=_after(_BEFORE_STATE, side.state)) for side in sides]
         run = _on_streams if device.type == "cuda" else _in_processes
         return run(call, ranks, exchanges)
 
@@ -72,14 +73,14 @@ def between(memories: list[Tensor], *, num_rows: int, row_words: int, **limits: 
     """The sides of all ranks, on one device."""
     limits = {"max_polls": _MAX_POLLS[memories[0].device.type]} | limits
     addresses = [memory.data_ptr() for memory in memories]
-    sides = [
+    return [
         Exchange.between(addresses, rank=rank, num_rows=num_rows, row_words=row_words, memory=memory, **limits)
         for rank, memory in enumerate(memories)
     ]
-    return [replace(side, state=_after(_BEFORE_STATE, side.state)) for side in sides]
 
 
 def _after(numbers: tuple[int, ...], state: Tensor) -> Tensor:
+    """The same values, behind those numbers in memory."""
     return torch.cat((state.new_tensor(numbers), state))[len(numbers) :]
 
 
