@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,18 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from tpcompile.choices import Device
-from tpcompile.config import RunConfig
+from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
 from tpcompile.report.publish import publish
-from tpcompile.request import GateRequest
+from tpcompile.request import GateRequest, RunRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,7 @@ class Plan:
     environ: Mapping[str, str]
     nproc: int
     device: Device
-    config: RunConfig
+    config: JobConfig
     run_dir: Path
     timeout_s: float
 
@@ -55,7 +57,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
-    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.preset}-tp{nproc}"
+    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.label}-tp{nproc}"
     _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
         command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),
@@ -66,6 +68,18 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         run_dir=run_dir,
         timeout_s=request.timeout_s,
     )
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """True in a process that a launcher has started as one rank of a job."""
+    return all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def become_rank(request: GateRequest) -> NoReturn:
+    """Go on in this process as one rank of the job, which imports torch; a target is found from the folder of now."""
+    flags = {field.name: getattr(request, field.name) for field in dataclasses.fields(RunRequest)}
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str)])
 
 
 def run(plan: Plan, console: Console) -> int:

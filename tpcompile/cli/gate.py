@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -12,14 +13,21 @@ from tpcompile.request import GateRequest, flags_of
 
 
 def gate(**options: Any) -> None:
-    """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph."""
+    """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
+
+    In a job that torchrun or srun has started (RANK, WORLD_SIZE and MASTER_ADDR are set) and without --nproc, this
+    process is one of the ranks.
+    """
     from rich.console import Console
 
     from tpcompile import launch, logs
 
+    request = GateRequest(**options)
+    if request.nproc is None and launch.is_rank(os.environ):
+        launch.become_rank(request)
     logs.setup(rank=0)
-    plan = launch.plan(GateRequest(**options))
-    print(f"{plan.nproc} ranks on {plan.device}, preset {plan.config.preset}, run directory {plan.run_dir}", flush=True)
+    plan = launch.plan(request)
+    print(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}", flush=True)
     raise typer.Exit(launch.run(plan, Console()))
 
 
