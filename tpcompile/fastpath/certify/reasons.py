@@ -9,6 +9,7 @@ EQUIVALENT = {
     "launchable(*_kernel) -> *_kernel": "how torch.compile is shown the kernel: the same kernel runs",
     "wrap_triton(kernel) -> kernel": "how torch.compile is shown the kernel: the same kernel runs",
     "block_of(elements) // 1024 -> *": "2 or 8 warps: the same results",
+    "tl.cast(eps, tl.float32) -> eps": "only Inductor passes float64; tests/fastpath/test_generated.py has its PTX",
     "*.to(tl.float32) -> *": "Triton computes a product with a float32 in float32 without it",
     "*.float() -> *": "torch computes a product with a float32 tensor in float32 without it",
     "*.to(dtype) -> *": "autograd casts a gradient to the dtype of its tensor without it",

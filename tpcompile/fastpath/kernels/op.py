@@ -1,4 +1,8 @@
-"""Launcher of Triton kernels -> custom op, and its arguments checked before anything is launched."""
+"""Launcher of Triton kernels -> custom op, and its arguments checked before anything is launched.
+
+Inductor passes a Python float to a kernel as float64, Triton's own launch as float32. A kernel casts it where it reads
+it: what it meets is float64 otherwise, and 1.3 to 1.8 times slower on an H200 (torch 2.11).
+"""
 
 from __future__ import annotations
 

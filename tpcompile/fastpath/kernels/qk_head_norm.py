@@ -28,7 +28,7 @@ def head_norm_rope_pack(
 ):  # fmt: skip
     """`rope_pack` of a row of heads, each normalised on its own, times one weight for all heads."""
     a, b = load_heads(row, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
-    inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * PAIRS_PER_HEAD) + eps)[:, None]
+    inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * PAIRS_PER_HEAD) + tl.cast(eps, tl.float32))[:, None]
     weight_a, weight_b = load_heads(weight, 1, PAIRS_PER_HEAD, PAIRS, 1, INTERLEAVED)
     rope_pack(
         a * inverse * weight_a, b * inverse * weight_b, cosine, sine, out, batch, token, num_tokens, num_heads,

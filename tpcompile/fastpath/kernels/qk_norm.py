@@ -46,8 +46,8 @@ def qk_apply_kernel(
     row = tl.program_id(0).to(tl.int64)
     batch = row // num_tokens
     token = row % num_tokens
-    q_inverse = tl.rsqrt(tl.load(sums + row * 2) / q_count + eps)
-    k_inverse = tl.rsqrt(tl.load(sums + row * 2 + 1) / k_count + eps)
+    q_inverse = tl.rsqrt(tl.load(sums + row * 2) / q_count + tl.cast(eps, tl.float32))
+    k_inverse = tl.rsqrt(tl.load(sums + row * 2 + 1) / k_count + tl.cast(eps, tl.float32))
     cosine, sine = load_tables(cos, sin, token, PAIRS_PER_HEAD, PAIRS)
     scaled_rope_pack(
         q + batch * q_batch + token * q_token, q_inverse, q_weight, cosine, sine, q_out, batch, token, num_tokens,

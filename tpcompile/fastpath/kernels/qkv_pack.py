@@ -2,7 +2,7 @@
 
 On a shard its mean is the shard's: 1 to 3 % off on random data, inside the tolerance of bfloat16, and off by half
 where heads differ in scale. Declared tp=none: free on one GPU, where it reads q and k once, and refused on shards. On
-shards call `qk_norm_rope`.
+shards call `qk_norm_rope`. Half the usual warps: a program holds one row, and more of them are there at once.
 """
 
 # B batch, S sequence, h and g heads of q and of k and v, E head size, R = E / 2; d = h * E, c = g * E
@@ -29,7 +29,7 @@ def norm_rope_pack(
     """`rope_pack` of a row of heads, normalised over all of it, times a weight; all loads come before the sum."""
     a, b = load_heads(row, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
     weight_a, weight_b = load_heads(weight, num_heads, PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED)
-    inverse = tl.rsqrt(tl.sum(a * a + b * b) / (num_heads * (2 * PAIRS_PER_HEAD)) + eps)
+    inverse = tl.rsqrt(tl.sum(a * a + b * b) / (num_heads * (2 * PAIRS_PER_HEAD)) + tl.cast(eps, tl.float32))
     rope_pack(
         a * inverse * weight_a, b * inverse * weight_b, cosine, sine, out, batch, token, num_tokens, num_heads,
         PAIRS_PER_HEAD, PAIRS, HEADS, INTERLEAVED,
@@ -87,7 +87,8 @@ def qkv_pack(
         launchable(qkv_pack_kernel)[(batch * num_tokens, 2)](
             q_BSd, k_BSc, q_weight_d, k_weight_c, cos_SR.contiguous(), sin_SR.contiguous(), q_BhSE, k_BgSE, num_tokens,
             *qkv.stride()[:2], q_heads, k_heads, eps, PAIRS_PER_HEAD=pairs, PAIRS=block_of(pairs),
-            Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads), INTERLEAVED=interleaved, num_warps=warps_of(q_width),
+            Q_HEADS=block_of(q_heads), K_HEADS=block_of(k_heads), INTERLEAVED=interleaved,
+            num_warps=max(2, warps_of(q_width) // 2),
         )  # fmt: skip
     return q_BhSE, k_BgSE
 

@@ -30,7 +30,7 @@ def add_norm_kernel(x, branch, weight, total, out, width, eps, BLOCK: tl.constex
     added = tl.load(x + row + at, mask=mask, other=0.0).to(tl.float32)
     added += tl.load(branch + row + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(total + row + at, added, mask=mask)
-    inverse = tl.rsqrt(tl.sum(added * added) / width + eps)
+    inverse = tl.rsqrt(tl.sum(added * added) / width + tl.cast(eps, tl.float32))
     scales = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row + at, added * inverse * scales, mask=mask)
 
@@ -51,7 +51,7 @@ def modulated_norm_kernel(
     added += tl.load(x + row + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(total + row + at, added, mask=mask)
     centred = tl.where(mask, added - tl.sum(added) / width, 0.0)
-    inverse = tl.rsqrt(tl.sum(centred * centred) / width + eps)
+    inverse = tl.rsqrt(tl.sum(centred * centred) / width + tl.cast(eps, tl.float32))
     scales = tl.load(scale + batch * scale_batch + at, mask=mask, other=0.0).to(tl.float32)
     shifts = tl.load(shift + batch * shift_batch + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row + at, centred * inverse * (1.0 + scales) + shifts, mask=mask)
