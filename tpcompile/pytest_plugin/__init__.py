@@ -54,6 +54,17 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to import torch for the ranks; under xdist only a worker that gets a test on ranks does."""
+    config = session.config
+    is_alone = RANK not in config.stash and not hasattr(config, "workerinput")
+    if is_alone and not config.getoption("collectonly") and any(map(_is_on_ranks, session.items)):
+        from tpcompile.pytest_plugin import launcher
+
+        launcher.start_server(config)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the server of ranks."""
     if RANK not in config.stash:

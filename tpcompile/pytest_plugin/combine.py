@@ -149,9 +149,17 @@ def _output(phase: Phase, ranks: Sequence[int]) -> list[tuple[str, str]]:
         if end.rank in ranks:
             found += _sections(end, _PHASES[: _PHASES.index(phase.when) + 1])
             if end in phase.ended_in_it:
-                found += [(f"Captured {stream} {phase.when}", text) for stream, text in end.unreported.items() if text]
+                found += _unreported(end, phase)
             found = [(name if "rank" in name else f"{name} (rank {end.rank})", text) for name, text in found]
     return found
+
+
+def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
+    """Output of a rank that ended early, without the report of a sentinel, which is the text of the failure."""
+    for stream, text in end.unreported.items():
+        own = text.partition("tpcompile sentinel: ")[0] if phase.stopped_by else text
+        if own.strip():
+            yield f"Captured {stream} {phase.when}", own
 
 
 def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from tpcompile.evidence.records import CheckId, RankRecord, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.files import Place
-from tpcompile.pytest_plugin.verdict import verdict_text
+from tpcompile.pytest_plugin.verdict import replay, verdict_text
 from tpcompile.ranks.store import RankStore
 
 
@@ -79,7 +79,7 @@ class TensorParallel:
         mesh: the mesh whose axis `tp` has the ranks to compare, by default all ranks.
         backward: also run the backward of the sum of the output.
         allowed, tp_aware: as in `tpcompile.capture`.
-        compile_options: of `torch.compile`, `backend="aot_eager"` for example. A model that is compiled already takes none.
+        compile_options: of `torch.compile`, `backend="aot_eager"` for example; none for a model that is compiled.
 
         Returns the output of the last call. Raises DivergenceError with the verdict: cause, rank, op or guard, and the
         user's line. A collective that a rank leaves out ends the ranks with the same text.
@@ -97,18 +97,18 @@ class TensorParallel:
         verdict = self.verdict = tpcompile.check(run, timeout_s=self._timeout_s)
         observed = self._observed(f"check_{number}", verdict._evidence.record)
         wrong = _wrong(observed, self._expected)
-        if wrong or _is_red(verdict, self._expected):
+        is_red = _is_red(verdict, self._expected)
+        if wrong or is_red:
             folder = verdict.publish(self._files.folder / f"check_{number}")
-            raise DivergenceError("\n".join([*wrong, *_recompiles(verdict, wrong), verdict_text(verdict, folder)]))
+            found = verdict_text(verdict, folder) if is_red else f"{verdict.summary}; {replay(folder)}"
+            raise DivergenceError("\n".join([*wrong, *_evidence(verdict, verdict._evidence.record, wrong), found]))
         return output
 
     def _observed(self, name: str, record: RankRecord) -> dict[int, Counter[str]]:
         """Counts of every rank, so that all ranks judge the same."""
         store = RankStore.of_job(f"tpcompile/pytest/{name}", None)
         store.put(f"counts/{self.rank}", _counts(record))
-        found, _ = store.gather(
-            {rank: f"counts/{rank}" for rank in range(self.world_size)}, timeout_s=self._timeout_s
-        )
+        found, _ = store.gather({rank: f"counts/{rank}" for rank in range(self.world_size)}, timeout_s=self._timeout_s)
         return {rank: Counter(counts) for rank, counts in sorted(found.items())}
 
 
@@ -162,9 +162,17 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> list[str
     return found
 
 
-def _recompiles(verdict: Verdict, wrong: Sequence[str]) -> Iterator[str]:
-    """The guards that failed, where the number of recompiles is not as expected."""
-    if any(line.startswith("recompiles") for line in wrong):
+def _evidence(verdict: Verdict, record: RankRecord, wrong: Sequence[str]) -> Iterator[str]:
+    """What makes up the counts that are not as expected, each with the user's line."""
+    names = {line.partition(":")[0] for line in wrong}
+    if "graphs" in names:
+        for compile_ in record.compiles:
+            if compile_.compile_id.endswith("/0") and compile_.graphs:
+                yield f"  graph of {compile_.line or compile_.function}"
+    if "breaks" in names:
+        for found in (found for compile_ in record.compiles for found in compile_.breaks):
+            yield f"  break at {found.line}: {found.reason}"
+    if "recompiles" in names:
         for cause in verdict.recompiles:
             at = f" at {cause.line}" if cause.line else ""
             yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"

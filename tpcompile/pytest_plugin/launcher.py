@@ -22,15 +22,24 @@ from tpcompile.pytest_plugin.watch import Watch
 
 _ENDING_S = 10.0
 """The server has ended by then."""
+_OF_A_RANK: dict[str, Any] = {
+    **{"keyword": "", "markexpr": "", "deselect": None, "pyargs": False},  # the test is selected by its id
+    **{"numprocesses": None, "maxprocesses": None, "dist": "no", "tx": []},
+    **{"usepdb": False, "trace": False, "capture": "no", "basetemp": None},
+    **{"setupshow": False, "setuponly": False, "setupplan": False, "collectonly": False},
+    **{"xmlpath": None, "cov_source": None, "no_cov": True},
+}
+"""Options of a rank's session that differ from those of this one."""
 _CODE = "import sys; sys.path[:] = {path!r}; from tpcompile.pytest_plugin.server import main; main({preload!r})"
 
 
 def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, float]) -> Iterator[pytest.TestReport]:
     """Run a test on ranks; `wanted` is their number and the limit in seconds."""
     world_size, timeout_s = wanted
-    server = _server(item.config)
-    if server.why_not:
-        yield from combine.not_checked(item, server.why_not)
+    server = start_server(item.config)
+    why_not = server.wait()
+    if why_not:
+        yield from combine.not_checked(item, why_not)
     else:
         job = _job(item, world_size, timeout_s)
         yield from combine.of_test(item, job, server.run(job))
@@ -53,8 +62,8 @@ class Server:
 
     def __init__(self, preload: Iterable[str]) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self.why_not = _why_not()
-        if not self.why_not:
+        self._why_not: str | None = _why_not() or None
+        if self._why_not is None:
             self._start(list(preload))
 
     def _start(self, preload: list[str]) -> None:
@@ -67,9 +76,15 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        self.why_not = json.loads(answer) if answer else "the process that ranks are forked from ended at its start"
+
+    def wait(self) -> str:
+        """Wait until ranks can be forked; why they cannot, or an empty text."""
+        if self._why_not is None:
+            assert self._process is not None and self._process.stdout is not None
+            answer = self._process.stdout.readline()
+            ended = "the process that ranks are forked from ended at its start"
+            self._why_not = json.loads(answer) if answer else ended
+        return str(self._why_not)
 
     def run(self, job: Job) -> list[RankEnd]:
         """Run a job to its end; how each rank ended."""
@@ -95,7 +110,8 @@ class Server:
 _SERVER = pytest.StashKey[Server]()
 
 
-def _server(config: pytest.Config) -> Server:
+def start_server(config: pytest.Config) -> Server:
+    """The server of a session, which is started with the first call."""
     if _SERVER not in config.stash:
         config.stash[_SERVER] = Server(config.getini("tp_preload"))
     return config.stash[_SERVER]
@@ -167,14 +183,10 @@ def _plugins(config: pytest.Config) -> Iterator[str]:
 def _options(config: pytest.Config) -> dict[str, Any]:
     """Options of this session, without those that select tests, write reports, or start processes."""
     own = _plain(vars(config.option))
-    paths = {"rootdir": str(config.rootpath), "inifilename": str(config.inipath) if config.inipath else None}
-    no_selection = {"keyword": "", "markexpr": "", "deselect": None, "pyargs": False}
-    no_workers = {"numprocesses": None, "maxprocesses": None, "dist": "no", "tx": [], "usepdb": False, "trace": False}
-    no_reports = {"xmlpath": None, "cov_source": None, "no_cov": True, "capture": "no", "basetemp": None}
-    no_shows = {"setupshow": False, "setuponly": False, "setupplan": False, "collectonly": False}
     for name in ("plugins", "file_or_dir"):
         own.pop(name, None)
-    return {**own, **paths, **no_selection, **no_workers, **no_reports, **no_shows}
+    ini = str(config.inipath) if config.inipath else None
+    return {**own, "rootdir": str(config.rootpath), "inifilename": ini, **_OF_A_RANK}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

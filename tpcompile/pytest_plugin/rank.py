@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, SHOW_STACK, STREAMS, Job, Place
 from tpcompile.ranks.store import RankStore
+from tpcompile.torch_api.forked import keep_trace_from
 
 _MORE_S = 30.0
 """A collective gives up so long after pytest would have stopped the rank and named its line."""
@@ -105,8 +106,19 @@ class RankPlugin:
         return report
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Keep torch's trace out of the captured log."""
+        keep_trace_from("_pytest")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        """The same: pytest attaches its handlers in each phase."""
+        keep_trace_from("_pytest")
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
         """Wait until no rank runs the body any more: the end of one would break the collectives of the others."""
+        keep_trace_from("_pytest")
         while not self._files.go.exists():
             time.sleep(_POLL_S)
 

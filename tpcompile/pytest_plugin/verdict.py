@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -20,3 +21,8 @@ def verdict_text(verdict: Verdict, run: Path | None = None) -> str:
     terminal.render(verdict, console, run=run, command="check")
     text = "\n".join(line.rstrip() for line in written.getvalue().splitlines())
     return f"{verdict.summary}\n\n{text}"
+
+
+def replay(run: Path) -> str:
+    """How to judge the run again."""
+    return f"replay: tpcompile compare {shlex.quote(str(run))}"
