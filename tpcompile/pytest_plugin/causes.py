@@ -75,9 +75,10 @@ def failures(phase: Phase) -> list[Failure]:
 
 def _reported(phase: Phase) -> list[Failure]:
     failed = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "failed"}
-    if any(_is_xfailed(report) for report in phase.reports.values()):
+    is_lost = any(end.has_died or end.is_stopped or end.is_late for end in phase.ends)
+    if is_lost or any(_is_xfailed(report) for report in phase.reports.values()):
         failed = {rank: report for rank, report in failed.items() if not _is_unexpected_pass(report)}
-    if any(end.has_died or end.is_stopped for end in phase.ends):
+    if is_lost:
         failed = {rank: report for rank, report in failed.items() if not report.get(IS_LOST_PEER)}
     groups = grouped(failed, lambda rank: _cause(failed[rank]))
     return [_of_group(ranks, failed) for ranks in groups.values()]

@@ -25,7 +25,7 @@ _ENDING_S = 10.0
 _OF_A_RANK: dict[str, Any] = {
     **{"keyword": "", "markexpr": "", "deselect": None, "pyargs": False},  # the test is selected by its id
     **{"numprocesses": None, "maxprocesses": None, "dist": "no", "tx": []},
-    **{"usepdb": False, "trace": False, "capture": "no", "basetemp": None},
+    **{"usepdb": False, "trace": False, "capture": "no"},
     **{"setupshow": False, "setuponly": False, "setupplan": False, "collectonly": False},
     **{"xmlpath": None, "cov_source": None, "no_cov": True},
 }

@@ -48,7 +48,8 @@ def _connect(job: Job, rank: int) -> None:
 
 def _session(place: Place) -> int:
     """Run the session; 0 unless pytest could not run the test. A test that failed has said so in its report."""
-    config = pytest.Config.fromdictargs(place.job.options, list(place.job.args))
+    temporary = str(place.job.files.folder / f"tmp_{place.rank}")
+    config = pytest.Config.fromdictargs({**place.job.options, "basetemp": temporary}, list(place.job.args))
     config.workerinput = place.job.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
     config.stash[RANK] = place
     config.pluginmanager.register(RankPlugin(config, place), "tpcompile-rank")
