@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -36,29 +36,29 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
     stopped_by = _verdict(job)
     if item.config.getoption("capture") == "no":
         _print_output(ends)
-    has_failed = False
+    failed: set[int] = set()
     for when in _PHASES:
         phase = Phase.of(when, ends, stopped_by)
         # What fails in the teardown after a rank was lost follows from that.
-        found = [] if has_failed and when == "teardown" and _is_maimed(ends) else failures(phase)
+        found = [] if failed and when == "teardown" and _is_maimed(ends) else failures(phase)
         yield from (_failed(item, phase, failure) for failure in found)
-        if not found and (phase.reports or when == "teardown") and not (has_failed and when == "call"):
-            yield _not_failed(item, phase)
-        has_failed = has_failed or bool(found)
+        if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
+            yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
+        failed.update(rank for failure in found for rank in failure.ranks)
 
 
 def _is_maimed(ends: Sequence[RankEnd]) -> bool:
     return any(end.has_died or end.is_stopped or end.is_late for end in ends)
 
 
-def _not_failed(item: pytest.Item, phase: Phase) -> pytest.TestReport:
-    """One report for all ranks: passed, or skipped with the ranks that skipped it."""
+def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:
+    """One report for all ranks, with the output of some: passed, or skipped with the ranks that skipped it."""
     skipped = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "skipped"}
-    shown = skipped or {rank: report for rank, report in phase.reports.items() if report["outcome"] == "passed"}
-    if not shown:
+    reports = skipped or {rank: report for rank, report in phase.reports.items() if report["outcome"] == "passed"}
+    if not reports:
         return pytest.TestReport(**_fields(item, phase.when))
-    report = _read(item, next(iter(shown.values())), phase)
-    report.sections = _output(phase, [end.rank for end in phase.ends])
+    report = _read(item, next(iter(reports.values())), phase)
+    report.sections = _output(phase, shown)
     if skipped and len(skipped) < len(phase.reports) and isinstance(report.longrepr, tuple):
         file, line, why = report.longrepr
         report.longrepr = (file, line, f"{named_ranks(tuple(skipped))}: {why.removeprefix('Skipped: ')}")
@@ -142,7 +142,7 @@ def _longrepr(item: pytest.Item, text: str) -> Any:
 # Output
 
 
-def _output(phase: Phase, ranks: Sequence[int]) -> list[tuple[str, str]]:
+def _output(phase: Phase, ranks: Collection[int]) -> list[tuple[str, str]]:
     """Sections of these ranks up to this phase, each with its rank."""
     found: list[tuple[str, str]] = []
     for end in phase.ends:
