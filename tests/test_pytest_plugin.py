@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.forked import PYTHONPATH, ROOT
-from tests.pytest_plugin.session import Case, Session, line_of, run_session, source
+from tests.pytest_plugin.session import Session, line_of, run_session, source
 from tpcompile.pytest_plugin import launcher
 
 pytestmark = pytest.mark.slow
-
-Find = Callable[[str], Case]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +86,10 @@ def test_two_causes_are_two_failures(faulty: Session) -> None:
 def test_a_failure_comes_with_the_output_of_its_ranks_only(faulty: Session) -> None:
     output = faulty.cases["test_assertion_on_one_rank"].output
     assert "printed by rank 1" in output and "printed by rank 0" not in output
+
+
+def test_the_trace_of_torch_is_not_in_the_captured_log(faulty: Session) -> None:
+    assert "torch.__trace" not in faulty.output
 
 
 def test_the_output_of_a_rank_that_died_is_kept(faulty: Session) -> None:
@@ -172,8 +174,8 @@ version = metadata.version
 metadata.version = lambda name: "2.10.0" if name == "torch" else version(name)
 """
 NO_FORK = "import os; del os.fork"
-NO_GLOO = """
-import sys, types
+OWN_PATH = """
+import sys
 sys.path.insert(0, __file__.rpartition("/")[0])
 """
 LACKS_GLOO = "import torch.distributed as dist; dist.is_gloo_available = lambda: False"
@@ -191,7 +193,7 @@ def test_what_cannot_be_checked_is_skipped_with_the_reason(tmp_path: Path, conft
 
 def test_a_torch_without_gloo_is_not_checked(tmp_path: Path) -> None:
     (tmp_path / "lacks_gloo.py").write_text(LACKS_GLOO)
-    done = run_session(tmp_path, {"one": ONE, "conftest": NO_GLOO}, "-k", "on_ranks", "-o", "tp_preload=lacks_gloo")
+    done = run_session(tmp_path, {"one": ONE, "conftest": OWN_PATH}, "-k", "on_ranks", "-o", "tp_preload=lacks_gloo")
     assert done.cases["test_on_ranks"].skipped == "not checked: this torch has no gloo"
 
 
@@ -228,9 +230,7 @@ def test_importing_the_plugin_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_it_is_registered_under_the_name_of_its_module(pytestconfig: pytest.Config) -> None:
-    import tomllib
-
+def test_it_is_registered_under_the_name_of_its_module() -> None:
     entry_points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     assert entry_points == {"tpcompile.pytest_plugin": "tpcompile.pytest_plugin"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,13 +14,13 @@ from torch.distributed.tensor import DTensor
 
 from tests.graphs import GraphCapture
 from tests.nn.test_block import build, config_of
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
 
-pytestmark = pytest.mark.tp(world_size=4, timeout_s=240)
 FORMS = ["kv head replicated", "sequence parallel"]
 
 
@@ -86,41 +88,19 @@ def _graphs(mesh: DeviceMesh) -> list[tuple[str, str]]:
     return [(kind, text.replace(f"'{name}'", "'tp'")) for kind, text in capture.texts]
 
 
-@pytest.fixture
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def _worker() -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return {
+        "fsdp": {form: _fsdp_errors(mesh, config_of(form, "full"), compiled=False) for form in FORMS},
+        "fsdp compiled": _fsdp_errors(mesh, config_of("wan 2.1", "full", num_layers=1), compiled=True),
+        "dp": {form: _dp_errors(mesh, config_of(form, "full"), sums_over="dp") for form in FORMS},
+        "wrong axis": _dp_errors(mesh, config_of("wan 2.1", "full"), sums_over="tp"),
+        "graphs": _graphs(mesh),
+        "state": _state(mesh),
+    }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_over_fsdp_and_tp_equal_one_device(mesh: DeviceMesh, form: str) -> None:
-    errors = _fsdp_errors(mesh, config_of(form, "full"), compiled=False)
-    assert {name: error for name, error in errors.items() if not error < 1e-12} == {}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_over_data_parallel_and_tp_equal_one_device(mesh: DeviceMesh, form: str) -> None:
-    errors = _dp_errors(mesh, config_of(form, "full"), sums_over="dp")
-    assert {name: error for name, error in errors.items() if not error < 1e-12} == {}
-
-
-def test_compiled_blocks_under_fsdp_equal_one_device(mesh: DeviceMesh) -> None:
-    errors = _fsdp_errors(mesh, config_of("wan 2.1", "full", num_layers=1), compiled=True)
-    assert {name: error for name, error in errors.items() if not error < 1e-12} == {}
-
-
-def test_summing_over_the_wrong_axis_is_wrong(mesh: DeviceMesh) -> None:
-    assert min(_dp_errors(mesh, config_of("wan 2.1", "full"), sums_over="tp").values()) > 0.1
-
-
-def test_graphs_over_the_tp_axis_differ_in_nothing_but_the_group_name(mesh: DeviceMesh) -> None:
-    graphs = _graphs(mesh)
-    assert [kind for kind, _ in graphs] == ["dynamo", "forward", "backward"]
-    of_rank_0 = [graphs]
-    dist.broadcast_object_list(of_rank_0, 0)
-    assert graphs == of_rank_0[0]
-
-
-def test_fsdp_keeps_the_bits_of_the_tp_shards(mesh: DeviceMesh) -> None:
+def _state(mesh: DeviceMesh) -> bool:
     """The full state dict of a stack that FSDP2 shards again, loaded before and equal after."""
     config = config_of("kv head replicated", "full")
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")
@@ -130,4 +110,32 @@ def test_fsdp_keeps_the_bits_of_the_tp_shards(mesh: DeviceMesh) -> None:
     load_full_state_dict(stack, full)
     local = {name: p.detach().clone() for name, p in stack.named_parameters()}
     fully_shard(stack, mesh=mesh["dp"])
-    assert all(torch.equal(p.full_tensor(), local[name]) for name, p in stack.named_parameters())
+    return all(torch.equal(p.full_tensor(), local[name]) for name, p in stack.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_on_ranks(_worker, world_size=4, timeout_s=240)
+
+
+@pytest.mark.parametrize("axis", ["fsdp", "dp"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_over_both_axes_equal_one_device(ranks: list[dict[str, Any]], axis: str, form: str) -> None:
+    assert {k: e for r in ranks for k, e in r[axis][form].items() if not e < 1e-12} == {}
+
+
+def test_compiled_blocks_under_fsdp_equal_one_device(ranks: list[dict[str, Any]]) -> None:
+    assert {k: e for r in ranks for k, e in r["fsdp compiled"].items() if not e < 1e-12} == {}
+
+
+def test_summing_over_the_wrong_axis_is_wrong(ranks: list[dict[str, Any]]) -> None:
+    assert min(e for r in ranks for e in r["wrong axis"].values()) > 0.1
+
+
+def test_graphs_over_the_tp_axis_differ_in_nothing_but_the_group_name(ranks: list[dict[str, Any]]) -> None:
+    assert len({str(r["graphs"]) for r in ranks}) == 1
+    assert [kind for kind, _ in ranks[0]["graphs"]] == ["dynamo", "forward", "backward"]
+
+
+def test_fsdp_keeps_the_bits_of_the_tp_shards(ranks: list[dict[str, Any]]) -> None:
+    assert all(r["state"] for r in ranks)
