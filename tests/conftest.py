@@ -14,6 +14,10 @@ import pytest
 
 from tpcompile.launch import count_gpus
 
+pytest_plugins = [
+    "tpcompile.pytest_plugin"
+]  # its entry point has the same name: an installed package registers it once
+
 # Inductor compiles and loads a probe for each vector instruction set, once per cache; torch 2.11 imports torch in a new
 # process for each. Every rank with a cache of its own would wait for that. Read when Inductor is imported.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -69,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         functions = [item.function]
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
             functions += [fixture.func for fixture in fixtures]
-        if starts_ranks(functions):
+        if starts_ranks(functions) or item.get_closest_marker("tp"):
             item.add_marker("ranks")
     lengths: dict[Path, int] = defaultdict(int)
     for item in items:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.forked import torchrun
 from tests.rank_jobs import run_on_ranks
 from tpcompile.checking import Capture
 from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
-from tpcompile.evidence.records import DivergenceClass, Status, Verdict
+from tpcompile.evidence.records import DivergenceClass, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 from tpcompile.ranks.store import RankStore
@@ -59,36 +58,25 @@ def _captured(mesh: DeviceMesh, *, scale: int) -> Capture:
     return run
 
 
-def _on_rank() -> dict[str, str]:
-    rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
-    found = {}
-    for name, scale in (("healthy", 2), ("one rank differs", 3 if rank == WORLD - 1 else 2)):
-        verdict = tpcompile.check(_captured(mesh, scale=scale), timeout_s=30)
-        found[name] = verdict.to_json()
-    return found
+@pytest.fixture
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
 
 
-@cache
-def _verdicts() -> dict[str, list[Verdict]]:
-    results: list[dict[str, Any]] = run_on_ranks(_on_rank, world_size=WORLD)
-    return {name: [Verdict.model_validate_json(r[name]) for r in results] for name in results[0]}
+@pytest.mark.tp(world_size=WORLD)
+def test_a_healthy_dtensor_model_is_green_on_every_rank_and_its_shard_bounds_are_listed(mesh: DeviceMesh) -> None:
+    verdict = tpcompile.check(_captured(mesh, scale=2), timeout_s=30)
+    assert verdict.status == Status.PASS
+    assert {d.cls for d in verdict.divergences} == {DivergenceClass.RANK_PARAMETRIC}
+    assert set(verdict.domains) == {"tp 0-1", "tp 2-3"}, "groups of the axis are compared apart"
 
 
-def test_a_healthy_dtensor_model_is_green_on_every_rank_and_its_shard_bounds_are_listed():
-    verdicts = _verdicts()["healthy"]
-    assert {v.status for v in verdicts} == {Status.PASS}
-    assert {d.cls for d in verdicts[0].divergences} == {DivergenceClass.RANK_PARAMETRIC}
-
-
-def test_groups_of_the_mesh_axis_are_compared_apart():
-    assert set(_verdicts()["healthy"][0].domains) == {"tp 0-1", "tp 2-3"}
-
-
-def test_one_rank_with_another_constant_is_red_on_every_rank_and_named():
-    verdicts = _verdicts()["one rank differs"]
-    assert {v.exit_code for v in verdicts} == {1}
-    red = [d for d in verdicts[0].divergences if d.is_red]
+@pytest.mark.tp(world_size=WORLD)
+def test_one_rank_with_a_different_constant_is_red_on_every_rank_and_named(mesh: DeviceMesh) -> None:
+    scale = 3 if dist.get_rank() == WORLD - 1 else 2
+    verdict = tpcompile.check(_captured(mesh, scale=scale), timeout_s=30)
+    assert verdict.exit_code == ExitCode.FAIL
+    red = [d for d in verdict.divergences if d.is_red]
     assert red[0].domain == "tp 2-3"
     assert [g.ranks for g in red[0].groups] == [(2,), (3,)]
     assert red[0].title == "scale == 2 / 3"
@@ -209,13 +197,10 @@ def test_a_directory_that_holds_a_verdict_is_refused(tmp_path: Path) -> None:
         tpcompile.check(run).publish(tmp_path)
 
 
-def _declared() -> tuple[str, ...]:
-    names = (name for name in ("mine::norm",))
-    return tpcompile.capture(tp_aware=names).tp_aware
-
-
+@pytest.mark.tp(world_size=2)
 def test_declared_ops_reach_the_check_beside_the_sentinel_that_reads_them_first() -> None:
-    assert run_on_ranks(_declared) == [("mine::norm",)] * 2
+    names = (name for name in ("mine::norm",))
+    assert tpcompile.capture(tp_aware=names).tp_aware == ("mine::norm",)
 
 
 LEAVES_ONE_OUT = """

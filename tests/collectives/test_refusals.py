@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
 from tpcompile.errors import ConfigError
@@ -98,28 +97,21 @@ def _twice(pending: later.Pending) -> None:
     pending.wait()
 
 
-def _worker() -> dict[str, str]:
+@pytest.fixture
+def mistakes() -> dict[str, Callable[[], Any]]:
+    return _mistakes(dist.new_group([1]), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp")))
+
+
+@pytest.mark.tp(world_size=2)
+def test_mistakes_are_refused_with_what_is_wrong_before_any_rank_communicates(
+    mistakes: dict[str, Callable[[], Any]],
+) -> None:
     """Only rank 0 makes the mistakes: if one of them communicated, it would meet rank 1's sum below, or hang."""
-    outside, mesh = dist.new_group([1]), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    found = {}
-    for name, mistake in _mistakes(outside, mesh).items() if dist.get_rank() == 0 else ():
-        try:
+    assert mistakes.keys() == TEXTS.keys()
+    said = {}
+    for name, mistake in mistakes.items() if dist.get_rank() == 0 else ():
+        with pytest.raises(ConfigError) as refused:
             mistake()
-        except ConfigError as error:
-            found[name] = str(error)
-    found["sum afterwards"] = str(tp.all_reduce(torch.ones(1), group=dist.group.WORLD).item())
-    return found
-
-
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, str]]:
-    return run_on_ranks(_worker)
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_mistake_is_refused_with_what_is_wrong(ranks: list[dict[str, str]], name: str) -> None:
-    assert TEXTS[name] in ranks[0][name]
-
-
-def test_ranks_still_agree_after_all_mistakes(ranks: list[dict[str, str]]) -> None:
-    assert [r["sum afterwards"] for r in ranks] == ["2.0", "2.0"]
+        said[name] = str(refused.value)
+    assert {name: text for name, text in said.items() if TEXTS[name] not in text} == {}
+    assert tp.all_reduce(torch.ones(1), group=dist.group.WORLD).item() == 2.0

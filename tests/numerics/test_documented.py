@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile import testing
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, RowParallelLinear
+from tpcompile.pytest_plugin.fixture import TensorParallel
 from tpcompile.ranks import processes
 from tpcompile.testing import check_numerics
 from tpcompile.typecheck import check_types
@@ -39,44 +40,39 @@ def blocks() -> list[str]:
     return [part.partition("```")[0] for part in parts]
 
 
-def _documented() -> int:
+@pytest.mark.tp(world_size=2, timeout_s=200)
+def test_the_documented_comparison_passes_on_a_correct_module(tp: TensorParallel) -> None:
     (found,) = [block for block in blocks() if "check_numerics" in block]
     names: dict[str, Any] = {"torch": torch, "MyMLP": MyMLP, "tp_group": dist.group.WORLD}
     exec(found, names)  # the page's own text
-    return len(names["report"].programs)
-
-
-def _refusals() -> list[str]:
-    def by_rank(dtype: torch.dtype) -> tuple[Tensor]:
-        return (torch.full((2, 64), float(dist.get_rank()), dtype=dtype),)
-
-    def by_length(dtype: torch.dtype) -> tuple[Tensor]:
-        return (torch.ones(2 + dist.get_rank(), 64, dtype=dtype),)
-
-    found = []
-    for inputs in (by_rank, by_length):
-        with pytest.raises(ConfigError) as refused:
-            check_numerics(
-                lambda comm: MyMLP(64, 256, comm), inputs=inputs, group=dist.group.WORLD, programs=("eager",)
-            )
-        found.append(str(refused.value))
-    return found
-
-
-def test_the_documented_comparison_passes_on_a_correct_module() -> None:
-    assert run_on_ranks(_documented, timeout_s=200) == [12, 12]
+    assert len(names["report"].programs) == 12
 
 
 def test_the_public_start_of_ranks_is_the_one_that_other_tests_spawn_ranks_with() -> None:
     assert testing.run_on_ranks is processes.run_on_ranks
 
 
-def test_inputs_that_differ_between_ranks_are_refused_on_all_ranks_alike() -> None:
-    first, second = run_on_ranks(_refusals)
-    assert first == second
-    assert first[0].startswith("inputs differ between ranks: input is float32[2, 64] ")
-    assert " on rank 0; float32[2, 64] " in first[0] and " on rank 1. Every rank gives the full tensors" in first[0]
-    assert "float32[2, 64]" in first[1] and "float32[3, 64]" in first[1]
+def _refused(inputs: Callable[[torch.dtype], tuple[Tensor]]) -> str:
+    """The refusal of inputs that differ between ranks, which is the same on all of them."""
+    with pytest.raises(ConfigError) as refused:
+        check_numerics(lambda comm: MyMLP(64, 256, comm), inputs=inputs, group=dist.group.WORLD, programs=("eager",))
+    texts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, str(refused.value))
+    assert len(set(texts)) == 1
+    return texts[0]
+
+
+@pytest.mark.tp(world_size=2)
+def test_inputs_with_different_values_are_refused_on_all_ranks_alike(tp: TensorParallel) -> None:
+    text = _refused(lambda dtype: (torch.full((2, 64), float(tp.rank), dtype=dtype),))
+    assert text.startswith("inputs differ between ranks: input is float32[2, 64] ")
+    assert " on rank 0; float32[2, 64] " in text and " on rank 1. Every rank gives the full tensors" in text
+
+
+@pytest.mark.tp(world_size=2)
+def test_inputs_with_different_shapes_are_refused_on_all_ranks_alike(tp: TensorParallel) -> None:
+    text = _refused(lambda dtype: (torch.ones(2 + tp.rank, 64, dtype=dtype),))
+    assert "float32[2, 64]" in text and "float32[3, 64]" in text
 
 
 def test_the_documented_type_check_passes_on_a_correct_module() -> None:

@@ -1,4 +1,4 @@
-"""What a forked rank sets anew: a trace file of its own, and caches on or off."""
+"""What a forked rank sets anew: a trace of its own, and caches on or off."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def test_the_trace_goes_where_torch_trace_points_now(own_trace: pytest.MonkeyPat
     assert handler is not before and handler in logging_internal.trace_log.handlers
     assert handler.root_dir == str(tmp_path)
     assert not torch._logging.structured.INTERN_TABLE, "a new trace has given no file name yet"
+
+
+def test_handlers_of_pytest_leave_the_trace_and_those_of_torch_stay(caplog: pytest.LogCaptureFixture) -> None:
+    trace = logging_internal.trace_log
+    trace.addHandler(caplog.handler)
+    others = [handler for handler in trace.handlers if not type(handler).__module__.startswith("_pytest")]
+    forked.keep_trace_from("_pytest")
+    assert trace.handlers == others
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

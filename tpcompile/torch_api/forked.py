@@ -4,6 +4,7 @@ name                                    why
 _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
 _logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
 _inductor.config, _functorch.config     caches are switched off by variables that are read at import
+_logging._internal.trace_log            the logger of the structured trace
 MODULES                                 imported before a fork, or each rank would import them in its first compile
 
 `tests/torch_api/test_forked.py` fails when torch moves one of them.
@@ -39,3 +40,10 @@ def use_caches(is_shared: bool) -> None:
     """In a shared cache folder only C++ is reused: each run compiles its own graphs."""
     torch._inductor.config.fx_graph_cache = not is_shared
     torch._functorch.config.enable_autograd_cache = not is_shared
+
+
+def keep_trace_from(package: str) -> None:
+    """Remove the handlers of a package from the structured trace: pytest 9 attaches its own to every such logger."""
+    for handler in list(logging_internal.trace_log.handlers):
+        if type(handler).__module__.startswith(package):
+            logging_internal.trace_log.removeHandler(handler)

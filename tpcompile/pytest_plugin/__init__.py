@@ -1,0 +1,128 @@
+"""pytest plugin: a test with `@pytest.mark.tp(world_size=2)` runs on every rank of a job; fixture `tp`.
+
+__init__.py    hooks of pytest: marker, options, fixture; a marked test goes to the ranks
+launcher.py    a marked test -> what each rank reported, within a time limit
+server.py      jobs -> ranks, forked from a process that has imported torch
+files.py       the files of a job, through which the ranks, the server and pytest talk
+rank.py        one rank: a pytest session with this one test
+fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
+combine.py     reports of all ranks -> reports of the test, one per cause
+causes.py      a failure of a rank -> what it has in common with those of other ranks
+
+Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tpcompile.pytest_plugin.files import RANK
+
+if TYPE_CHECKING:
+    from tpcompile.pytest_plugin.fixture import TensorParallel
+
+_MARK = "tp(world_size=2, timeout_s=None): run the test on every rank of a job of that many gloo ranks"
+_TIMER = pytest.StashKey[float]()
+"""The limit that pytest-timeout would have set, in seconds."""
+_TIMEOUT_S = 120.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the plugin."""
+    group = parser.getgroup("tpcompile")
+    group.addoption(
+        "--tp-require", action="store_true", help="fail where a test on ranks cannot be checked, instead of a skip"
+    )
+    parser.addini(
+        "tp_timeout_s", f"seconds for a test on ranks that has no `timeout` (default {_TIMEOUT_S:g})", default=""
+    )
+    parser.addini("tp_preload", "modules that are imported once, before the ranks are forked", type="args", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line("markers", _MARK)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say that a debugger has no terminal in a rank."""
+    if config.getoption("usepdb", False) or config.getoption("trace", False):
+        return "tpcompile: --pdb and --trace do not reach tests marked tp: their ranks have no terminal"
+    return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to import torch for the ranks; under xdist only a worker that gets a test on ranks does."""
+    config = session.config
+    is_alone = RANK not in config.stash and not hasattr(config, "workerinput")
+    if is_alone and not config.getoption("collectonly") and any(map(_is_on_ranks, session.items)):
+        from tpcompile.pytest_plugin import launcher
+
+        launcher.start_server(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the server of ranks."""
+    if RANK not in config.stash:
+        from tpcompile.pytest_plugin import launcher
+
+        launcher.end_server(config)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Keep the limit of pytest-timeout for a test on ranks, whose own limit names the ranks."""
+    if not _is_on_ranks(item):
+        return None
+    item.stash[_TIMER] = float(settings.timeout)
+    return True
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
+    """No timer was set."""
+    return True if _is_on_ranks(item) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a marked test on ranks; in a rank, and for all other tests, pytest does as ever."""
+    if not _is_on_ranks(item) or RANK in item.config.stash:
+        return None
+    from tpcompile.pytest_plugin import launcher
+
+    mark = item.get_closest_marker("tp")
+    assert mark is not None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in launcher.reports(item, nextitem, _wanted(item, *mark.args, **mark.kwargs)):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _is_on_ranks(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.get_closest_marker("tp") is not None
+
+
+def _wanted(item: pytest.Item, world_size: int = 2, *, timeout_s: float | None = None) -> tuple[int, float]:
+    """Number of ranks, and the limit in seconds: that of the marker, of pytest-timeout, of the ini file."""
+    if timeout_s is not None:
+        return world_size, timeout_s
+    if item.stash.get(_TIMER, 0.0) > 0:
+        return world_size, item.stash[_TIMER]
+    return world_size, float(item.config.getini("tp_timeout_s") or _TIMEOUT_S)
+
+
+@pytest.fixture
+def tp(request: pytest.FixtureRequest) -> Iterator[TensorParallel]:
+    """This rank of a test with `@pytest.mark.tp(world_size=2)`: see `tpcompile.pytest_plugin.fixture`."""
+    place = request.config.stash.get(RANK, None)
+    if place is None:
+        pytest.fail("the fixture `tp` needs a test marked @pytest.mark.tp(world_size=2)", pytrace=False)
+    from tpcompile.pytest_plugin.fixture import TensorParallel
+
+    yield TensorParallel(place)

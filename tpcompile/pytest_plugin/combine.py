@@ -1,0 +1,192 @@
+"""How each rank ended -> the reports of the test: one for each cause of a failure, one for all ranks otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.pytest_plugin.causes import Failure, Phase, failures, message
+from tpcompile.pytest_plugin.ends import RankEnd
+from tpcompile.pytest_plugin.files import STREAMS, Job
+
+_PHASES = ("setup", "call", "teardown")
+
+
+class RankFailure(Exception):
+    """What a rank could not report itself."""
+
+
+def not_checked(item: pytest.Item, why: str) -> Iterator[pytest.TestReport]:
+    """A skipped test, or a failed one with `--tp-require`."""
+    text = f"not checked: {why}"
+    if item.config.getoption("--tp-require"):
+        fields = _fields(item, "setup") | {"outcome": "failed", "longrepr": _longrepr(item, text)}
+    else:
+        file, line, _ = item.location
+        fields = _fields(item, "setup") | {"outcome": "skipped", "longrepr": (file, line, f"Skipped: {text}")}
+    yield pytest.TestReport(**fields)
+    yield pytest.TestReport(**_fields(item, "teardown"))
+
+
+def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[pytest.TestReport]:
+    """The reports of a test that ran on ranks, phase by phase."""
+    stopped_by = _verdict(job)
+    if item.config.getoption("capture") == "no":
+        _print_output(ends)
+    failed: set[int] = set()
+    for when in _PHASES:
+        phase = Phase.of(when, ends, stopped_by)
+        # What fails in the teardown after a rank was lost follows from that.
+        found = [] if failed and when == "teardown" and _is_maimed(ends) else failures(phase)
+        yield from (_failed(item, phase, failure) for failure in found)
+        if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
+            yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
+        failed.update(rank for failure in found for rank in failure.ranks)
+
+
+def _is_maimed(ends: Sequence[RankEnd]) -> bool:
+    return any(end.has_died or end.is_stopped or end.is_late for end in ends)
+
+
+def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:
+    """One report for all ranks, with the output of some: passed, or skipped with the ranks that skipped it."""
+    skipped = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "skipped"}
+    reports = skipped or {rank: report for rank, report in phase.reports.items() if report["outcome"] == "passed"}
+    if not reports:
+        return pytest.TestReport(**_fields(item, phase.when))
+    report = _read(item, next(iter(reports.values())), phase)
+    report.sections = _output(phase, shown)
+    if skipped and len(skipped) < len(phase.reports) and isinstance(report.longrepr, tuple):
+        file, line, why = report.longrepr
+        report.longrepr = (file, line, f"{named_ranks(tuple(skipped))}: {why.removeprefix('Skipped: ')}")
+    return report
+
+
+def _failed(item: pytest.Item, phase: Phase, failure: Failure) -> pytest.TestReport:
+    ranks = named_ranks(failure.ranks)
+    if failure.report is not None:
+        report = _read(item, _with_ranks(failure.report, ranks), phase)
+    else:
+        report = pytest.TestReport(**_fields(item, phase.when) | _outcome(item, failure.text))
+        report.duration = _duration_s(phase)
+    file, line, name = report.location
+    report.location = (file, line, f"{name} [{ranks}]")
+    report.sections = [*failure.notes, *_output(phase, failure.ranks)]
+    return report
+
+
+def _outcome(item: pytest.Item, text: str) -> dict[str, Any]:
+    """Of a rank that could not report: expected where the test is marked `xfail` without a condition."""
+    longrepr = _longrepr(item, text)
+    for mark in item.iter_markers("xfail"):
+        if not mark.args and "raises" not in mark.kwargs and mark.kwargs.get("run", True):
+            return {"outcome": "skipped", "longrepr": longrepr, "wasxfail": mark.kwargs.get("reason", "")}
+    return {"outcome": "failed", "longrepr": longrepr}
+
+
+def _with_ranks(report: dict[str, Any], ranks: str) -> dict[str, Any]:
+    """The report with the ranks in its message, which summaries and junit.xml show."""
+    longrepr = report["longrepr"]
+    if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
+        return report
+    crash = {**longrepr["reprcrash"], "message": f"{ranks}: {message(report)}"}
+    chain = [[*element] for element in longrepr.get("chain") or ()]
+    if chain:
+        chain[-1][1] = crash
+    return {**report, "longrepr": {**longrepr, "reprcrash": crash, "chain": chain or None}}
+
+
+def _read(item: pytest.Item, report: dict[str, Any], phase: Phase) -> pytest.TestReport:
+    """The report of a rank, with the longest duration of all."""
+    found = item.config.hook.pytest_report_from_serializable(config=item.config, data=dict(report))
+    assert isinstance(found, pytest.TestReport)
+    found.location = (found.location[0], found.location[1], found.location[2])
+    found.user_properties = [(name, value) for name, value in found.user_properties]
+    if isinstance(found.longrepr, list):
+        found.longrepr = tuple(found.longrepr)
+    found.duration = _duration_s(phase)
+    return found
+
+
+def _duration_s(phase: Phase) -> float:
+    return max((report["duration"] for report in phase.reports.values()), default=0.0)
+
+
+def _fields(item: pytest.Item, when: str) -> dict[str, Any]:
+    """Arguments of a report that passed."""
+    return {
+        "nodeid": item.nodeid,
+        "location": item.location,
+        "keywords": dict.fromkeys(item.keywords, 1),
+        "outcome": "passed",
+        "longrepr": None,
+        "when": when,
+    }
+
+
+def _longrepr(item: pytest.Item, text: str) -> Any:
+    """A failure without a traceback, at the line of the test."""
+    try:
+        raise RankFailure(text)
+    except RankFailure as error:
+        found = pytest.ExceptionInfo.from_exception(error).getrepr(style="value")
+    crash = getattr(found, "reprcrash", None)
+    if crash is not None:
+        crash.path, crash.lineno, crash.message = str(item.path), (item.location[1] or 0) + 1, text
+    return found
+
+
+# Output
+
+
+def _output(phase: Phase, ranks: Collection[int]) -> list[tuple[str, str]]:
+    """Sections of these ranks up to this phase, each with its rank."""
+    found: list[tuple[str, str]] = []
+    for end in phase.ends:
+        if end.rank in ranks:
+            found += _sections(end, _PHASES[: _PHASES.index(phase.when) + 1])
+            if end in phase.ended_in_it:
+                found += _unreported(end, phase)
+            found = [(name if "rank" in name else f"{name} (rank {end.rank})", text) for name, text in found]
+    return found
+
+
+def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
+    """Output of a rank that ended early, without the report of a sentinel, which is the text of the failure."""
+    for stream, text in end.unreported.items():
+        own = text.partition("tpcompile sentinel: ")[0] if phase.stopped_by else text
+        if own.strip():
+            yield f"Captured {stream} {phase.when}", own
+
+
+def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
+    """The last report has those of the earlier ones, too, where pytest itself captured them (logging)."""
+    found: dict[tuple[str, str], None] = {}
+    for when in phases:
+        sections = end.reports.get(when, {}).get("sections", [])
+        found |= dict.fromkeys((name, text) for name, text in sections)
+    return list(found)
+
+
+def _print_output(ends: Sequence[RankEnd]) -> None:
+    """With `-s`: the output of every rank, when the test has ended."""
+    for end in ends:
+        for name, text in (*_sections(end, _PHASES), *end.unreported.items()):
+            is_output = any(stream in name for stream in STREAMS)
+            for line in text.splitlines() if is_output else ():
+                print(f"[rank {end.rank}] {line}")
+
+
+def _verdict(job: Job) -> str:
+    """The verdict of a sentinel that ended ranks of this job; empty when none did."""
+    folder = job.files.stopped_by_sentinel
+    if not folder.exists():
+        return ""
+    from tpcompile.evidence.rundir import RunDir
+    from tpcompile.pytest_plugin.verdict import verdict_text
+
+    verdict = RunDir(folder).read_verdict()
+    return verdict_text(verdict, folder) if verdict is not None else ""

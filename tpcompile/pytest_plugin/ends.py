@@ -1,0 +1,44 @@
+"""How a rank of a test ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RankEnd:
+    """How a rank ended, or what is known of one that still runs."""
+
+    rank: int
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Reports by phase of the test: setup, call, teardown."""
+    error: str = ""
+    """Why pytest could not run the test on this rank."""
+    exit_code: int | None = None
+    is_late: bool = False
+    """Stopped at the limit of the test."""
+    is_stopped: bool = False
+    """Stopped since a different rank had failed and this one did not end."""
+    stack: str = ""
+    """Where a rank that was stopped stood, innermost frame first."""
+    unreported: dict[str, str] = field(default_factory=dict)
+    """Output after the last report, by stream."""
+
+    @property
+    def has_called(self) -> bool:
+        """True when this rank does not run the body of the test any more."""
+        is_set_up = self.reports.get("setup", {}).get("outcome") in (None, "passed")
+        return self.exit_code is not None or "call" in self.reports or not is_set_up
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """True when this rank has ended the test otherwise than by passing it."""
+        outcomes = {report["outcome"] for report in self.reports.values()}
+        return bool(self.error) or bool(outcomes - {"passed"}) or self.has_died
+
+    @property
+    def has_died(self) -> bool:
+        """True when the process ended before the test did, without being stopped."""
+        is_over = "teardown" in self.reports and self.exit_code == 0
+        return self.exit_code is not None and not is_over and not (self.is_late or self.is_stopped or self.error)

@@ -1,0 +1,100 @@
+"""The files of a job, through which the ranks, their server and pytest talk."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One test on ranks."""
+
+    folder: str
+    world_size: int
+    nodeid: str
+    args: tuple[str, ...]
+    """Of the pytest session of a rank."""
+    options: dict[str, Any]
+    """Options of that session, by their names in `config.option`."""
+    workerinput: dict[str, Any]
+    environ: dict[str, str]
+    cwd: str
+    sys_path: tuple[str, ...]
+    timeout_s: float
+
+    @classmethod
+    def read(cls, folder: str) -> Job:
+        """The job of a folder."""
+        fields = json.loads(Path(folder, "job.json").read_text())
+        return cls(**fields | {"args": tuple(fields["args"]), "sys_path": tuple(fields["sys_path"])})
+
+    def write(self) -> None:
+        """Write the job into its folder."""
+        Path(self.folder, "job.json").write_text(json.dumps(asdict(self)))
+
+    @property
+    def files(self) -> Files:
+        """The files of the job."""
+        return Files(Path(self.folder))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names of files in the folder of a job."""
+
+    folder: Path
+
+    @property
+    def go(self) -> Path:
+        """Made by pytest when no rank runs the body of the test any more: the ranks tear their fixtures down."""
+        return self.folder / "go"
+
+    @property
+    def stopped_by_sentinel(self) -> Path:
+        """Run directory of a sentinel that ended the ranks."""
+        return self.folder / "stopped"
+
+    def stop(self, rank: int) -> Path:
+        """Made by pytest: the rank writes its stack and is killed."""
+        return self.folder / f"stop_{rank}"
+
+    def exit(self, rank: int) -> Path:
+        """Exit code of a rank, negative for a signal."""
+        return self.folder / f"exit_{rank}"
+
+    def reports(self, rank: int) -> Path:
+        """Reports of a rank, one JSON object a line."""
+        return self.folder / f"reports_{rank}.jsonl"
+
+    def stack(self, rank: int) -> Path:
+        """Stack of a rank that was stopped, innermost frame first."""
+        return self.folder / f"stack_{rank}.txt"
+
+    def output(self, rank: int, stream: str) -> Path:
+        """What a rank wrote to `stdout` or `stderr`."""
+        return self.folder / f"rank_{rank}.{stream}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank of a job."""
+
+    job: Job
+    rank: int
+
+
+RANK = pytest.StashKey[Place]()
+"""In the stash of the configuration of a rank's session."""
+SHOW_STACK = signal.SIGUSR1
+"""Makes a rank write its stack."""
+STREAMS = ("stdout", "stderr")
+ERROR = "error"
+"""Key of a line that says why a rank could not run its test."""
+IS_LOST_PEER = "tp_is_lost_peer"
+"""Field of a report: the exception is one of communication, as after the end of a different rank."""

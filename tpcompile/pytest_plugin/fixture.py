@@ -1,0 +1,186 @@
+"""The fixture `tp`: this rank of the test, and `check`, which compiles a model and compares what the ranks compiled."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import tpcompile
+from tpcompile.collectives.strategies import Collectives
+from tpcompile.errors import DivergenceError
+from tpcompile.evidence.records import CheckId, RankRecord, Verdict
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.pytest_plugin.files import Place
+from tpcompile.pytest_plugin.verdict import replay, verdict_text
+from tpcompile.ranks.store import RankStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What one `check` must find on every rank."""
+
+    graphs: int | None = 1
+    """Graphs of the first compiles; None for any number."""
+    breaks: int = 0
+    """Graph breaks."""
+    recompiles: int | None = 0
+    """Further compiles of a function that is already compiled; None for any number."""
+
+
+class TensorParallel:
+    """This rank of a test on ranks; what `tp` is."""
+
+    def __init__(self, place: Place) -> None:
+        self.rank: int = place.rank
+        self.world_size: int = place.job.world_size
+        self.device = torch.device("cpu")
+        # Plain attributes: compiled code may read them, and a lock of `cached_property` would break the graph.
+        self.mesh: DeviceMesh = init_device_mesh("cpu", (self.world_size,), mesh_dim_names=("tp",))
+        """All ranks of the test in one axis, `tp`."""
+        self.comm = Collectives(self.mesh["tp"])
+        """Collectives with a stated gradient over that axis."""
+        self.verdict: Verdict | None = None
+        """Of the last `check`."""
+        self._files = place.job.files
+        self._timeout_s = place.job.timeout_s
+        self._expected = Expected()
+        self._numbers = itertools.count()
+
+    def expect(self, *, graphs: int | None = 1, breaks: int = 0, recompiles: int | None = 0) -> None:
+        """Set what later calls of `check` must find on every rank; without a call, the defaults.
+
+        graphs: graphs, without those of recompiles; None for any number.
+        breaks: graph breaks.
+        recompiles: compiles of a function that is already compiled; None for any number.
+        """
+        self._expected = Expected(graphs=graphs, breaks=breaks, recompiles=recompiles)
+
+    def check(
+        self,
+        model: Callable[..., Any],
+        *calls: Any,
+        mesh: DeviceMesh | None = None,
+        backward: bool = False,
+        allowed: Sequence[tuple[str, str, str]] = (),
+        tp_aware: Sequence[str] = (),
+        **compile_options: Any,
+    ) -> Any:
+        """Compile `model`, call it, and compare what the ranks compiled; every rank of the test calls it.
+
+        calls: arguments of the calls, in order: a tensor, a tuple of arguments, or a dict of keyword arguments. Each
+            call is made twice; the second time nothing may compile that `expect` does not announce.
+        mesh: the mesh whose axis `tp` has the ranks to compare, by default all ranks.
+        backward: also run the backward of the sum of the output.
+        allowed, tp_aware: as in `tpcompile.capture`.
+        compile_options: of `torch.compile`, `backend="aot_eager"` for example; none for a model that is compiled.
+
+        Returns the output of the last call. Raises DivergenceError with the verdict: cause, rank, op or guard, and the
+        user's line. A collective that a rank leaves out ends the ranks with the same text.
+        """
+        __tracebackhide__ = True
+        number = next(self._numbers)
+        program = _compiled(model, compile_options)
+        mesh = mesh or self.mesh
+        with tpcompile.capture(
+            mesh, allowed=allowed, tp_aware=tp_aware, run_dir=self._files.stopped_by_sentinel
+        ) as run:
+            for phase, arguments in _twice(calls):
+                with run.phase(phase):
+                    output = _call(program, arguments, backward=backward)
+        verdict = self.verdict = tpcompile.check(run, timeout_s=self._timeout_s)
+        observed = self._observed(f"check_{number}", verdict._evidence.record)
+        wrong = _wrong(observed, self._expected)
+        is_red = _is_red(verdict, self._expected)
+        if wrong or is_red:
+            folder = verdict.publish(self._files.folder / f"check_{number}")
+            found = verdict_text(verdict, folder) if is_red else f"{verdict.summary}; {replay(folder)}"
+            raise DivergenceError("\n".join([*wrong, *_evidence(verdict, verdict._evidence.record, wrong), found]))
+        return output
+
+    def _observed(self, name: str, record: RankRecord) -> dict[int, Counter[str]]:
+        """Counts of every rank, so that all ranks judge the same."""
+        store = RankStore.of_job(f"tpcompile/pytest/{name}", None)
+        store.put(f"counts/{self.rank}", _counts(record))
+        found, _ = store.gather({rank: f"counts/{rank}" for rank in range(self.world_size)}, timeout_s=self._timeout_s)
+        return {rank: Counter(counts) for rank, counts in sorted(found.items())}
+
+
+def _compiled(model: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The model, compiled anew: what earlier checks compiled is no evidence for this one."""
+    torch.compiler.reset()
+    if hasattr(model, "_torchdynamo_orig_callable"):
+        if options:
+            raise TypeError(f"the model is compiled already: {', '.join(options)} would have no effect")
+        return model
+    return torch.compile(model, **options)
+
+
+def _twice(calls: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for number, arguments in enumerate(calls, start=1):
+        yield f"call {number}", arguments
+        yield f"call {number} again", arguments
+
+
+def _call(program: Callable[..., Any], arguments: Any, *, backward: bool) -> Any:
+    if isinstance(arguments, Mapping):
+        output = program(**arguments)
+    elif isinstance(arguments, tuple | list):
+        output = program(*arguments)
+    else:
+        output = program(arguments)
+    if backward:
+        output.sum().backward()
+    return output
+
+
+def _counts(record: RankRecord) -> dict[str, int]:
+    recompiles = sum(counters.recompiles for counters in record.counters)
+    graphs = sum(counters.graphs for counters in record.counters)
+    breaks = sum(counters.breaks for counters in record.counters)
+    return {"graphs": graphs - recompiles, "breaks": breaks, "recompiles": recompiles}
+
+
+def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> list[str]:
+    """`graphs: expected 1, found 2 on rank 1`, for every count that is not as expected."""
+    found = []
+    for name, wanted in vars(expected).items():
+        if wanted is None:
+            continue
+        numbers: dict[int, list[int]] = {}
+        for rank, counts in observed.items():
+            numbers.setdefault(counts[name], []).append(rank)
+        others = [f"{count} on {named_ranks(ranks)}" for count, ranks in numbers.items() if count != wanted]
+        if others:
+            found.append(f"{name}: expected {wanted}, found {', '.join(others)}")
+    return found
+
+
+def _evidence(verdict: Verdict, record: RankRecord, wrong: Sequence[str]) -> Iterator[str]:
+    """What makes up the counts that are not as expected, each with the user's line."""
+    names = {line.partition(":")[0] for line in wrong}
+    if "graphs" in names:
+        for compile_ in record.compiles:
+            if compile_.compile_id.endswith("/0") and compile_.graphs:
+                yield f"  graph of {compile_.line or compile_.function}"
+    if "breaks" in names:
+        for found in (found for compile_ in record.compiles for found in compile_.breaks):
+            yield f"  break at {found.line}: {found.reason}"
+    if "recompiles" in names:
+        for cause in verdict.recompiles:
+            at = f" at {cause.line}" if cause.line else ""
+            yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
+
+
+def _is_red(verdict: Verdict, expected: Expected) -> bool:
+    """True when something is red beside graph breaks that are expected."""
+    red = [check for check in verdict.checks if check.is_red]
+    if expected.breaks:
+        red = [check for check in red if check.cause != Cause.GRAPH_BREAK and check.id != CheckId.ONE_REGION]
+    return bool(red) or any(divergence.is_red for divergence in verdict.divergences)

@@ -1,0 +1,153 @@
+"""Job, rank -> a pytest session with the one test of the job; its reports go into a file."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import time
+from collections.abc import Generator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, SHOW_STACK, STREAMS, Job, Place
+from tpcompile.ranks.store import RankStore
+from tpcompile.torch_api.forked import keep_trace_from
+
+_MORE_S = 30.0
+"""A collective gives up so long after pytest would have stopped the rank and named its line."""
+_POLL_S = 0.01
+_OF_COMMUNICATION = ("Connection", "gloo", "closed by peer", "Socket")
+
+
+def run(job: Job, rank: int) -> int:
+    """Run the test of the job on this rank. Returns the exit code of the process."""
+    with job.files.stack(rank).open("w") as stack:
+        faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
+        torch.set_num_threads(1)
+        torch.manual_seed(0)  # equal weights on all ranks
+        _connect(job, rank)
+        code = _session(Place(job, rank))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return code
+
+
+def _connect(job: Job, rank: int) -> None:
+    limit_s = job.timeout_s + _MORE_S
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit_s))
+    # gloo returns when this rank's own connections stand: a rank that ends at once would cut those that others make.
+    connected = RankStore.connect("tpcompile/pytest", rank=rank, world_size=job.world_size)
+    connected.wait_for_ranks("connected", timeout_s=limit_s)
+
+
+def _session(place: Place) -> int:
+    """Run the session; 0 unless pytest could not run the test. A test that failed has said so in its report."""
+    temporary = str(place.job.files.folder / f"tmp_{place.rank}")
+    config = pytest.Config.fromdictargs({**place.job.options, "basetemp": temporary}, list(place.job.args))
+    config.workerinput = place.job.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
+    config.stash[RANK] = place
+    config.pluginmanager.register(RankPlugin(config, place), "tpcompile-rank")
+    code = int(config.hook.pytest_cmdline_main(config=config))
+    return 0 if code == pytest.ExitCode.TESTS_FAILED else code
+
+
+class RankPlugin:
+    """Selects the test of the job, meets the other ranks before the teardown, and writes the reports."""
+
+    def __init__(self, config: pytest.Config, place: Place) -> None:
+        self._config, self._job, self._rank = config, place.job, place.rank
+        self._files = place.job.files
+        self._reports = self._files.reports(place.rank).open("w")
+        self._read_bytes = dict.fromkeys(STREAMS, 0)
+        """Bytes of the output that earlier reports hold."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        """pytest's debugger would wait for a terminal."""
+        sys.breakpointhook = self._refuse_breakpoint
+
+    def _refuse_breakpoint(self, *_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            f"breakpoint() on rank {self._rank}: the ranks of a test have no terminal; debug the code under "
+            "`torchrun` with torch.distributed.breakpoint(rank), or without the marker"
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the test of the job."""
+        found = [item for item in items if item.nodeid == self._job.nodeid]
+        if not found:
+            names = ", ".join(item.nodeid for item in items) or "no tests"
+            self._write({ERROR: f"rank {self._rank} did not collect {self._job.nodeid}; it collected {names}"})
+        items[:] = found[:1]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Say why a file cannot be collected on this rank."""
+        if report.failed:
+            self._write({ERROR: f"rank {self._rank} cannot collect the test:\n{report.longreprtext}"})
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """Say that pytest itself failed."""
+        self._write({ERROR: f"pytest failed on rank {self._rank}:\n{excrepr}"})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Note whether an exception is one of communication."""
+        report = yield
+        if call.excinfo is not None and _is_of_communication(call.excinfo.value):
+            setattr(report, IS_LOST_PEER, True)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Keep torch's trace out of the captured log."""
+        keep_trace_from("_pytest")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        """The same: pytest attaches its handlers in each phase."""
+        keep_trace_from("_pytest")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Wait until no rank runs the body any more: the end of one would break the collectives of the others."""
+        keep_trace_from("_pytest")
+        while not self._files.go.exists():
+            time.sleep(_POLL_S)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a report, with the output since the previous one."""
+        for stream in STREAMS:
+            text = self._new_output(stream)
+            if text:
+                report.sections.append((f"Captured {stream} {report.when}", text))
+        self._write(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def _new_output(self, stream: str) -> str:
+        getattr(sys, stream).flush()
+        with self._files.output(self._rank, stream).open("rb") as file:
+            file.seek(self._read_bytes[stream])
+            found = file.read()
+        self._read_bytes[stream] += len(found)
+        return found.decode(errors="replace")
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        print(json.dumps(fields, default=_as_text), file=self._reports, flush=True)
+
+
+def _as_text(value: object) -> str:
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def _is_of_communication(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError):
+        return isinstance(error, dist.DistError) or any(word in str(error) for word in _OF_COMMUNICATION)
+    return False

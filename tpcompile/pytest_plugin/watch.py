@@ -1,0 +1,104 @@
+"""A job that runs -> how each of its ranks ended, within the limit of the job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tpcompile.pytest_plugin.ends import RankEnd
+from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job
+
+_POLL_S = 0.02
+_GRACE_S = 3.0
+"""A rank that still runs when a different one has failed has at least so long to fail by itself."""
+_ENDING_S = 10.0
+"""A rank that is stopped has ended by then."""
+
+
+class Watch:
+    """Reads the files of a job until all its ranks have ended."""
+
+    def __init__(self, job: Job, *, is_served: Callable[[], bool]) -> None:
+        self._job, self._files, self._is_served = job, job.files, is_served
+        self._ranks = [RankEnd(rank) for rank in range(job.world_size)]
+        self._read_lines = [0] * job.world_size
+        self._began_s = time.monotonic()
+        self._deadline_s = self._began_s + job.timeout_s
+        self._is_troubled = False
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank ended."""
+        try:
+            while self._step() and self._is_served():
+                time.sleep(_POLL_S)
+        except BaseException:  # Ctrl-C
+            self._stop([rank for rank in self._ranks if rank.exit_code is None], is_late=False)
+            raise
+        for end in self._ranks:
+            self._read_the_rest(end)
+        return self._ranks
+
+    def _step(self) -> bool:
+        """Look once; False when all ranks have ended."""
+        for end in self._ranks:
+            self._read(end)
+        alive = [end for end in self._ranks if end.exit_code is None]
+        in_body = [end for end in alive if not end.has_called]
+        now_s = time.monotonic()
+        self._look_for_trouble(now_s)
+        if now_s > self._deadline_s:
+            self._stop(alive, is_late=not any(end.is_in_trouble for end in self._ranks))
+        if not in_body and not self._files.go.exists():
+            self._files.go.touch()
+            self._renew(now_s)
+        return bool(alive) and now_s < self._deadline_s + _ENDING_S
+
+    def _look_for_trouble(self, now_s: float) -> None:
+        """The first rank in trouble leaves the others as long again as it took, to fail by themselves or not."""
+        if not self._is_troubled and any(end.is_in_trouble for end in self._ranks):
+            self._is_troubled = True
+            self._renew(now_s)
+
+    def _renew(self, now_s: float) -> None:
+        """With a rank in trouble, what is left has a limit of its own."""
+        if self._is_troubled:
+            took_s = now_s - self._began_s
+            self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
+
+    def _stop(self, ends: Iterable[RankEnd], *, is_late: bool) -> None:
+        for end in ends:
+            if not end.is_late and not end.is_stopped:
+                end.is_late, end.is_stopped = is_late, not is_late
+                self._files.stop(end.rank).touch()
+
+    def _read(self, end: RankEnd) -> None:
+        code = _read_text(self._files.exit(end.rank))  # first: what a rank wrote before its end is there then
+        lines = _read_text(self._files.reports(end.rank)).split("\n")[:-1]
+        for line in lines[self._read_lines[end.rank] :]:
+            fields = json.loads(line)
+            if ERROR in fields:
+                end.error = end.error or fields[ERROR]
+            else:
+                end.reports[fields["when"]] = fields
+        self._read_lines[end.rank] = len(lines)
+        if code:
+            end.exit_code = int(code)
+
+    def _read_the_rest(self, end: RankEnd) -> None:
+        end.stack = _read_text(self._files.stack(end.rank))
+        for stream in STREAMS:
+            whole = _read_text(self._files.output(end.rank, stream))
+            reported = sum(len(text) for report in end.reports.values() for text in _captured(report, stream))
+            end.unreported[stream] = whole[reported:]
+
+
+def _captured(report: dict[str, Any], stream: str) -> Iterator[str]:
+    title = f"Captured {stream} {report['when']}"
+    return (text for name, text in report["sections"] if name == title)
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
