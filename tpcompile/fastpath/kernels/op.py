@@ -1,7 +1,7 @@
 """Launcher of Triton kernels -> custom op, and its arguments checked before anything is launched.
 
-Inductor passes a Python float to a kernel as float64, Triton's own launch as float32 (pytorch 190340). A kernel casts it
-where it reads it: what it meets is float64 otherwise, and took 1.3 to 1.8 times as long on an H200 (torch 2.11).
+Inductor passes a Python float to a kernel as float64, Triton's own launch as float32 (pytorch 190340). A kernel casts
+it where it reads it: what it meets is float64 otherwise, and took 1.3 to 1.8 times as long on an H200 (torch 2.11).
 """
 
 from __future__ import annotations
