@@ -1,6 +1,6 @@
 """All adapters and all faults on gloo ranks -> what tpcompile says of each, as a table and as JSON.
 
-    python scripts/adapters.py [--only TEXT] [--backend inductor] [--logs FOLDER] [--out FILE]
+python scripts/adapters.py [--only TEXT] [--backend inductor] [--logs FOLDER] [--out FILE]
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _ROW = re.compile(r"^ *(\S.*?)  .*(PASS|FAIL)\s*$")
 
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
     """Verdict, checks and errors of a healthy program."""
-    graphs, breaks = (re.search(pattern, outcome.text) for pattern in (r"(\d+) graphs? ", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)"))
+    graphs, breaks = (
+        re.search(pattern, outcome.text) for pattern in (r"(\d+) graphs? ", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)")
+    )
     verdicts = [line for line in outcome.text.splitlines() if line.startswith(("PASS", "FAIL"))]
     errors = outcome.errors or (None, None)
     return {
@@ -44,7 +46,12 @@ def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
 def fault_row(fault: Fault, outcome: Outcome) -> dict[str, Any]:
     """Found, named, line; and the last lines of the verdict."""
     verdict = [line.strip() for line in outcome.text.splitlines() if line.startswith(("FAIL", "PASS"))]
-    return {**fault.judge(outcome), "exit status": outcome.returncode, "says": verdict[-1:], "wall_s": round(outcome.wall_s, 1)}
+    return {
+        **fault.judge(outcome),
+        "exit status": outcome.returncode,
+        "says": verdict[-1:],
+        "wall_s": round(outcome.wall_s, 1),
+    }
 
 
 def versions() -> dict[str, str]:

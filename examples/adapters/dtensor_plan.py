@@ -15,7 +15,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
-    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -38,18 +37,19 @@ class Mlp(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, norm and MLP, written for one device."""
+    """Embedding, norm, MLP and head, written for one device."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(64, width)
         self.norm = nn.LayerNorm(width)
         self.mlp = Mlp(width)
+        self.head = nn.Linear(width, 64)
 
     def forward(self, ids_BS: Tensor) -> Tensor:
-        """[B, S] -> [B, S, D]."""
+        """[B, S] -> logits [B, S, V]."""
         x_BSD = self.embedding(ids_BS)
-        return x_BSD + self.mlp(self.norm(x_BSD))
+        return self.head(x_BSD + self.mlp(self.norm(x_BSD)))
 
 
 def main() -> None:
@@ -69,9 +69,9 @@ def main() -> None:
         "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         "mlp.up": ColwiseParallel(),
         "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    parallelize_module(model, mesh, plan)
-    parallelize_module(model, mesh, PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()))
+    parallelize_module(model, mesh, plan, src_data_rank=None)  # all ranks made the same weights
     compiled = torch.compile(model, backend=BACKEND)
 
     with tpcompile.capture(mesh) as run:

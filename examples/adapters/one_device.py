@@ -22,7 +22,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def error(found: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest element."""
-    return float((whole(found.detach()) - expected.detach()).abs().max() / expected.detach().abs().max().clamp_min(1e-12))
+    return float(
+        (whole(found.detach()) - expected.detach()).abs().max() / expected.detach().abs().max().clamp_min(1e-12)
+    )
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

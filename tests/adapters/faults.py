@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tests.adapters.programs import ADAPTERS, Adapter, Outcome
@@ -19,6 +20,8 @@ class Fault:
     edits: tuple[tuple[str, str], ...]
     cause: str
     """Phrase of the verdict."""
+    ranks: str = r"rank 1|ranks 0-1 differ"
+    """Pattern of what names the ranks."""
     line: str = FAULT
     """Comment of the line that must be named: that of the call where the fault is in what goes into the region."""
 
@@ -32,7 +35,7 @@ class Fault:
         number = outcome.line_of(self.line)
         return {
             "found": outcome.returncode != 124 and "FAIL" in outcome.text,
-            "named": self.cause in outcome.flat and "rank 1" in outcome.flat.replace("ranks 0-1", "rank 1"),
+            "named": self.cause in outcome.flat and re.search(self.ranks, outcome.flat) is not None,
             "line": f"{self.adapter.program}.py:{number}" in outcome.flat,
         }
 
@@ -57,73 +60,92 @@ def _hooked(body: str) -> tuple[str, str]:
 
 
 def _bfloat16(style: str, before: str, more: str = "") -> tuple[tuple[str, str], ...]:
-    return (before, f"    if {RANK}:\n        model.to(torch.bfloat16){more}\n{before}"), _call(style)
+    more = f"        {more}\n" if more else ""
+    return (before, f"    if {RANK}:\n        model.to(torch.bfloat16)\n{more}{before}"), _call(style)
+
+
+_MLP = "self.feed_forward(y)\n"
+_NORM = "        y = self.norm(x)\n"
+_REDUCE = '        return funcol.all_reduce(output, "sum", group)\n'
+_SWIGLU = "        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))\n"
+_HEAD = "        return self.head(x_BSD + self.mlp(self.norm(x_BSD)))\n"
+_PLANNED = "    parallelize_module(model, mesh, plan, src_data_rank=None)  # all ranks made the same weights\n"
+
+
+_RELU = "        return self.down(torch.relu(self.up(x_BSD)))\n"
+_OTHER_DIM = (
+    f'    if {RANK}:\n        plan["mlp.up"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))\n'
+)
+
+
+def _printing(before: str) -> tuple[str, str]:
+    return before, f"        if {RANK}:\n            print(self.norm.weight.shape)  {FAULT}\n{before}"
 
 
 FAULTS = (
     Fault(
         style=HOOKS,
         name="constant",
-        edits=(("self.feed_forward(y)\n", f"self.feed_forward(y) * (1 + dist.get_rank())  {FAULT}\n"),),
+        edits=((_MLP, f"self.feed_forward(y) * (1 + dist.get_rank())  {FAULT}\n"),),
         cause="rank-dependent constant",
     ),
     Fault(
         style=HOOKS,
         name="graph break",
-        edits=(
-            ("        y = self.norm(x)\n", f"        if {RANK}:\n            print(x.sum())  {FAULT}\n        y = self.norm(x)\n"),
-            (", fullgraph=True)", ")"),
-        ),
+        edits=(_printing(_NORM), (", fullgraph=True)", ")")),
         cause="graph break",
+        ranks="on rank 1 only",
     ),
     Fault(
         style=HOOKS,
         name="graph break under fullgraph",
-        edits=(("        y = self.norm(x)\n", f"        if {RANK}:\n            print(x.sum())  {FAULT}\n        y = self.norm(x)\n"),),
+        edits=(_printing(_NORM),),
         cause="compile failed",
+        ranks=r"\(rank 1\)",
     ),
     Fault(
         style=HOOKS,
         name="dtype",
-        edits=_bfloat16(HOOKS, "    decode = torch.compile(", "\n        x = x.to(torch.bfloat16)"),
+        edits=_bfloat16(HOOKS, "    decode = torch.compile(", "x = x.to(torch.bfloat16)"),
         cause="input dtype differs",
         line=CALL,
     ),
     Fault(
         style=HOOKS,
         name="missing collective",
-        edits=(
-            ("        return funcol.all_reduce(output, \"sum\", group)\n",
-             f"        if {RANK}:\n            return output\n        return funcol.all_reduce(output, \"sum\", group)  {FAULT}\n"),
-        ),
-        cause="missing collective",
+        edits=((_REDUCE, f"        if {RANK}:\n            return output\n{_REDUCE[:-1]}  {FAULT}\n"),),
+        cause="extra or missing collective",
+        ranks="on rank 0 only",
     ),
     Fault(
         style=HOOKS,
-        name="layout",
-        edits=(("    for block in model.children():\n", f"    for block in () if {RANK} else model.children():\n"), _call(HOOKS)),
-        cause="missing collective",
+        name="layout: not sharded",
+        edits=(("in model.children():\n", f"in () if {RANK} else model.children():\n"), _call(HOOKS)),
+        cause="input shape differs",
         line=CALL,
     ),
     Fault(
         style=HOOKS,
-        name="layout along the other dim",
-        edits=(("        shard(block.feed_forward.w2, 1)\n", f"        shard(block.feed_forward.w2, 1 - dist.get_rank())\n"),
-               ("        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))\n", f"        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))  {FAULT}\n")),
+        name="layout: along the other dim",
+        edits=(
+            ("shard(block.feed_forward.w2, 1)", "shard(block.feed_forward.w2, 1 - dist.get_rank())"),
+            (_SWIGLU, f"{_SWIGLU[:-1]}  {FAULT}\n"),
+        ),
         cause="compile failed",
+        ranks=r"\(rank 1\)",
     ),
     Fault(
         style=PLAN,
         name="constant",
-        edits=(("        return x_BSD + self.mlp(self.norm(x_BSD))\n", f"        return x_BSD + self.mlp(self.norm(x_BSD)) * (1 + dist.get_rank())  {FAULT}\n"),),
+        edits=((_HEAD, _HEAD.replace("self.mlp", "(1 + dist.get_rank()) * self.mlp")[:-1] + f"  {FAULT}\n"),),
         cause="rank-dependent constant",
     ),
     Fault(
         style=PLAN,
         name="graph break",
-        edits=(("        return x_BSD + self.mlp(self.norm(x_BSD))\n",
-                f"        if {RANK}:\n            print(x_BSD.shape)  {FAULT}\n        return x_BSD + self.mlp(self.norm(x_BSD))\n"),),
+        edits=(_printing(_HEAD),),
         cause="graph break",
+        ranks="on rank 1 only",
     ),
     Fault(
         style=PLAN,
@@ -135,17 +157,31 @@ FAULTS = (
     Fault(
         style=PLAN,
         name="missing collective",
-        edits=(("    parallelize_module(model, mesh, PrepareModuleOutput", f"    if not {RANK}:\n        parallelize_module(model, mesh, PrepareModuleOutput"), _call(PLAN)),
-        cause="missing collective",
-        line=CALL,
+        edits=(
+            (_PLANNED, f'    if {RANK}:\n        plan["head"] = ColwiseParallel(input_layouts=Shard(1))\n{_PLANNED}'),
+            (_HEAD, f"{_HEAD[:-1]}  {FAULT}\n"),
+        ),
+        cause="extra or missing collective",
+        ranks="on rank 0 only",
     ),
     Fault(
         style=PLAN,
-        name="layout",
-        edits=(("    parallelize_module(model, mesh, plan)\n",
-                f"    if {RANK}:\n        plan[\"mlp.up\"], plan[\"mlp.down\"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1)), ColwiseParallel(input_layouts=Shard(-1), output_layouts=Shard(1))\n    parallelize_module(model, mesh, plan)\n"), _call(PLAN)),
-        cause="collective",
-        line=CALL,
+        name="layout: along the other dim",
+        edits=((_PLANNED, f"{_OTHER_DIM}{_PLANNED}"), (_RELU, f"{_RELU[:-1]}  {FAULT}\n")),
+        cause="extra or missing collective",
+        ranks="on rank 1 only",
+    ),
+    Fault(
+        style=PLAN,
+        name="layout: in the setup, which is watched too",
+        edits=(
+            (
+                _PLANNED,
+                f"{_OTHER_DIM}    with tpcompile.capture(mesh):\n"
+                f"        parallelize_module(model, mesh, plan)  {FAULT}\n",
+            ),
+        ),
+        cause="stuck in a collective outside compiled code",
     ),
     Fault(
         style=LLAMA,
@@ -158,6 +194,7 @@ FAULTS = (
         name="graph break",
         edits=(_hooked(f"        if {RANK}:\n            print(output.shape)  {FAULT}\n"),),
         cause="graph break",
+        ranks="on rank 1 only",
     ),
     Fault(
         style=LLAMA,
@@ -169,16 +206,32 @@ FAULTS = (
     Fault(
         style=LLAMA,
         name="missing collective",
-        edits=(("            found.loss.backward()\n",
-                f"            found.loss.backward()\n            if not {RANK}:\n                dist.all_reduce(found.loss.detach())  {FAULT}\n"),),
-        cause="missing collective",
+        edits=(
+            (
+                "            found.loss.backward()\n",
+                f"            found.loss.backward()\n            if not {RANK}:\n"
+                f"                dist.all_reduce(found.loss.detach())  {FAULT}\n",
+            ),
+        ),
+        cause="collective",
+        ranks="rank [01]",
     ),
     Fault(
         style=LLAMA,
-        name="layout",
-        edits=(("    model = model.maybe_distribute_model(model, settings, hf_mesh)\n",
-                f"    if {RANK}:\n        settings.tp_plan = {{k: v for k, v in model.tp_plan.items() if \"mlp\" not in k}}\n    model = model.maybe_distribute_model(model, settings, hf_mesh)\n"), _call(LLAMA)),
-        cause="collective",
+        name="layout: a different plan",
+        edits=(
+            (
+                'DistributedConfig(tp_plan="auto", tp_size=mesh.size())',
+                f'DistributedConfig(tp_plan="auto" if not {RANK} else ATTENTION_ONLY, tp_size=mesh.size())',
+            ),
+            (
+                "SIZES = {\n",
+                'ATTENTION_ONLY = {f"model.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {\n'
+                '    "model.layers.*.self_attn.o_proj": "rowwise"\n}\nSIZES = {\n',
+            ),
+            _call(LLAMA),
+        ),
+        cause="input shape differs",
         line=CALL,
     ),
 )
