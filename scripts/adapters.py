@@ -27,7 +27,8 @@ _ROW = re.compile(r"^ *(\S.*?)  .*(PASS|FAIL)\s*$")
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
     """Verdict, checks and errors of a healthy program."""
     graphs, breaks = (
-        re.search(pattern, outcome.text) for pattern in (r"(\d+) graphs? ", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)")
+        re.search(pattern, outcome.text)
+        for pattern in (r"graph on every rank +(\d+) graph", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)")
     )
     verdicts = [line for line in outcome.text.splitlines() if line.startswith(("PASS", "FAIL"))]
     errors = outcome.errors or (None, None)
@@ -35,7 +36,7 @@ def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
         "ranks": adapter.nproc,
         "exit status": outcome.returncode,
         "verdict": verdicts[-1] if verdicts else "none",
-        "graphs on all ranks": int(graphs[1]) if graphs else None,
+        "graphs": int(graphs[1]) if graphs else None,
         "graph breaks": int(breaks[1]) if breaks else None,
         "forward error": errors[0],
         "gradient error": errors[1],
@@ -60,41 +61,50 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
 
 
+class Rows:
+    """What was found so far, printed and written after each run; rows of an earlier call stay in the file."""
+
+    def __init__(self, out: Path | None, logs: Path | None, facts: dict[str, str]) -> None:
+        self._out, self._logs, self._facts = out, logs, facts
+        self._rows: dict[str, Any] = json.loads(out.read_text())["rows"] if out and out.exists() else {}
+
+    def note(self, name: str, row: dict[str, Any], outcome: Outcome) -> None:
+        """Keep a row."""
+        self._rows[name] = row
+        print(name, row, flush=True)
+        if self._logs:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            (self._logs / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}.txt").write_text(outcome.text)
+        if self._out:
+            self._out.write_text(json.dumps({**self._facts, "rows": self._rows}, indent=1) + "\n")
+
+
 def main() -> None:
     """Run, print a line for each, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the name of an adapter or of STYLE: FAULT")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--logs", type=Path, help="folder for what each run printed")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="rows of this call are written into it, over those of earlier calls")
     args = parser.parse_args()
-    rows: dict[str, dict[str, Any]] = {}
+    rows = Rows(
+        args.out, args.logs, {"command": " ".join(["python", *sys.argv]), "backend": args.backend, **versions()}
+    )
     for name, adapter in ADAPTERS.items():
         if args.only in name and not _is_missing(adapter):
             with TemporaryDirectory() as folder:
                 outcome = run_adapter(adapter, Path(folder), backend=args.backend)
-            _note(rows, name, adapter_row(adapter, outcome), outcome, args.logs)
+            rows.note(name, adapter_row(adapter, outcome), outcome)
     for fault in FAULTS:
         name = f"{fault.style}: {fault.name}"
         if args.only in name and not _is_missing(fault.adapter):
             with TemporaryDirectory() as folder:
                 outcome = run_edited(fault.adapter, fault.edits, Path(folder), backend=args.backend)
-            _note(rows, name, fault_row(fault, outcome), outcome, args.logs)
-    if args.out:
-        result = {"command": " ".join(["python", *sys.argv]), "backend": args.backend, **versions(), "rows": rows}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+            rows.note(name, fault_row(fault, outcome), outcome)
 
 
 def _is_missing(adapter: Adapter) -> bool:
     return bool(adapter.needs) and util.find_spec(adapter.needs) is None
-
-
-def _note(rows: dict[str, dict[str, Any]], name: str, row: dict[str, Any], outcome: Outcome, logs: Path | None) -> None:
-    rows[name] = row
-    print(name, row, flush=True)
-    if logs:
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}.txt").write_text(outcome.text)
 
 
 if __name__ == "__main__":
