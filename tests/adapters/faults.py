@@ -24,6 +24,8 @@ class Fault:
     """Pattern of what names the ranks."""
     line: str = FAULT
     """Comment of the line that must be named: that of the call where the fault is in what goes into the region."""
+    has_line: bool = True
+    """False where that falls short: the line that is named is not in the user's file."""
 
     @property
     def adapter(self) -> Adapter:
@@ -73,6 +75,7 @@ _PLANNED = "    parallelize_module(model, mesh, plan, src_data_rank=None)  # all
 
 
 _RELU = "        return self.down(torch.relu(self.up(x_BSD)))\n"
+_BUILT = '    model = getattr(transformers, f"{family}ForCausalLM")(config)\n'
 _OTHER_DIM = (
     f'    if {RANK}:\n        plan["mlp.up"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))\n'
 )
@@ -221,17 +224,15 @@ FAULTS = (
         name="layout: a different plan",
         edits=(
             (
-                'DistributedConfig(tp_plan="auto", tp_size=mesh.size())',
-                f'DistributedConfig(tp_plan="auto" if not {RANK} else ATTENTION_ONLY, tp_size=mesh.size())',
-            ),
-            (
-                "SIZES = {\n",
-                'ATTENTION_ONLY = {f"model.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {\n'
-                '    "model.layers.*.self_attn.o_proj": "rowwise"\n}\nSIZES = {\n',
+                _BUILT,
+                f"    if {RANK}:\n        plan = config.base_model_tp_plan\n        config.base_model_tp_plan = "
+                f'{{name: plan[name] for name in plan if "mlp" not in name}}\n{_BUILT}',
             ),
             _call(LLAMA),
         ),
-        cause="input shape differs",
+        cause="extra or missing collective",
+        ranks="on rank 0 only",
         line=CALL,
+        has_line=False,  # the line is that of transformers, which issues the collective
     ),
 )

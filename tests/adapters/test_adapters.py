@@ -12,7 +12,6 @@ from tests.adapters.programs import ADAPTERS, Adapter, run_adapter, run_edited
 TOLERANCE = 1e-5  # float32, relative to the largest element
 CHOSEN = (
     "transformers Llama",
-    "transformers Mixtral",
     "DTensor plan, sequence parallel",
     "per block, as torchtitan",
     "hooks, as gpt-fast",
