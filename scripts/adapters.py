@@ -66,7 +66,9 @@ class Rows:
 
     def __init__(self, out: Path | None, logs: Path | None, facts: dict[str, str]) -> None:
         self._out, self._logs, self._facts = out, logs, facts
-        self._rows: dict[str, Any] = json.loads(out.read_text())["rows"] if out and out.exists() else {}
+        earlier = json.loads(out.read_text()) if out and out.exists() else {}
+        self._rows: dict[str, Any] = earlier.get("rows", {})
+        self._commands = list(dict.fromkeys([*earlier.get("commands", []), " ".join(["python", *sys.argv])]))
 
     def note(self, name: str, row: dict[str, Any], outcome: Outcome) -> None:
         """Keep a row."""
@@ -76,7 +78,9 @@ class Rows:
             self._logs.mkdir(parents=True, exist_ok=True)
             (self._logs / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}.txt").write_text(outcome.text)
         if self._out:
-            self._out.write_text(json.dumps({**self._facts, "rows": self._rows}, indent=1) + "\n")
+            self._out.write_text(
+                json.dumps({"commands": self._commands, **self._facts, "rows": self._rows}, indent=1) + "\n"
+            )
 
 
 def main() -> None:
@@ -87,9 +91,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="folder for what each run printed")
     parser.add_argument("--out", type=Path, help="rows of this call are written into it, over those of earlier calls")
     args = parser.parse_args()
-    rows = Rows(
-        args.out, args.logs, {"command": " ".join(["python", *sys.argv]), "backend": args.backend, **versions()}
-    )
+    rows = Rows(args.out, args.logs, {"backend": args.backend, **versions()})
     for name, adapter in ADAPTERS.items():
         if args.only in name and not _is_missing(adapter):
             with TemporaryDirectory() as folder:
