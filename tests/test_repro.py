@@ -51,3 +51,26 @@ def test_the_gate_sees_it_in_the_generated_code_and_names_the_line(ranks: Any) -
         ((text, line),) = found["packed"][1]
         assert text.startswith("forward all-reduce #0 of packed") and "inductor_all_reduce_of_cat.py" in line
         assert found["kept_apart"][1] == []
+
+
+def test_a_hook_on_the_compiled_module_itself_is_a_region_of_its_own(fresh_compiler: None) -> None:
+    module = _module("hook_of_compiled_module")
+    hooked = module.hooked()
+    regions, breaks = module.regions_per_call(hooked)
+    assert regions > 1, "torch has it in one graph now: drop the repro and what docs/adapters.md says of it"
+    assert breaks == 0
+    assert module.regions_per_call(lambda x: hooked(x)) == (1, 0)
+
+
+def _norm_gradients() -> dict[int, dict[str, float]]:
+    module = _module("transformers_norm_grad_accumulation")
+    return {num_backward: module.errors(num_backward=num_backward) for num_backward in (1, 2)}
+
+
+@pytest.mark.slow
+def test_transformers_reduces_accumulated_gradients_of_qk_norms_again() -> None:
+    pytest.importorskip("transformers")
+    for found in run_on_ranks(_norm_gradients):
+        assert max(found[1].values()) < 1e-5
+        wrong = {name.rpartition("self_attn.")[2] for name, error in found[2].items() if error > 1e-5}
+        assert wrong == {"q_norm.weight", "k_norm.weight"}, "transformers is right now: drop the repro and its row"

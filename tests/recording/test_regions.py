@@ -126,6 +126,25 @@ def test_a_module_with_a_forward_hook_enters_one_region_per_call() -> None:
     assert count.most == 1
 
 
+def test_a_hook_on_the_compiled_module_itself_is_a_region_of_its_own_and_red() -> None:
+    module = Block(debug=False)
+    module.register_forward_hook(lambda module, args, output: output.sin() * 2)
+    (count,), digest = captured(torch.compile(module, backend="eager", fullgraph=True))
+    assert (count.most, count.runs_at) == (2, None)
+    check = region_check("", [digest], phases=[STEP])
+    assert check.status == Status.FAIL and "Block.forward and hooks on it" in check.observed
+    assert check.line is not None and check.line.line == Block.forward.__code__.co_firstlineno
+    assert any("compiled on its own" in detail and "<lambda>" in detail for detail in check.details)
+
+
+def test_a_function_that_calls_the_module_takes_its_hooks_in() -> None:
+    module = Block(debug=False)
+    module.register_forward_hook(lambda module, args, output: output.sin() * 2)
+    (count,), digest = captured(torch.compile(lambda x: module(x), backend="eager", fullgraph=True))
+    assert count.most == 1
+    assert region_check("", [digest], phases=[STEP]).status == Status.PASS
+
+
 def test_a_checkpointed_function_enters_one_region_per_call() -> None:
     block = Block(debug=False)
 

@@ -57,6 +57,20 @@ def test_an_aborted_process_leaves_the_users_frames_of_its_main_thread(tmp_path:
     assert not Path(path).exists()
 
 
+@pytest.mark.slow
+def test_faulthandler_that_the_program_enabled_writes_there_too_and_stays_enabled(tmp_path: Path) -> None:
+    """torchrun's `record` decorator enables it."""
+    path, ident = left_by(f"import faulthandler\nfaulthandler.enable()\n{ABORTS}", tmp_path)
+    assert has_aborted(path) and [line.function for line in last_stack(path, ident)] == ["<module>", "innermost"]
+    forget(path)
+    for was_enabled in (True, False):
+        first = "faulthandler.enable()\n" if was_enabled else ""
+        ends = f"box.close()\nif faulthandler.is_enabled() is not {was_enabled}:\n    print('a third word')\n"
+        program = f"import faulthandler\n{first}{ABORTS.removesuffix('innermost()' + chr(10))}{ends}"
+        path, _ = left_by(program, tmp_path)
+        assert not Path(path).exists()
+
+
 def test_a_process_that_was_killed_leaves_nothing(tmp_path: Path) -> None:
     assert last_stack("", 1) == () and not has_aborted("")
     assert last_stack(str(tmp_path / "gone"), 1) == ()

@@ -185,6 +185,18 @@ def test_an_exception_that_a_compile_raised_is_of_the_compiler(program: Any, opt
     assert watching.is_of_compiler(raised.value)
 
 
+def of_wrong_shape(x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, torch.ones(3, 3))
+
+
+def test_the_traced_program_is_known_where_torch_itself_raised() -> None:
+    torch.compiler.reset()
+    with pytest.raises(Exception) as raised:
+        torch.compile(of_wrong_shape, backend="eager")(torch.ones(2))
+    assert "of_wrong_shape" in [frame.name for frame in watching.traced_stack(raised.value)]
+    assert watching.traced_stack(ValueError("not of the compiler")) == []
+
+
 def raises(x: Tensor) -> Tensor:
     raise ValueError("not of the compiler")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -26,10 +27,15 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
 
 
 class BlackBox:
-    """The file that faulthandler writes if this process aborts; none when the program already uses faulthandler."""
+    """The file that faulthandler writes if this process aborts.
+
+    Where the program uses faulthandler already, as torchrun's `record` decorator does, it writes here meanwhile, and to
+    stderr afterwards: Python does not say where it wrote before.
+    """
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
+        self._was_enabled = False
 
     @property
     def path(self) -> str:
@@ -38,17 +44,18 @@ class BlackBox:
 
     def open(self) -> None:
         """Enable faulthandler, so that a fatal signal writes the stacks."""
-        if faulthandler.is_enabled():
-            return
+        self._was_enabled = faulthandler.is_enabled()
         name = f"tpcompile-{os.getpid()}-"
         self._file = tempfile.NamedTemporaryFile("w", prefix=name, suffix=".stacks", delete=False)  # noqa: SIM115
         faulthandler.enable(self._file, all_threads=True)
 
     def close(self) -> None:
-        """Disable faulthandler and remove the file."""
+        """Disable faulthandler, or leave it enabled as it was, and remove the file."""
         if self._file is None:
             return
         faulthandler.disable()
+        if self._was_enabled and sys.__stderr__ is not None:
+            faulthandler.enable(sys.__stderr__, all_threads=True)
         self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
         self._file = None

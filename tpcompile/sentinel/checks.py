@@ -66,12 +66,21 @@ def finding_check(finding: Finding) -> Check:
 
 
 def failure_check(
-    rank: int, error: BaseException, line: UserLine | None, *, failed: Sequence[CompileRecord], is_of_compiler: bool
+    rank: int,
+    error: BaseException,
+    line: UserLine | None,
+    *,
+    failed: Sequence[CompileRecord],
+    traced: UserLine | None,
+    is_of_compiler: bool,
 ) -> Check:
-    """The check for an exception that ends this rank; `failed` are its failed compiles."""
+    """The check for an exception that ends this rank; `failed` are its failed compiles.
+
+    line: the user's innermost line in the traceback. traced: that in the program that the compiler traced.
+    """
     if is_of_compiler and failed:
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
-        line = _failed_at(failed[-1]) or line
+        line = failed[-1].failure_line or traced or entered_at(failed[-1].line, failed[-1].stack) or line
     cause = Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED
     kind, words = type(error).__name__, _first_words(error)
     return Check(
@@ -84,10 +93,6 @@ def failure_check(
         ranks=(rank,),
         cause=cause,
     )
-
-
-def _failed_at(compile_: CompileRecord) -> UserLine | None:
-    return compile_.failure_line or entered_at(compile_.line, compile_.stack)
 
 
 def _first_words(error: BaseException) -> str:

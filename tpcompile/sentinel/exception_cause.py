@@ -44,8 +44,11 @@ class Losses:
         if found is not None:
             return finding_check(found), found.gone
         failed = [compile_ for compile_ in compiles if compile_.failure]
+        traced = _innermost(watching.traced_stack(error))
         is_of_compiler = watching.is_of_compiler(error)
-        return failure_check(self._log.rank, error, line, failed=failed, is_of_compiler=is_of_compiler), ()
+        return failure_check(
+            self._log.rank, error, line, failed=failed, traced=traced, is_of_compiler=is_of_compiler
+        ), ()
 
     def behind(self, error: BaseException, line: UserLine | None) -> Finding | None:
         """The finding that explains a communication error; tries for `_LOSS_S`."""
@@ -86,8 +89,12 @@ def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
 
 def line_of(error: BaseException) -> UserLine | None:
     """Innermost line of the user's code in the traceback."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return first(known(flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in frames))
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> UserLine | None:
+    lines = (flight.user_line(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(frames))
+    return first(known(lines))
 
 
 def _is_of_communication(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import dropwhile, islice, takewhile
+from traceback import FrameSummary
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -147,6 +148,11 @@ def finish_device_work() -> None:
 def is_of_compiler(error: BaseException) -> bool:
     """True for an exception that a compile raised."""
     return isinstance(error, _exc.TorchDynamoException)
+
+
+def traced_stack(error: BaseException) -> list[FrameSummary]:
+    """The traced program where the compiler raised, outermost first; empty for an error of a different kind."""
+    return list(getattr(error, "real_stack", None) or ()) if is_of_compiler(error) else []
 
 
 def swallows_errors() -> bool:

@@ -208,3 +208,17 @@ def test_the_verdict_and_the_report_hold_a_table_of_recompiles() -> None:
         console.print(table)
     text = console.export_text()
     assert "size mismatch at index 1" in text and "mark_dynamic(x, 1)" in text and "/app/model.py:3" in text
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, (4,))
+
+
+def test_a_value_that_torch_itself_reads_first_has_the_line_of_the_users_frame(fresh_compiler: None) -> None:
+    program = torch.compile(normed, backend="eager")
+    with CaptureSession() as session:
+        program(torch.ones(2, 4))
+        program(torch.ones(2, 4, requires_grad=True))
+    (cause,) = recompile_causes([digest_rank(session.record(rank=0, world_size=1))])
+    assert cause.line is not None and cause.line.file == normed.__code__.co_filename
+    assert cause.line.line == normed.__code__.co_firstlineno

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.records import CompileRecord, RankDigest, Recompile, RecompileCause, UserLine
 from tpcompile.evidence.records.base import lines_of
-from tpcompile.evidence.text.lines import with_whole_path
+from tpcompile.evidence.text.lines import users, with_whole_path
 from tpcompile.evidence.text.phrases import listed
 from tpcompile.evidence.text.reasons import Reason, ReasonKind, nearest_reason, parse_reason
 
@@ -61,12 +61,13 @@ _ADVICE = {
 
 
 def recompile_of(compile_: CompileRecord, *, frame: str) -> Recompile:
-    """The recompile of a record that has reasons; its line is that of the guard when torch names none.
+    """The recompile of a record that has reasons, with the user's line.
 
-    Torch gives one reason per cache entry; the reason of the closest entry is taken.
+    That is the line that torch names, or else the guard's, or else the frame's. Torch gives one reason per cache entry;
+    the reason of the closest entry is taken.
     """
     reason = parse_reason(nearest_reason(compile_.recompile_reasons))
-    line = reason.line or _line_of(reason.source, compile_)
+    line = users(reason.line) or _line_of(reason.source, compile_)
     if line is not None:
         files = {frame.file for frame in compile_.stack}
         line = with_whole_path(line, files)
@@ -78,7 +79,7 @@ def _line_of(source: str, compile_: CompileRecord) -> UserLine | None:
     """The line where the program first reads the value, by this compile's guard on the same source."""
     names = {source, f"L['{source}']"} if source else set[str]()
     asked = [guard for guard in compile_.guards if guard.source in names]
-    return first(lines_of(asked)) or compile_.line
+    return users(first(lines_of(asked))) or compile_.line
 
 
 def recompile_causes(

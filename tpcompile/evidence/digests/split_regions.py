@@ -35,6 +35,11 @@ _ADVICE = (
     "its graph. Fix the line that broke it, or call torch.compiler.reset() after the call that did"
 )
 
+_ADVICE_ON_HOOKS = (
+    "fullgraph=True does not help: torch.compile(module) calls hooks of the module itself outside of its graph. Put "
+    "them on a submodule, or compile a function that calls the module"
+)
+
 
 def splits_of(record: RankRecord) -> tuple[SplitCall, ...]:
     """Compiled callables of one rank that entered more than one region in a call.
@@ -124,8 +129,10 @@ def _counted(
 ) -> SplitCall | None:
     """The callable, unless its calls enter only one region."""
     at = count.runs_at
-    if at is None or count.most < 2:
+    if count.most < 2:
         return None
+    if at is None:
+        return _entered_by_library(count, compiles, skipped)
     pieces = [c for c in compiles if _is_run_by(c, at)]
     named_by = count.target if _is_inside(at, count.target) else at
     return SplitCall(
@@ -136,6 +143,34 @@ def _counted(
         pieces=_lines(pieces),
         skipped=skipped_frame(at, skipped),
     )
+
+
+def _entered_by_library(
+    count: RegionCount, compiles: Sequence[CompileRecord], skipped: Sequence[SkippedFrame]
+) -> SplitCall:
+    """The callable, where only code of torch runs between it and its regions."""
+    beside = [c for c in compiles if c.graphs and c.phase == count.phase and _is_beside(c, count.target, compiles)]
+    return SplitCall(
+        phase=count.phase,
+        runs_at=count.target,
+        is_in_library=True,
+        name=count.target.function,
+        regions_per_call=count.most,
+        pieces=_lines(beside),
+        skipped=skipped_frame(count.target, skipped),
+    )
+
+
+def _is_beside(compile_: CompileRecord, target: UserLine, compiles: Sequence[CompileRecord]) -> bool:
+    """True when a frame was compiled in the calls in which `target` was."""
+    calls = {_call(c) for c in compiles if c.line and (c.line.file, c.line.line) == (target.file, target.line)}
+    return runs_at(compile_) is None and _call(compile_) in calls
+
+
+def _call(compile_: CompileRecord) -> tuple[UserLine, ...]:
+    """The stack down to the compiled callable."""
+    below = len(list(itertools.takewhile(_is_no_wrapper, reversed(compile_.stack))))
+    return compile_.stack[: len(compile_.stack) - below]
 
 
 def _is_run_by(compile_: CompileRecord, function: UserLine) -> bool:
@@ -186,6 +221,8 @@ def _observed(split: SplitCall, ranks: Sequence[int]) -> str:
 
 def _why(split: SplitCall) -> str:
     at = split.runs_at
+    if split.skipped is None and split.is_in_library:
+        return f"{split.name} and hooks on it, or other code that torch calls around it, are compiled apart"
     if split.skipped is None:
         return f"{split.name} runs in Python at {at.file}:{at.line}"
     return f"{split.name} is skipped since a graph break{at_text(split.broke_at)}, earlier in this process"
@@ -194,4 +231,5 @@ def _why(split: SplitCall) -> str:
 def _details(splits: Sequence[SplitCall]) -> tuple[str, ...]:
     texts = [f"{_why(split)}: {split.skipped.reason}" for split in splits if split.skipped]
     pieces = [f"compiled on its own: {piece}" for split in splits for piece in split.pieces]
-    return tuple(dict.fromkeys([*texts, *pieces, _ADVICE]))
+    advice = [_ADVICE_ON_HOOKS if split.is_in_library and not split.skipped else _ADVICE for split in splits]
+    return tuple(dict.fromkeys([*texts, *pieces, *advice]))

@@ -70,7 +70,10 @@ class SplitCall(Frozen):
 
     phase: str
     runs_at: UserLine
-    """Where the code around the regions, which runs in Python, enters one of them."""
+    """Where the code around the regions, which runs in Python, enters one of them; where that is code of torch, the
+    first line of what the user compiled."""
+    is_in_library: bool = False
+    """Code of torch enters them: hooks of the compiled module itself run outside of its graph."""
     name: str = ""
     """Name of that code, `Stack.forward`, where it is known to be what the user compiled."""
     regions_per_call: int = 0
