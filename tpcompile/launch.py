@@ -23,7 +23,10 @@ from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
+from tpcompile.report.progress import Progress
 from tpcompile.report.publish import publish
+from tpcompile.report.show import Amount
+from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest
 
 
@@ -68,12 +71,26 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     )
 
 
-def run(plan: Plan, console: Console) -> int:
-    """Run the plan, print and write its reports, return the exit code (`ExitCode`); no process is left running."""
-    run_dir = RunDir(plan.run_dir)
-    outcome = run_tree(plan.command, environ=plan.environ, timeout_s=plan.timeout_s)
+def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
+    """Run the plan, print and write its reports, return the exit code (`ExitCode`); no process is left running.
+
+    The report goes to `console`; progress, and what the ranks write to stderr, to stderr. With `amount="json"`, what
+    the ranks write to stdout goes there, too.
+    """
+    run_dir, stderr = RunDir(plan.run_dir), Console(stderr=True)
+    progress = Progress(run_dir, plan.nproc, stderr, is_quiet=amount == "last")
+    with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
+        stdout = sys.stderr if amount == "json" else None
+        outcome = run_tree(
+            plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
+        )
+        is_cut_short = outcome.timed_out or outcome.signal
+        if not run_dir.read_statuses() and not is_cut_short:  # torchrun knows more than the verdict will
+            log.show_hidden()
+        elif log.has_hidden and outcome.exit_code and amount == "all":
+            progress.show(f"torchrun's own report: {log.path}")
     verdict = _verdict(run_dir, plan, outcome)
-    publish(verdict, run_dir, console, plan.environ)
+    publish(verdict, run_dir, console, plan.environ, amount=amount)
     return verdict.exit_code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,25 +12,49 @@ import typer
 from tpcompile.request import GateRequest, flags_of
 
 
-def gate(**options: Any) -> None:
+def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph."""
     from rich.console import Console
 
     from tpcompile import launch, logs
+    from tpcompile.report import show
+    from tpcompile.report.stdout import say
 
+    _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
     logs.setup(rank=0)
     plan = launch.plan(GateRequest(**options))
-    print(f"{plan.nproc} ranks on {plan.device}, preset {plan.config.preset}, run directory {plan.run_dir}", flush=True)
-    raise typer.Exit(launch.run(plan, Console()))
+    if not (quiet or json):
+        what = f"{plan.nproc} ranks on {plan.device}, preset {plan.config.preset}, run directory {plan.run_dir}"
+        say(what)
+    raise typer.Exit(launch.run(plan, Console(), amount=show.amount(quiet=quiet, json=json)))
+
+
+def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
+    """Take defaults of the other flags from `--config`, else from pyproject.toml."""
+    if not context.resilient_parsing:  # shell completion reads no files
+        from tpcompile.cli.defaults import defaults
+
+        context.default_map = {**(context.default_map or {}), **defaults(file, Path.cwd())}
+    return file
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    """The fields of a request, as typer reads flags off a signature."""
+    """The fields of a request, as typer reads flags off a signature, and what concerns the output only."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
     for field, kind, flag in flags_of(GateRequest):
-        option = typer.Option(flag.spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
+        spelling = f"{flag.spelling}/--no-{flag.spelling.removeprefix('--')}" if kind is bool else flag.spelling
+        option = typer.Option(spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
         value = kind if field.default is not None else kind | None
-        keyword = inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[value, option])
+    quiet = typer.Option("-q", "--quiet", help="Print the outcome only, no checks and no progress.")
+    yield inspect.Parameter("quiet", keyword, default=False, annotation=Annotated[bool, quiet])
+    json = typer.Option("--json", help="Print the verdict as JSON on stdout, and nothing else there.")
+    yield inspect.Parameter("json", keyword, default=False, annotation=Annotated[bool, json])
+    config = typer.Option(
+        "--config", help="TOML file with defaults of these flags; default: [tool.tpcompile] of pyproject.toml.",
+        metavar="FILE", is_eager=True, callback=_set_defaults,
+    )  # fmt: skip
+    yield inspect.Parameter("config_file", keyword, default=None, annotation=Annotated[Path | None, config])
 
 
 gate.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]

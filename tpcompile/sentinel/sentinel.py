@@ -152,7 +152,7 @@ class Sentinel:
             ev.Compare: lambda action: self._comparison.with_the_next(),
             ev.Look: self._look,
             ev.Ask: self._ask,
-            ev.Say: lambda action: logger.warning("{}", action.text),
+            ev.Say: lambda action: logger.info("{}", action.text),
             ev.Settle: self._settle,
             ev.StopWatching: self._stop_watching,
         }
