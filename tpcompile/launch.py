@@ -29,6 +29,9 @@ from tpcompile.report.show import Amount
 from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest
 
+_GPU_DIM = 1024
+"""Model dim from which on a block is not run on CPU by default."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -52,6 +55,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     nproc = request.nproc if request.nproc is not None else num_gpus or 2
     device = _device(request.device, nproc, num_gpus)
     resolved = request.config(device)
+    _check_size(request, device, resolved)
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
     environ = dict(environ)
@@ -259,6 +263,16 @@ def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
     if nproc > num_gpus and asked == "cuda":
         raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device one_gpu")
     return asked
+
+
+def _check_size(request: GateRequest, device: Device, config: RunConfig) -> None:
+    """Refuse a block sized for GPUs where there is none, unless CPU was asked for: it would run for hours."""
+    is_by_default = request.device == "auto" and device == "cpu"
+    if is_by_default and config.block.dim >= _GPU_DIM:
+        size = f"preset {config.preset} (dim {config.block.dim}) is sized for GPUs"
+        raise PreflightError(
+            f"{size}, and there is no GPU here; use --preset cpu_smoke, or --device cpu for a long run"
+        )
 
 
 def _check_fault(request: GateRequest, nproc: int) -> None:
