@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -17,6 +18,7 @@ from tests.forked import PYTHONPATH
 from tests.gate.runs import leftovers
 from tests.test_launch import a_plan, became, run
 from tpcompile import launch
+from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 
@@ -40,6 +42,23 @@ def test_with_json_stdout_has_the_verdict_alone(tmp_path: Path, capfd: pytest.Ca
     assert Verdict.model_validate_json(out.getvalue()) == RunDir(plan.run_dir).read_verdict()
     captured = capfd.readouterr()
     assert (captured.out, "a rank talks" in captured.err) == ("", True)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_where_the_disk_is_full_and_no_rank_could_say_so_it_is_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    plan = a_plan(tmp_path, "silent")
+    if not is_full:
+        assert run(plan)[0] == ExitCode.BUG  # torchrun ended well, and nobody reported
+        return
+
+    def unwritable(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*: No space left on device"):
+        launch.run(plan, Console(file=io.StringIO()))
 
 
 KILLED = """

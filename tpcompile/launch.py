@@ -194,6 +194,7 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
 def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     verdict = _read(run_dir)
     if verdict is None:
+        run_dir.check_writable()  # on a full disk no rank can say why it ended
         statuses, cut_short = run_dir.read_statuses(), outcome.timed_out or outcome.signal != 0
         verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, cut_short)
         facts = {"preset": plan.config.preset, "modes": plan.config.modes}

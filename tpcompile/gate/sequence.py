@@ -79,7 +79,10 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
         gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
         stack.enter_context(gate.watch)
-        return gate.run(device, fault, context)
+        try:
+            return gate.run(device, fault, context)
+        except PreflightError as error:  # the disk is full by now
+            return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
 
 
 def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> RunDir:
