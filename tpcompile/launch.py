@@ -23,6 +23,7 @@ from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
+from tpcompile.report import console as consoles
 from tpcompile.report.progress import Progress
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
@@ -81,7 +82,7 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
     The report goes to `console`; progress, and what the ranks write to stderr, to stderr. With `amount="json"`, what
     the ranks write to stdout goes there, too.
     """
-    run_dir, stderr = RunDir(plan.run_dir), Console(stderr=True)
+    run_dir, stderr = RunDir(plan.run_dir), consoles.stderr()
     progress = Progress(run_dir, plan.nproc, stderr, is_quiet=amount == "last")
     with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
         stdout = sys.stderr if amount == "json" else None

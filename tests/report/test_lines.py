@@ -3,11 +3,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.report import samples
 from tpcompile.evidence.records import Status, Verdict
-from tpcompile.report import lines, show, terminal
+from tpcompile.report import console, lines, show, terminal
 
 LONG_PATH = "/a/folder/with/a/name/that/is/longer/than/eighty/columns/and/so/is/folded/on/a/terminal/model.py"
 
@@ -37,6 +38,12 @@ def test_on_a_terminal_the_same_path_is_folded() -> None:
     out = io.StringIO()
     terminal.render(long(), Console(file=out, width=80))
     assert LONG_PATH not in out.getvalue()
+
+
+def test_a_ci_that_forces_color_makes_no_terminal_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Console(file=io.StringIO()).is_terminal
+    assert not console.stdout().is_terminal and not console.stderr().is_terminal
 
 
 def test_every_difference_has_its_cause_its_sides_and_its_advice_on_lines_of_its_own() -> None:

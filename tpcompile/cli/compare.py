@@ -16,12 +16,10 @@ def compare(
     """Compare the ranks of a finished run again, without torch and without GPUs."""
     import json
 
-    from rich.console import Console
-
     from tpcompile.errors import ConfigError
     from tpcompile.evidence.rundir import RunDir
     from tpcompile.gate.replay import replay
-    from tpcompile.report import show
+    from tpcompile.report import console, show
 
     try:
         directory = RunDir.open(run)
@@ -29,5 +27,5 @@ def compare(
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{run} holds a damaged file: {error}") from None
     kind = directory.read_run().get("kind", "gate")
-    show.show(verdict, Console(), run=run, command=kind, amount=show.amount(quiet=quiet, json=as_json))
+    show.show(verdict, console.stdout(), run=run, command=kind, amount=show.amount(quiet=quiet, json=as_json))
     raise typer.Exit(verdict.exit_code)

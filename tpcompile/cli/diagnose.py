@@ -41,11 +41,9 @@ def diagnose(
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
 ) -> None:
     """Compare the ranks of any job offline, from its TORCH_TRACE logs; exit 0 only when nothing observed differs."""
-    from rich.console import Console
-
     from tpcompile.errors import PreflightError
     from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
-    from tpcompile.report import junit, screen
+    from tpcompile.report import console, junit, screen
     from tpcompile.report.stdout import forgiving
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
@@ -64,7 +62,7 @@ def diagnose(
     else:
         folder = run_dir or Path(f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-diagnose")
         with forgiving():
-            screen.render(verdict, Console(), command="diagnose", folder=folder)
+            screen.render(verdict, console.stdout(), command="diagnose", folder=folder)
     raise typer.Exit(verdict.exit_code)
 
 

@@ -14,10 +14,8 @@ from tpcompile.request import GateRequest, flags_of
 
 def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph."""
-    from rich.console import Console
-
     from tpcompile import launch, logs
-    from tpcompile.report import show
+    from tpcompile.report import console, show
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
@@ -26,7 +24,7 @@ def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -
     if not (quiet or json):
         what = f"{plan.nproc} ranks on {plan.device}, preset {plan.config.preset}, run directory {plan.run_dir}"
         say(what)
-    raise typer.Exit(launch.run(plan, Console(), amount=show.amount(quiet=quiet, json=json)))
+    raise typer.Exit(launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json)))
 
 
 def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:

@@ -24,7 +24,7 @@ def presets() -> None:
         block = config.load(name).block
         table.add_row(name, *(str(getattr(block, heading)) for heading in headings))
     is_terminal = sys.stdout.isatty()
-    console = Console(width=None if is_terminal else _WIDE)
+    console = Console(width=None if is_terminal else _WIDE, force_terminal=is_terminal)
     with console.capture() as text:
         console.print(table)
     for line in text.get().splitlines():

@@ -17,6 +17,7 @@ from tpcompile.faults.case import chosen, load
 from tpcompile.faults.columns import COLUMNS
 from tpcompile.faults.matrix import Matrix, listing, made_with, render, row_of
 from tpcompile.faults.sweep import sweep
+from tpcompile.report import console as consoles
 from tpcompile.report.stdout import say
 
 app = typer.Typer(
@@ -45,7 +46,7 @@ def list_() -> None:
             (name, fault.what) for name, fault in injected.ALL.items()
         ],
     }
-    console = Console()
+    console = consoles.stdout()
     for title, rows in listed.items():
         if console.is_terminal:
             console.print(f"{title}:", markup=False)

@@ -9,6 +9,7 @@ from rich.console import Console
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.report import console as consoles
 from tpcompile.report import github, junit, show
 
 
@@ -27,7 +28,7 @@ def publish(
     and does not change the verdict. With `amount="json"` only the verdict goes to `console`, the rest to stderr.
     """
     show.show(verdict, console, run=run_dir.path, command=command, amount=amount)
-    write(verdict, run_dir, Console(stderr=True) if amount == "json" else console, environ)
+    write(verdict, run_dir, consoles.stderr() if amount == "json" else console, environ)
 
 
 def write(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str]) -> None:
