@@ -8,13 +8,9 @@ Exit status under torchrun is 0 or 1; `tpcompile gate` and RUN/verdict.json keep
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-import torch
-
-from tpcompile import gate, logs
-from tpcompile.errors import ConfigError
+from tpcompile.gate.in_rank import run_in_rank
 from tpcompile.request import RunRequest, add_flags
 
 
@@ -25,19 +21,7 @@ def main() -> int:
     parser.add_argument("--quiet-report", action="store_true", help="Write the verdict, print nothing.")
     options = vars(parser.parse_args())
     quiet = options.pop("quiet_report")
-    request = RunRequest(**options)
-    logs.setup(rank=int(os.environ.get("RANK", "0")))
-    device = request.device
-    if device == "auto":
-        has_gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        device = "cuda" if has_gpus else "cpu"
-    try:
-        config = request.config(device)
-    except ConfigError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return gate.run(config, run_dir=request.run_dir, quiet=quiet)
+    return run_in_rank(RunRequest(**options), quiet=quiet)
 
 
 if __name__ == "__main__":

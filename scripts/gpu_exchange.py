@@ -97,7 +97,7 @@ def proofs(place: Place, arguments: argparse.Namespace) -> Iterator[Part]:
             yield (
                 f"proof {op} tp {size}: up to {replays} replays, 8 tokens, bfloat16",
                 lambda op=op, size=size: replayed(
-                    place, job(place, op, size, tokens=8, dtype=torch.bfloat16), replays=replays, limit_s=16
+                    place, job(place, op, size, tokens=8, dtype=torch.bfloat16), replays=replays, limit_s=32
                 ),
             )
     for op in OPS:

@@ -1,6 +1,7 @@
 """Proof that torch.compile gave every tensor-parallel rank the same one graph.
 
 capture, check   a program of your own: record what each rank compiles, compare the ranks
+Target           a program of your own for `tpcompile gate --target`
 Sentinel         the watch over a running job
 preflight        the handshake before the first compile
 collectives      collectives with a stated gradient, equal in eager and compiled
@@ -27,11 +28,17 @@ from loguru import logger
 if TYPE_CHECKING:
     from tpcompile import collectives, nn, preflight, testing
     from tpcompile.checking import capture, check
+    from tpcompile.gate.target import Target
     from tpcompile.sentinel import Sentinel
 
-__all__ = ["Sentinel", "capture", "check", "collectives", "nn", "preflight", "testing"]
+__all__ = ["Sentinel", "Target", "capture", "check", "collectives", "nn", "preflight", "testing"]
 
-_HOMES = {"Sentinel": "tpcompile.sentinel", "capture": "tpcompile.checking", "check": "tpcompile.checking"}
+_HOMES = {
+    "Sentinel": "tpcompile.sentinel",
+    "Target": "tpcompile.gate.target",
+    "capture": "tpcompile.checking",
+    "check": "tpcompile.checking",
+}
 """Name -> the module that has it; the other names are modules."""
 
 logger.disable("tpcompile")

@@ -6,6 +6,9 @@ from typing import Literal
 
 Mode = Literal["A", "B", "C"]
 """How collectives are issued inside the compiled region, see repro/tp_compile_repro.py."""
+TARGET: Literal["target"] = "target"
+"""Stands for a mode where the gate runs a program of the user's own."""
+AnyMode = Literal["A", "B", "C", "target"]
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]
 """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""

@@ -1,16 +1,18 @@
-"""Preset name + `key=value` overrides -> frozen `RunConfig`, resolved and hashed."""
+"""Preset name, or target, + `key=value` overrides -> frozen `JobConfig`, resolved and hashed."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tpcompile.block_args import BlockArgs
-from tpcompile.choices import Device, Mode
+from tpcompile.choices import TARGET, AnyMode, Device, Mode
 from tpcompile.errors import ConfigError
 
 _HERE = Path(__file__).resolve().parent
@@ -83,31 +85,80 @@ class GateConfig(Frozen):
     `fail` the gate, for those that are certain and not in `allow`."""
 
 
-class RunConfig(Frozen):
-    """Everything one run of the gate needs, resolved."""
+class JobConfig(Frozen):
+    """What every run of the gate needs, resolved."""
 
     preset: str
-    """Name of the YAML file in configs/ this came from."""
-    block: BlockConfig
+    """What is run: the name of the YAML file in configs/ this came from, or of the target."""
     compile: CompileConfig = CompileConfig()
     gate: GateConfig = GateConfig()
-    modes: tuple[Mode, ...] = ("C",)
+    modes: tuple[AnyMode, ...]
     """Modes to run, in order."""
-    train: bool = False
-    """Forward and backward instead of forward only."""
     device: Device = "auto"
     """Where the ranks run."""
+
+    @property
+    def title(self) -> str:
+        """What is run, for people."""
+        return f"preset {self.preset}"
+
+    @property
+    def label(self) -> str:
+        """What is run, as a part of a file's name."""
+        return self.preset
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the resolved configuration; all ranks must agree on it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def check_tp(self, tp: int) -> None:
+        """Raise ConfigError when it cannot be spread over `tp` ranks."""
+
+
+class TargetConfig(JobConfig):
+    """A run of the gate on a program of the user's own."""
+
+    target: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`package.module:build`, a function that makes the program; see `tpcompile.gate.Target`."""
+    settings: dict[str, Any] = {}
+    """What `build` finds in `ctx.settings`."""
+    modes: tuple[Literal["target"], ...] = (TARGET,)
+
+    @property
+    def title(self) -> str:
+        """What is run, for people."""
+        return f"target {self.target}"
+
+    @property
+    def label(self) -> str:
+        """What is run, as a part of a file's name."""
+        return self.target.replace(":", "-")
+
+    def declaring(self, *, allow: Iterable[Allow], tp_aware: Iterable[str]) -> Self:
+        """The same with what the target declares of itself."""
+        gate = self.gate.model_copy(
+            update={
+                "allow": (*self.gate.allow, *allow),
+                "tp_aware_ops": tuple(dict.fromkeys((*self.gate.tp_aware_ops, *tp_aware))),
+            }
+        )
+        return self.model_copy(update={"gate": gate})
+
+
+class RunConfig(JobConfig):
+    """A run of the gate on its own block."""
+
+    block: BlockConfig
+    modes: tuple[Mode, ...] = ("C",)
+    train: bool = False
+    """Forward and backward instead of forward only."""
     seed: int = 0
     """Seed of weights and inputs, equal on all ranks."""
     fault: str = ""
     """Known fault to inject (see `tpcompile.faults`), so that the gate must fail; empty for none."""
     fault_rank: int | None = None
     """Rank that gets the fault; None is the last rank."""
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the resolved configuration; all ranks must agree on it."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @property
     def resized_seq_len(self) -> int:
@@ -144,10 +195,31 @@ class RunConfig(Frozen):
             raise ConfigError(f"tp={tp} does not divide {numbers}; sequence_parallel needs multiples of {tp}, set them")
 
 
+J = TypeVar("J", bound=JobConfig)
+
+
 def preset_paths() -> dict[str, Path]:
     """Preset name -> YAML file, from the installed package or the repository's configs/."""
     folders = (_HERE / "configs", _HERE.parent / "configs")
     return {p.stem: p for folder in folders if folder.is_dir() for p in sorted(folder.glob("*.yaml"))}
+
+
+def parse(text: str) -> JobConfig:
+    """The configuration in a `config.json`. Raises ValidationError."""
+    data = json.loads(text)
+    return (TargetConfig if "target" in data else RunConfig).model_validate(data)
+
+
+def load_target(target: str, overrides: Sequence[str] = (), **fields: Any) -> TargetConfig:
+    """The configuration of a target: overrides that begin with `gate.` or `compile.`, all others are its settings.
+
+    Raises ConfigError for a target that is not `package.module:build`, an unknown key or a value out of range.
+    """
+    data: dict[str, Any] = {"preset": target, "target": target, "settings": {}}
+    for override in overrides:
+        section = data if override.startswith(("gate.", "compile.")) else data["settings"]
+        _apply(section, override)
+    return _validated(TargetConfig, data | fields)
 
 
 def load(preset: str, overrides: list[str] | None = None, **fields: Any) -> RunConfig:
@@ -162,11 +234,14 @@ def load(preset: str, overrides: list[str] | None = None, **fields: Any) -> RunC
     data["preset"] = preset
     for override in overrides or []:
         _apply(data, override)
-    data |= fields
+    return _validated(RunConfig, data | fields)
+
+
+def _validated(kind: type[J], data: dict[str, Any]) -> J:
     try:
-        return RunConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(_one_line(kind, error)) from None
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -185,22 +260,22 @@ def _apply(data: dict[str, Any], override: str) -> None:
     data[last] = value
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(kind: type[JobConfig], error: ValidationError) -> str:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         *parents, key = path
         section = ".".join(parents) or "the top level"
-        return f"unknown config key {key!r}; {section} has {', '.join(_keys(parents))}"
+        return f"unknown config key {key!r}; {section} has {', '.join(_keys(kind, parents))}"
     message = first["msg"].removeprefix("Value error, ")
     if path in ([], ["block"]):  # a check over several fields names them itself
         return message
     return f"{'.'.join(path)}={first['input']!r}: {message}"
 
 
-def _keys(parents: list[str]) -> list[str]:
+def _keys(kind: type[JobConfig], parents: list[str]) -> list[str]:
     """Keys of the innermost section on the path."""
-    model: type[BaseModel] = RunConfig
+    model: type[BaseModel] = kind
     for parent in parents:
         field = model.model_fields.get(parent)
         section = field.annotation if field else None

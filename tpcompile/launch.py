@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from tpcompile.choices import Device
-from tpcompile.config import RunConfig
+from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
@@ -28,7 +30,7 @@ from tpcompile.report.progress import Progress
 from tpcompile.report.publish import publish
 from tpcompile.report.show import Amount
 from tpcompile.report.torchrun_output import TorchrunLog
-from tpcompile.request import GateRequest
+from tpcompile.request import GateRequest, RunRequest
 
 _GPU_DIM = 1024
 """Model dim from which on a block is not run on CPU by default."""
@@ -42,7 +44,7 @@ class Plan:
     environ: Mapping[str, str]
     nproc: int
     device: Device
-    config: RunConfig
+    config: JobConfig
     run_dir: Path
     timeout_s: float
 
@@ -63,7 +65,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     if device == "cpu" and resolved.compile.backend == "inductor":
         environ["CXX"] = cxx_compiler(environ)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // nproc)))
-    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.preset}-tp{nproc}"
+    run_dir = request.run_dir or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{resolved.label}-tp{nproc}"
     _claim(run_dir).write_config(resolved.model_dump_json(indent=1))
     return Plan(
         command=tuple(torchrun(nproc, ["-m", "tpcompile.gate", str(run_dir)])),
@@ -74,6 +76,18 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
         run_dir=run_dir,
         timeout_s=request.timeout_s,
     )
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """True in a process that a launcher has started as one rank of a job."""
+    return all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+
+def become_rank(request: GateRequest) -> NoReturn:
+    """Go on in this process as one rank of the job, which imports torch; a target is found from the folder of now."""
+    flags = {field.name: getattr(request, field.name) for field in dataclasses.fields(RunRequest)}
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str)])
 
 
 def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
@@ -267,10 +281,10 @@ def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
     return asked
 
 
-def _check_size(request: GateRequest, device: Device, config: RunConfig) -> None:
+def _check_size(request: GateRequest, device: Device, config: JobConfig) -> None:
     """Refuse a block sized for GPUs where there is none, unless CPU was asked for: it would run for hours."""
     is_by_default = request.device == "auto" and device == "cpu"
-    if is_by_default and config.block.dim >= _GPU_DIM:
+    if is_by_default and isinstance(config, RunConfig) and config.block.dim >= _GPU_DIM:
         size = f"preset {config.preset} (dim {config.block.dim}) is sized for GPUs"
         raise PreflightError(
             f"{size}, and there is no GPU here; use --preset cpu_smoke, or --device cpu for a long run"

@@ -1,4 +1,4 @@
-"""Flags of the gate, each declared once as a field -> the RunConfig that they ask for.
+"""Flags of the gate, each declared once as a field -> the JobConfig that they ask for.
 
 `tpcompile gate` and repro/tp_compile_repro.py make their command lines from these fields. Without pydantic and torch
 until a configuration is loaded: `tpcompile --help` imports this module.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 from tpcompile.choices import ALL_MODES, Device, Mode
 
 if TYPE_CHECKING:
-    from tpcompile.config import RunConfig
+    from tpcompile.config import JobConfig
 
 DEFAULT_PRESETS = {"cpu": "cpu_smoke", "cuda": "wan14b"}
 """Device -> the preset that runs when none is named."""
@@ -37,6 +37,9 @@ class Flag:
 class RunRequest:
     """What one run is asked for, with or without the launcher; `config` replaces None by defaults."""
 
+    target: Annotated[
+        str | None, Flag("--target", "A program of your own instead of the gate's block.", "MODULE:FUNCTION")
+    ] = None
     mode: Annotated[Literal[Mode, "all"], Flag("--mode", "How collectives are issued.")] = "C"
     preset: Annotated[
         str | None, Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")
@@ -44,7 +47,9 @@ class RunRequest:
     layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.")] = None
     train: Annotated[bool, Flag("--train", "Forward and backward.")] = False
     dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.")] = None
-    overrides: Annotated[list[str] | None, Flag("--set", "Any config key; repeatable.", "KEY=VALUE")] = None
+    overrides: Annotated[
+        list[str] | None, Flag("--set", "A config key, or a setting of the target; repeatable.", "KEY=VALUE")
+    ] = None
     run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
@@ -52,10 +57,13 @@ class RunRequest:
     fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
     fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
-    def config(self, device: Device) -> RunConfig:
+    def config(self, device: Device) -> JobConfig:
         """The resolved configuration of a run on `device`, which is not "auto". Raises ConfigError as `config.load`."""
         from tpcompile import config
 
+        if self.target is not None:
+            self._check_target_alone()
+            return config.load_target(self.target, self.overrides or (), device=device)
         overrides = list(self.overrides or ())
         if self.layers is not None:
             overrides.append(f"block.num_layers={self.layers}")
@@ -70,6 +78,15 @@ class RunRequest:
             fault=self.fault,
             fault_rank=self.fault_rank,
         )
+
+    def _check_target_alone(self) -> None:
+        """Raise ConfigError when a flag of the gate's own block is given too."""
+        from tpcompile.errors import ConfigError
+
+        for field, _, flag in flags_of(RunRequest):
+            of_block = field.name in ("mode", "preset", "layers", "train", "dtype", "fault", "fault_rank")
+            if of_block and getattr(self, field.name) != field.default:
+                raise ConfigError(f"{flag.spelling} is for the gate's own block; with --target, use --set")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

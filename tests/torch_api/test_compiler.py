@@ -376,3 +376,20 @@ def test_torchs_own_lines_are_back_whichever_user_ends_first() -> None:
     fx_graph._parse_stack_trace = before
     assert still is not None and still.file == "/app/train.py"
     assert after is before
+
+
+def _refuses(graph: object, inputs: object) -> object:
+    raise RuntimeError("no")
+
+
+def test_an_exception_of_a_compile_says_which_one_and_what_was_traced() -> None:
+    """A backend that raises leaves no lines, an op that cannot be traced does."""
+    torch.compiler.reset()
+    with pytest.raises(Exception) as of_backend:
+        torch.compile(torch.sin, backend=_refuses)(torch.ones(2))
+    assert compat.failed_compile(of_backend.value) == ("0/0", ())
+    with pytest.raises(Exception) as of_op:
+        torch.compile(lambda x: x @ torch.ones(3, 4), backend="eager")(torch.ones(2))
+    (line,) = compat.failed_compile(of_op.value).stack
+    assert "x @ torch.ones(3, 4)" in line.code
+    assert compat.failed_compile(ValueError()) == ("", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,17 +14,26 @@ from tpcompile.request import GateRequest, flags_of
 
 
 def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
-    """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph."""
+    """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
+
+    In a job that torchrun or srun has started (RANK, WORLD_SIZE and MASTER_ADDR are set) and without --nproc, this
+    process is one of the ranks.
+    """
     from tpcompile import launch, logs
+    from tpcompile.errors import ConfigError
     from tpcompile.report import console, show
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
+    request = GateRequest(**options)
+    if request.nproc is None and launch.is_rank(os.environ):
+        if quiet or json:
+            raise ConfigError("-q and --json need a gate that starts its ranks: give --nproc, or read verdict.json")
+        launch.become_rank(request)
     logs.setup(rank=0)
-    plan = launch.plan(GateRequest(**options))
+    plan = launch.plan(request)
     if not (quiet or json):
-        what = f"{plan.nproc} ranks on {plan.device}, preset {plan.config.preset}, run directory {plan.run_dir}"
-        say(what)
+        say(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}")
     raise typer.Exit(launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json)))
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tpcompile.config import RunConfig
+from tpcompile import config
+from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 
@@ -109,12 +110,15 @@ class RunDir:
         """Write the resolved configuration, JSON text."""
         self._write("config.json", text)
 
-    def read_config(self) -> RunConfig:
+    def read_config(self) -> JobConfig:
         """The resolved configuration of the run. Raises ConfigError when it is missing or damaged."""
         path = self.path / "config.json"
         if not path.exists():
             raise ConfigError(f"{self.path} has no config.json; it is not a run directory of the gate")
-        return self._read(RunConfig, path)
+        try:
+            return config.parse(path.read_text())
+        except (ValidationError, json.JSONDecodeError) as error:
+            raise _damaged(path, error) from None
 
     def write_record(self, record: RankRecord) -> None:
         """Write all evidence of one rank."""
@@ -198,7 +202,12 @@ class RunDir:
         try:
             return model.model_validate(data)
         except ValidationError as error:
-            raise ConfigError(f"{path} is damaged: {error.errors()[0]['msg']}") from None
+            raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: ValidationError | json.JSONDecodeError) -> ConfigError:
+    why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.msg
+    return ConfigError(f"{path} is damaged: {why}")
 
 
 def _unwritable(path: Path, error: OSError) -> PreflightError:

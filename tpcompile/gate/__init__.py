@@ -2,6 +2,9 @@
 
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
+target.py     what is run of a program of the user's own
+phases.py     one phase on all ranks; what modes and targets share
+in_rank.py    flags of the gate in a rank that some launcher has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
@@ -13,18 +16,21 @@ status.py     state of this rank, for the other ranks and to be read after a cra
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpcompile.gate.sequence import run
+    from tpcompile.gate.target import Target, TargetContext
 
-__all__ = ["run"]
+__all__ = ["Target", "TargetContext", "run"]
+
+_HOMES = {"Target": "target", "TargetContext": "target", "run": "sequence"}
+"""Name -> the module that has it."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is asked for: checks and replay do without."""
-    if name == "run":
-        from tpcompile.gate.sequence import run
-
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tpcompile.choices import Mode
-from tpcompile.config import RunConfig
+from tpcompile.choices import TARGET, AnyMode
+from tpcompile.config import JobConfig, RunConfig
 from tpcompile.evidence.digests.split_regions import region_check
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
@@ -25,10 +26,12 @@ from tpcompile.evidence.judgement.checks import (
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.measurements import GateFacts, GradientFactor, Schedule, TensorError
+from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
-Judge = Callable[[RunConfig, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
+COMPARED = ("C", TARGET)
+"""Modes in which all ranks must compile the same."""
+Judge = Callable[[Any, Sequence[RankDigest], Sequence[Divergence]], list[Check]]
 
 
 def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
@@ -75,7 +78,7 @@ def mode_b(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     ranks = digests_by_rank(digests)
     return [
         any_compiled("B", ranks),
-        *_one_graph("B", ranks),
+        *_graphs("B", ranks),
         *agreement("B", ranks, divergences),
         _errors(config, ranks, "B", "forward right", only="forward"),
         _gradient_factor(ranks),
@@ -87,10 +90,10 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
     ranks = digests_by_rank(digests)
     return [
         any_compiled("C", ranks),
-        *_one_graph("C", ranks),
+        *_graphs("C", ranks),
         region_check("C", digests, phases=[f"C/{name}" for name in (FIRST, STEADY, RESIZED)]),
-        _steady(config, ranks),
-        *_resized(config, ranks),
+        _steady(config, ranks, "C"),
+        *_resized(ranks, "C", f"{config.block.seq_len} to {config.resized_seq_len} tokens"),
         *agreement("C", ranks, divergences),
         _schedule(ranks),
         _errors(config, ranks, "C", "forward right", only="forward"),
@@ -98,6 +101,30 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _errors(config, ranks, "C", "eager equals compiled", only="eager"),
         tp_aware("C", ranks),
         kept("C", ranks),
+    ]
+
+
+def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
+    """What mode C asks, of a program of the user's own, as far as it declares what is needed."""
+    ranks = digests_by_rank(digests)
+    declared = _facts(ranks).map(lambda facts: facts.declared).first if ranks else Declared()
+    numbers: list[Check] = []
+    if declared.has_reference:
+        numbers.append(_errors(config, ranks, TARGET, "forward right", only="forward"))
+        numbers.append(_errors(config, ranks, TARGET, "eager equals compiled", only="eager"))
+    else:
+        why = "no reference is declared: the numbers were not compared"
+        numbers.append(_not_made(TARGET, "forward right", Status.SKIPPED, "a reference", why))
+    return [
+        any_compiled(TARGET, ranks),
+        *_graphs(TARGET, ranks, expected=declared.num_graphs),
+        region_check(TARGET, digests, phases=[f"{TARGET}/{name}" for name in (FIRST, STEADY, RESIZED)]),
+        _steady(config, ranks, TARGET),
+        *(_resized(ranks, TARGET, "as declared") if declared.has_resized else ()),
+        *agreement(TARGET, ranks, divergences),
+        *numbers,
+        tp_aware(TARGET, ranks),
+        kept(TARGET, ranks),
     ]
 
 
@@ -129,14 +156,19 @@ def _reasons(ranks: Ranks, phase: str) -> list[str]:
     ]
 
 
-def _one_graph(mode: str, ranks: Ranks) -> list[Check]:
+def _graphs(mode: str, ranks: Ranks, *, expected: int | None = 1) -> list[Check]:
+    """As many graphs as expected, None for any number, and no breaks."""
     phase = f"{mode}/{FIRST}"
     graphs = ranks.map(lambda digest: num_graphs(digest, phase))
-    bad = graphs.where(lambda count: count != 1)
-    return [
-        make_check(mode, "one graph", bad, "1 graph on every rank", values_text(graphs)),
-        no_breaks(mode, "", phase, ranks, id=CheckId.UNBROKEN),
-    ]
+    counted: list[Check] = []
+    if expected is not None:
+        bad = graphs.where(lambda count: count != expected)
+        name, asked = "one graph", "1 graph on every rank"
+        if expected != 1:
+            name, asked = "number of graphs", f"{expected} graphs on every rank"
+        counted.append(make_check(mode, name, bad, asked, values_text(graphs)))
+    breaks = no_breaks(mode, "", phase, ranks, frames=expected == 1, id=CheckId.UNBROKEN)
+    return [*counted, breaks]
 
 
 def _gradient_factor(ranks: Ranks) -> Check:
@@ -157,12 +189,12 @@ def _gradient_factor(ranks: Ranks) -> Check:
     )
 
 
-def _steady(config: RunConfig, ranks: Ranks) -> Check:
-    phase, steady_calls = f"C/{STEADY}", config.gate.steady_calls
+def _steady(config: JobConfig, ranks: Ranks, mode: AnyMode) -> Check:
+    phase, steady_calls = f"{mode}/{STEADY}", config.gate.steady_calls
     compiles = ranks.map(lambda digest: digest.counters_of(phase).frames + num_graphs(digest, phase))
     calls = ranks.map(lambda digest: digest.counters_of(phase).calls)
     return make_check(
-        "C",
+        mode,
         "recompiles in steady calls",
         [*compiles.where(bool), *calls.where(lambda count: count != steady_calls)],
         f"0 compiles in {steady_calls} calls",
@@ -171,8 +203,8 @@ def _steady(config: RunConfig, ranks: Ranks) -> Check:
     )
 
 
-def _resized(config: RunConfig, ranks: Ranks) -> list[Check]:
-    phase = f"C/{RESIZED}"
+def _resized(ranks: Ranks, mode: AnyMode, change: str) -> list[Check]:
+    phase = f"{mode}/{RESIZED}"
     graphs = ranks.map(lambda digest: num_graphs(digest, phase))
     usual = _usual(graphs)
     never = ranks.where(lambda digest: digest.counters_of(phase).calls == 0).ranks
@@ -180,14 +212,14 @@ def _resized(config: RunConfig, ranks: Ranks) -> list[Check]:
     never_called = f"; never called on {named_ranks(never)}" if never else ""
     return [
         make_check(
-            "C",
+            mode,
             "one recompile at most when the length changes",
             [*odd, *never],
-            f"at most 1 compile, on all ranks ({config.block.seq_len} to {config.resized_seq_len} tokens)",
+            f"at most 1 compile, on all ranks ({change})",
             f"{values_text(graphs, 'compile')}{never_called}",
             on_failure=_reasons(ranks, phase),
         ),
-        no_breaks("C", "graph breaks after the change", phase, ranks),
+        no_breaks(mode, "graph breaks after the change", phase, ranks),
     ]
 
 
@@ -226,10 +258,12 @@ class _Measured(NamedTuple):
         """All that is known of it."""
         error = self.error
         at = f"{error.what} on rank {self.rank}"
+        if not math.isfinite(error.ratio):
+            return f"worst not finite: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
         return f"worst {error.ratio:.2f}x: {at} ({error.error:.2e} against {error.single:.2e} on one device)"
 
 
-def _errors(config: RunConfig, ranks: Ranks, mode: Mode, name: str, *, only: str) -> Check:
+def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: str) -> Check:
     """Worst error over ranks and tensors, as a multiple of the single-device error in the same dtype."""
     limit = config.gate.error_ratio
     facts = _facts(ranks)
@@ -252,4 +286,4 @@ def _errors(config: RunConfig, ranks: Ranks, mode: Mode, name: str, *, only: str
     return make_check(mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details)
 
 
-MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c}
+MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

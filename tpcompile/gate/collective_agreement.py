@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tpcompile.config import RunConfig
+from tpcompile.config import JobConfig
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.digests.digest import frame_name, layer_items
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.differing_items import first_difference
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
-from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.gate.checks import STEADY
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.gate.checks import COMPARED, STEADY
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks.exchange import Exchange, Fetch, Side
 from tpcompile.ranks.store import RankStore
@@ -26,26 +26,47 @@ from tpcompile.ranks.store import RankStore
 _SAME = "the same collectives on every rank"
 
 
-class Agreement:
-    """Compares the collectives of the n-th compile of a phase of mode C that has any, across ranks."""
+class _InPhase:
+    """The status of other ranks; one that has left the phase compiles nothing more in it."""
 
-    def __init__(self, store: RankStore, config: RunConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
+    def __init__(self, board: StatusBoard, phase: str) -> None:
+        self._board, self._phase = board, phase
+
+    def last_seen(self, rank: int) -> str:
+        """The last state that a rank published."""
+        return self._board.last_seen(rank)
+
+    def is_gone(self, rank: int) -> bool:
+        """True when it is dead, or in a different phase."""
+        return self._board.is_gone(rank) or self._board.has_left(rank, self._phase)
+
+
+class Agreement:
+    """Compares the collectives of the n-th compile of a phase that has any, across ranks; of mode C and of a target."""
+
+    def __init__(self, store: RankStore, config: JobConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
         self._last: tuple[tuple[str, ...], ...] | None = None
         self.phase = ""
         self.mode = ""
+        self.members: Sequence[int] = range(store.world_size)
+        """Ranks that must compile the same as this one."""
+
+    @property
+    def _is_steady(self) -> bool:
+        return self.phase == f"{self.mode}/{STEADY}"
 
     def on_compile(self, compile_: CompileRecord) -> None:
         """Called on every rank after a compile of a frame, before the new code runs."""
-        if self.mode != "C" or self._store.world_size == 1:
+        if self.mode not in COMPARED or len(self.members) == 1:
             return
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
             return  # no rank can hang in it; if only one rank has it, the verdict says so
         keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
-        if self.phase == f"C/{STEADY}" and unchanged:
+        if self._is_steady and unchanged:
             return  # a recompile that other ranks may not share, but one that cannot hang them
         check = self._compare(compile_, items)
         if check is not None:
@@ -57,11 +78,12 @@ class Agreement:
         They are small, so that they travel whole and no rank is asked for details.
         """
         self._counts[self.phase] += 1
-        store = self._store.under(f"compile/{self.phase}/{self._counts[self.phase]}")
+        store = self._store.under(f"compile/{self.phase}/of {ranks_text(self.members)}/{self._counts[self.phase]}")
         digest = [item.model_dump(mode="json") for item in mine]
         side = Side(digest, answer=lambda question: None, judge=partial(self._judge, compile_))
-        ranks, timeout_s = range(store.world_size), self._config.gate.store_timeout_s
-        verdict = Exchange(store, ranks, others=self._board, timeout_s=timeout_s).verdict(side)
+        others = _InPhase(self._board, self.phase)
+        timeout_s = self._config.gate.store_timeout_s
+        verdict = Exchange(store, self.members, others=others, timeout_s=timeout_s).verdict(side)
         if verdict is None:
             return self._check(_SAME, "the rank that compares them stopped responding", compile_, ranks=())
         return first(verdict.checks)
@@ -74,7 +96,7 @@ class Agreement:
         odd = issued.unlike_most(_keys)
         check = None
         if absent:
-            check = self._not_on_all(compile_, issued.ranks, absent)
+            check = self._not_on_all(compile_, issued, absent)
         elif odd:
             check = self._differ(compile_, issued, odd)
         return Verdict(
@@ -85,18 +107,23 @@ class Agreement:
             checks=() if check is None else (check,),
         )
 
-    def _not_on_all(self, compile_: CompileRecord, ranks: Sequence[int], absent: Mapping[int, str]) -> Check:
+    def _not_on_all(
+        self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], absent: Mapping[int, str]
+    ) -> Check:
         """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others."""
         late = sorted(absent)
-        is_steady = self.phase == f"C/{STEADY}"
-        new = " with different collectives than before" if is_steady else ""
-        return self._check(
-            f"all ranks compile {frame_name(compile_)} in phase {self.phase}",
-            f"{named_ranks(ranks)} compiled it{new}, {named_ranks(late)} did not compile it within "
-            f"{self._config.gate.store_timeout_s:g} s ({_seen(absent)})",
+        new = ", not as in the calls before" if self._is_steady else ""
+        has_left = all(self._board.has_left(rank, self.phase) for rank in late)
+        until = "before they left the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
+        item = issued.first[0]
+        check = self._check(
+            f"all ranks compile the collectives of {frame_name(compile_)} in phase {self.phase}",
+            f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
+            f"{named_ranks(late)} compiled none {until} ({_seen(absent)})",
             compile_,
-            ranks=ranks if is_steady else late,
+            ranks=issued.ranks if self._is_steady else late,
         )
+        return check.model_copy(update={"line": item.line or check.line})
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
         """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
@@ -125,7 +152,7 @@ class Agreement:
     def _check(self, expected: str, observed: str, compile_: CompileRecord, *, ranks: Sequence[int]) -> Check:
         return Check(
             id=CheckId.AGREED,
-            mode="C",
+            mode=self.mode,
             status=Status.FAIL,
             expected=expected,
             observed=observed,

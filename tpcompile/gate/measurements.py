@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, Self
 
-from tpcompile.choices import Mode
+from tpcompile.choices import AnyMode
 from tpcompile.evidence.records.base import Frozen
 
 
 class TensorError(Frozen):
     """Error of one tensor against float64, and that of the same tensor on a single device in the same dtype."""
 
-    mode: Mode
+    mode: AnyMode
     what: str
     """`forward NAME`, `grad NAME`, or `eager ...` for the distance between eager and compiled."""
     error: float
@@ -71,24 +71,33 @@ class Schedule(Frozen):
         return f"{num_compiled} instead of {num_declared}; extra #{num_declared} {self.compiled[num_declared]}"
 
 
+class Declared(Frozen):
+    """What a target declared of itself."""
+
+    num_graphs: int | None = 1
+    has_resized: bool = False
+    has_reference: bool = False
+
+
 class GateFacts(Frozen):
     """All measurements of a rank; what was not measured has its default."""
 
     breaks: GraphBreaks = GraphBreaks()
     gradient_factor: GradientFactor = GradientFactor()
     schedule: Schedule = Schedule()
+    declared: Declared = Declared()
     errors: tuple[TensorError, ...] = ()
     first_wrong: str = ""
     """The module in which a wrong output begins."""
-    median_ms: dict[Mode, float] = {}
+    median_ms: dict[AnyMode, float] = {}
     """Mode -> median of its steady calls, in ms."""
 
-    def errors_in(self, mode: Mode, what: str = "") -> list[TensorError]:
+    def errors_in(self, mode: AnyMode, what: str = "") -> list[TensorError]:
         """Errors of one mode, of tensors whose name begins so."""
         of_mode = [error for error in self.errors if error.mode == mode]
         return [error for error in of_mode if error.what.startswith(what)]
 
-    def with_errors(self, mode: Mode, errors: dict[str, dict[str, float]]) -> Self:
+    def with_errors(self, mode: AnyMode, errors: dict[str, dict[str, float]]) -> Self:
         """With errors as `tpcompile.numerics` gives them, by name."""
         found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
         return self.changed(errors=(*self.errors, *found))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +17,29 @@ from tpcompile.choices import Mode
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives, TpComm
 from tpcompile.config import RunConfig
 from tpcompile.fastpath import Selection, tp_region
-from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
+from tpcompile.faults.injected import Fault, FaultContext
 from tpcompile.gate.checks import FIRST, RESIZED, STEADY
-from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule
+from tpcompile.gate.measurements import GradientFactor, GraphBreaks, Schedule
+from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.reference import Result, StackReference, build, call_once
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths
 from tpcompile.numerics.counting import collective_text
-from tpcompile.recording import CaptureSession
-
-_RESIZED_CALLS = 3
 
 
 @dataclass
-class Run:
+class Run(Phases):
     """What every mode gets from the run, and the facts that it measures."""
 
     config: RunConfig
-    device: torch.device
     group: dist.ProcessGroup
-    session: CaptureSession
     reference: StackReference
     fault: Fault
     context: FaultContext
-    begin: Callable[[str, str], None]
-    """Called at the start of a phase with its name and what it does: status, deadline."""
-    arrive: Callable[[str], None]
-    """Waits until all ranks are at that phase."""
-    any_rank: Callable[[str, bool], bool]
-    """(question, this rank's answer) -> true when any rank answers with True; waits for the answers of all ranks."""
-    facts: GateFacts = field(default_factory=GateFacts)
 
-    @contextmanager
-    def phase(self, name: str, doing: str, *, fault: Fault = NO_FAULT) -> Iterator[None]:
-        """One phase of the run on all ranks."""
-        self.begin(name, doing)
-        fault.phase(name, self.context)
-        self.arrive(name)
-        with self.session.phase(name):
-            yield
-
-    def compile(self, program: Any) -> Any:
-        """torch.compile as configured; breaks are allowed so that they can be reported."""
-        settings = self.config.compile
-        return torch.compile(program, backend=settings.backend, dynamic=settings.dynamic)
+    def faulty(self, name: str) -> Callable[[], object]:
+        """What the injected fault does ahead of a phase."""
+        return lambda: self.fault.phase(name, self.context)
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
         """One call of the program, with a backward pass when training."""
@@ -74,8 +50,7 @@ class Run:
         self.session.count_call()
         with tp_region(self.group.size()):
             result = call_once(self.reference, program, stack, inputs)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.finish_device()
         return result
 
     def build(self, comm: TpComm) -> TransformerStack:
@@ -90,17 +65,10 @@ class Run:
         selection = Selection(self.group, ask_table=wanted == "measured", timeout_s=self.config.gate.store_timeout_s)
         use_fast_paths(stack, selection, batch=block.batch, seq_len=block.seq_len, train=self.config.train)
 
-    def steady(self, mode: Mode, program: Any, stack: TransformerStack, *, fault: Fault = NO_FAULT) -> None:
-        """The steady calls: nothing may compile; their median time is a fact."""
-        times_ms = []
-        with self.phase(f"{mode}/{STEADY}", f"{self.config.gate.steady_calls} calls", fault=fault):
-            inputs = self.reference.inputs()
-            for _ in range(self.config.gate.steady_calls):
-                start = time.perf_counter()
-                self.call_with(program, stack, inputs)
-                times_ms.append((time.perf_counter() - start) * 1e3)
-        median_ms = round(statistics.median(times_ms), 4)
-        self.facts = self.facts.changed(median_ms=self.facts.median_ms | {mode: median_ms})
+    def steady_calls(self, mode: Mode, program: Any, stack: TransformerStack, **options: Any) -> None:
+        """The steady calls of a mode, all on the same inputs."""
+        inputs = self.reference.inputs()
+        self.steady(mode, lambda: self.call_with(program, stack, inputs), **options)
 
 
 def mode_c(run: Run) -> None:
@@ -110,12 +78,12 @@ def mode_c(run: Run) -> None:
     run.choose_fast_paths(stack)
     program = fault.program(stack, context)
     compiled = fault.compile(program, context, run.compile)
-    with run.phase(f"C/{FIRST}", "compile and run", fault=fault):
+    with run.phase(f"C/{FIRST}", "compile and run", before=run.faulty(f"C/{FIRST}")):
         first = run.call(compiled, stack)
     _keep_errors(run, "C", stack, first)
-    run.steady("C", compiled, stack, fault=fault)
-    with run.phase(f"C/{RESIZED}", f"{config.resized_seq_len} tokens", fault=fault):
-        for _ in range(_RESIZED_CALLS):
+    run.steady_calls("C", compiled, stack, before=run.faulty(f"C/{STEADY}"))
+    with run.phase(f"C/{RESIZED}", f"{config.resized_seq_len} tokens", before=run.faulty(f"C/{RESIZED}")):
+        for _ in range(RESIZED_CALLS):
             run.call(compiled, stack, config.resized_seq_len)
     with run.phase("C/eager", "the same without compile"):
         eager = run.call(program, stack)
@@ -133,7 +101,7 @@ def mode_b(run: Run) -> None:
     with run.phase(f"B/{FIRST}", "compile and run"):
         first = run.call(compiled, stack)
     _keep_errors(run, "B", stack, first, only_forward=True)
-    run.steady("B", compiled, stack)
+    run.steady_calls("B", compiled, stack)
     with run.phase("B/gradient", "gradient of an in-place all_reduce"):
         eager = _gradient_factor(_in_place_sum(run.group), run.device)
         traced = torch.compile(_in_place_sum(run.group), backend="aot_eager")
@@ -162,7 +130,7 @@ def mode_a(run: Run) -> None:
         regions_per_forward=sum(c.entered for c in run.session.region_counts() if c.phase == "A/count"),
     )
     run.facts = run.facts.changed(breaks=found)
-    run.steady("A", compiled, stack)
+    run.steady_calls("A", compiled, stack)
 
 
 MODES: dict[Mode, Callable[[Run], None]] = {"A": mode_a, "B": mode_b, "C": mode_c}

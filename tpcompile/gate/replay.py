@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.config import RunConfig
+from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement import checks
@@ -20,23 +20,23 @@ from tpcompile.evidence.judgement.verdict import (
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.gate.checks import MODES, RESIZED, timings
+from tpcompile.gate.checks import COMPARED, MODES, RESIZED, timings
 
 _LOST = frozenset({CheckId.ALIVE, CheckId.REPORTED, CheckId.ARRIVED})
 """Checks that name ranks which are gone, with what was known of their processes."""
 
 
-def gate_rules(config: RunConfig) -> Rules:
+def gate_rules(config: JobConfig) -> Rules:
     """The checks of the configured modes of the gate."""
 
     def judge(digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
         return [check for mode in config.modes for check in MODES[mode](config, digests, divergences)]
 
     allowed = [(a.layer, a.contains, a.reason) for a in config.gate.allow]
+    compared = tuple(mode for mode in config.modes if mode in COMPARED)
     return Rules(
         judge, config.gate.store_timeout_s, allowed, preset=config.preset, modes=config.modes, taint=config.gate.taint,
-        timings=timings, taint_modes=tuple(mode for mode in config.modes if mode == "C"),
-        expected_recompiles=(f"C/{RESIZED}",),
+        timings=timings, taint_modes=compared, expected_recompiles=tuple(f"{mode}/{RESIZED}" for mode in compared),
     )  # fmt: skip
 
 

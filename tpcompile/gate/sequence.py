@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from loguru import logger
@@ -18,20 +19,25 @@ from rich.console import Console
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile import logs
-from tpcompile.config import RunConfig
+from tpcompile.choices import TARGET
+from tpcompile.config import Allow, JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.lines import innermost
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
-from tpcompile.faults.injected import Fault, FaultContext
+from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.collective_agreement import Agreement
 from tpcompile.gate.modes import MODES, Run
+from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
+from tpcompile.gate.target import TargetContext, TargetError, find, target_of
+from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
+from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.mesh import mesh_roles
@@ -39,12 +45,13 @@ from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
 from tpcompile.report.publish import publish
+from tpcompile.torch_api.compiler import failed_compile
 
 _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
 
 
-def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = False) -> ExitCode:
+def run(config: JobConfig, *, run_dir: Path | str | None = None, quiet: bool = False) -> ExitCode:
     """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
 
     Writes records, verdict and reports to `run_dir` before it returns, by default a new directory under runs/; one
@@ -57,7 +64,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
     try:
         env = rank_env()
         config.check_tp(env.world_size)
-        fault = injected.find(config.fault)
+        fault, faulty_rank = _fault(config)
         device = choose_device(config.device, env)
         if fault.needs_gpu and device.type != "cuda" and device_kind() != "interpreter":
             raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")
@@ -67,7 +74,7 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
         return _refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
         return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
-    target = env.world_size - 1 if config.fault_rank is None else config.fault_rank
+    target = env.world_size - 1 if faulty_rank is None else faulty_rank
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
     limits = {"timeout_s": config.gate.phase_timeout_s, "start_timeout_s": config.gate.store_timeout_s}
@@ -85,9 +92,14 @@ def run(config: RunConfig, *, run_dir: Path | str | None = None, quiet: bool = F
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
 
 
-def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> RunDir:
+def _fault(config: JobConfig) -> tuple[Fault, int | None]:
+    """The fault to inject and its rank; faults are known of the gate's own block only."""
+    return (injected.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
+
+
+def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
     """The run directory all ranks agree on: the first rank here checks that it is free, before any rank writes."""
-    name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.preset}-tp{store.world_size}"
+    name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.label}-tp{store.world_size}"
     agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
     if agreed["taken"]:
         raise DirectoryTakenError(agreed["path"])
@@ -95,7 +107,7 @@ def _claim(run_dir: Path | str | None, config: RunConfig, store: RankStore) -> R
 
 
 def _refuse(
-    error: TpCompileError, config: RunConfig, run_dir: Path | str | None, *, rank: int, quiet: bool
+    error: TpCompileError, config: JobConfig, run_dir: Path | str | None, *, rank: int, quiet: bool
 ) -> ExitCode:
     """A run that cannot start: one line, and a verdict for the launcher when the directory can hold one."""
     check = Check(
@@ -117,7 +129,7 @@ def _refuse(
 class _Gate:
     """One rank's run."""
 
-    def __init__(self, config: RunConfig, env: RankEnv, directory: RunDir, *, prefix: str, quiet: bool) -> None:
+    def __init__(self, config: JobConfig, env: RankEnv, directory: RunDir, *, prefix: str, quiet: bool) -> None:
         self.config, self.env, self.directory, self.quiet = config, env, directory, quiet
         place = {"rank": env.rank, "world_size": env.world_size}
         self.store = RankStore.connect(prefix, **place)
@@ -126,35 +138,70 @@ class _Gate:
         self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1])
         self.agreement = Agreement(RankStore.connect(prefix, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
-        self.run_: Run | None = None
+        self.phases: Phases | None = None
+        self.domain: Domain | None = None
+        """The ranks that must agree with this one; None is all of them."""
 
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""
         self.board.enter("start")
-        if self.env.rank == 0:
-            self.directory.write_config(self.config.model_dump_json(indent=1))
-            self.directory.write_run(self.run_facts(device))
+        self.write_config(device)
         try:
             with ExitStack() as stack:
                 # One group serves the block, the roles and the declared collectives. It is the default group, but for
                 # CPUs of a machine with GPUs: there torch makes another one for a mesh over all ranks.
                 mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
                 self.session = stack.enter_context(self.new_session(mesh, fault, context))
-                reference = StackReference(
-                    self.config.block, seed=self.config.seed, device=device, train=self.config.train
-                )
-                self.run_ = Run(
-                    self.config, device, mesh.get_group("tp"), self.session, reference, fault, context,
-                    begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
-                )  # fmt: skip
-                for mode in self.config.modes:
-                    self.session.reset_compiler()
-                    self.agreement.mode = mode
-                    MODES[mode](self.run_)
-                    free(device)
+                if isinstance(self.config, TargetConfig):
+                    self.run_target(self.config, device, mesh, self.session)
+                elif isinstance(self.config, RunConfig):
+                    self.run_block(self.config, device, mesh, self.session, fault, context)
+        except TargetError as error:
+            self.watch.stop()
+            return _refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.quiet)
         except Exception as error:  # any failure of any rank must end in a verdict on all of them
             self.watch.end(self.failure(error))
         return self.finish()
+
+    def run_block(
+        self, config: RunConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession,
+        fault: Fault, context: FaultContext,
+    ) -> None:  # fmt: skip
+        """The modes of the gate's own block, in order."""
+        reference = StackReference(config.block, seed=config.seed, device=device, train=config.train)
+        self.phases = run = Run(
+            config=config, device=device, session=session, group=mesh.get_group("tp"), reference=reference,
+            fault=fault, context=context, begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+        )  # fmt: skip
+        for mode in config.modes:
+            session.reset_compiler()
+            self.agreement.mode = mode
+            MODES[mode](run)
+            free(device)
+
+    def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
+        """A program of the user's own: built under the watch, then run phase by phase."""
+        self.begin_phase("target/build", f"build {config.target}")
+        rank, world_size = self.env.rank, self.env.world_size
+        context = TargetContext(rank=rank, world_size=world_size, device=device, mesh=mesh, settings=config.settings)
+        target = target_of(config, find(config)(context))
+        self.domain = domain = target.domain(mesh)
+        session.know_groups(domain.roles or {})
+        allow = [Allow(layer=layer, contains=text, reason=reason) for layer, text, reason in target.allowed]
+        self.config = config = config.declaring(allow=allow, tp_aware=target.tp_aware)
+        self.write_config(device)
+        self.agreement.members, self.agreement.mode = domain.members, TARGET
+        self.phases = Phases(
+            config=config, device=device, session=session,
+            begin=self.begin_phase, arrive=self.arrive, any_rank=self.any_rank,
+        )  # fmt: skip
+        run_target(self.phases, target, tp_size=len(domain.members))
+
+    def write_config(self, device: torch.device) -> None:
+        """What this run is, from rank 0."""
+        if self.env.rank == 0:
+            self.directory.write_config(self.config.model_dump_json(indent=1))
+            self.directory.write_run(self.run_facts(device))
 
     def new_session(self, mesh: DeviceMesh, fault: Fault, context: FaultContext) -> CaptureSession:
         """A capture session that knows the mesh and compares every compile before its code runs."""
@@ -206,11 +253,16 @@ class _Gate:
     def record(self) -> RankRecord:
         """All evidence of this rank so far."""
         assert self.session is not None, "no session yet"
+        place: dict[str, Any] = {}
+        if self.domain is not None:
+            members = len(self.domain.members)
+            place = {"domain": self.domain.name, "coordinate": self.domain.coordinate, "tp_size": members}
         return self.session.record(
             rank=self.env.rank,
             world_size=self.env.world_size,
             tp_aware=self.config.gate.tp_aware_ops,
-            facts=self.run_.facts.model_dump(mode="json") if self.run_ else {},
+            facts=self.phases.facts.model_dump(mode="json") if self.phases else {},
+            **place,
         )
 
     def finish(self) -> ExitCode:
@@ -250,6 +302,15 @@ class _Gate:
             publish(verdict, self.directory, Console(), os.environ)
         return ExitCode(verdict.exit_code)
 
+    def line_of(self, error: Exception) -> UserLine | None:
+        """The line that was being compiled; else the user's innermost line in the traceback, or the innermost line."""
+        failed = failed_compile(error)
+        if failed.stack:
+            return innermost(failed.stack)
+        if failed.compile_id and self.session is not None:
+            return self.session.compile(failed.compile_id).line
+        return innermost(_traceback_of(error))
+
     def failure(self, error: Exception) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
         logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
@@ -261,15 +322,11 @@ class _Gate:
             expected="no exception",
             observed=f"{type(error).__name__} in phase {self.board.phase}: {lines[0]}",
             details=tuple(lines[1:12]),
-            line=_line_of(error),
+            line=self.line_of(error),
             ranks=(self.env.rank,),
         )
 
 
-def _line_of(error: Exception) -> UserLine | None:
-    """The user's innermost line in the traceback; where no line is the user's, the innermost line."""
+def _traceback_of(error: Exception) -> list[UserLine]:
     frames = traceback.extract_tb(error.__traceback__)
-    stack = [
-        UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames
-    ]
-    return innermost(stack)
+    return [UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames]

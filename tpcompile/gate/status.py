@@ -48,6 +48,11 @@ class StatusBoard:
         status = self._store.peek(f"status/{rank}")
         return status is not None and process_state(status["pid"], status["namespace"]) == "dead"
 
+    def has_left(self, rank: int, phase: str) -> bool:
+        """True when the last phase that a rank published is a different one."""
+        status = self._store.peek(f"status/{rank}")
+        return status is not None and status["phase"] != phase
+
     def _publish(self, state: str, error: str = "") -> None:
         status = RankStatus(
             rank=self._store.rank,

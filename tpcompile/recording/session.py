@@ -128,6 +128,10 @@ class CaptureSession:
             self._counted[self._current, key] += count - self._last_counters.get(key, count)
         self._last_counters = now
 
+    def know_groups(self, roles: Mapping[str, str]) -> None:
+        """Roles of groups that were made after the session was: process-group name -> role."""
+        self._given_roles.update(roles)
+
     def reset_compiler(self) -> None:
         """Call `torch.compiler.reset()` and register the compile callbacks again, which it drops."""
         self._callbacks.close()

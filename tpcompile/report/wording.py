@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, Divergence, Item, UserLine, Verdict, ranks_of
 from tpcompile.evidence.records.causes import Cause
@@ -101,7 +102,9 @@ def by_mode(verdict: Verdict) -> dict[str, list[Check]]:
 
 def mode_title(mode: str) -> str:
     """Heading of one mode's checks."""
-    return f"mode {mode}" if mode else "run"
+    if not mode:
+        return "run"
+    return mode if mode == TARGET else f"mode {mode}"
 
 
 def outcome(verdict: Verdict) -> str:
@@ -112,6 +115,7 @@ def outcome(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> str:
     """What was run: preset, modes, ranks."""
-    mode = f"mode {' '.join(verdict.modes)}" if verdict.modes else ""
+    modes = " ".join(verdict.modes)
+    mode = f"mode {modes}" if modes and modes != TARGET else ""
     parts = [verdict.preset, mode, num_ranks(verdict.world_size)]
     return plain(", ".join(part for part in parts if part))

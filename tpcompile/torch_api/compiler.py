@@ -353,3 +353,19 @@ def _triton_version() -> str:
     except ImportError:
         return "none"
     return str(triton.__version__)
+
+
+class FailedCompile(NamedTuple):
+    """What an exception says of the compile that raised it."""
+
+    compile_id: str
+    """Empty when no compile raised it."""
+    stack: tuple[UserLine, ...]
+    """The lines that Dynamo was tracing; empty where a backend raised it."""
+
+
+def failed_compile(error: BaseException) -> FailedCompile:
+    """What Dynamo notes on an exception that leaves a compile."""
+    frames = getattr(error, "real_stack", None) or ()
+    stack = [UserLine(file=f.filename, line=f.lineno or 0, function=f.name, code=f.line or "") for f in frames]
+    return FailedCompile(str(getattr(error, "compile_id", None) or ""), tuple(stack))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tpcompile.choices import TARGET
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.comparison.compare import Allowed, Fetch, compare, equal_groups
 from tpcompile.evidence.compiles.normalised import hidden_check
@@ -156,7 +157,8 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
 
 
 def _passed(rules: Rules, digests: Sequence[RankDigest], found: Sequence[Check]) -> str:
-    where = f" in mode {'+'.join(rules.modes)}" if rules.modes else ""
+    modes = "+".join(rules.modes)
+    where = f" in mode {modes}" if modes and modes != TARGET else ""
     passed = f"{lead.num_passed(found)} checks passed"
     if len(digests) == 1:
         return f"1 rank passes{where}; {passed}; nothing between ranks was compared"

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 4
 class Frozen(BaseModel):
     """Immutable record; an unknown key, a typo or a field of a newer schema, is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")  # "NaN": JSON has no such number
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Sorted JSON: equal records give equal text."""

@@ -1,0 +1,187 @@
+"""`--target MODULE:FUNCTION`: programs of users through the gate; faults in them are named with the user's line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.forked import PYTHONPATH, run_python, torchrun
+from tests.gate.runs import AOT, GateRun, compare_offline, run_gate
+from tpcompile.errors import ExitCode
+from tpcompile.evidence.records import Check, Status
+from tpcompile.evidence.rundir import RunDir
+
+OWN = Path(__file__).with_name("own.py")
+pytestmark = pytest.mark.timeout(300)
+
+
+def gate(run_dir: Path, target: str, *settings: str, nproc: int = 2) -> GateRun:
+    sets = [part for setting in (*AOT, *settings) for part in ("--set", setting)]
+    return run_gate(run_dir, "--target", target, *sets, nproc=nproc)
+
+
+def checks_of(run: GateRun) -> dict[str, Check]:
+    return {check.name: check for check in run.judged.checks}
+
+
+def line_of(mark: str) -> int:
+    """The first line of own.py that ends with this comment."""
+    return next(number for number, text in enumerate(OWN.read_text().splitlines(), 1) if text.endswith(f"# {mark}"))
+
+
+@pytest.mark.parametrize("style", ["functional", "planned"])
+def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", f"tests.gate.own:{style}")
+    assert run.exit_code == 0, run.judged.summary
+    assert "mode" not in run.judged.summary
+    found = checks_of(run)
+    asked = ["one graph", "recompiles in steady calls", "forward right", "eager equals compiled"]
+    if style == "functional":  # a plan cannot be compiled with a dynamic length on torch 2.13
+        asked.append("graph breaks after the change")
+    assert {found[name].status for name in asked} == {Status.PASS}
+    assert compare_offline(run.run_dir)[0] == 0
+
+
+LINES = {"constant": "constant", "break": "break", "dtype": "dtype", "layout": "layout", "missing": "collective"}
+
+
+@pytest.mark.parametrize("fault", LINES)
+def test_a_fault_is_named_with_the_line_of_the_user(fault: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:functional", f"fault={fault}")
+    assert run.exit_code == 1
+    named = [d.line for d in run.judged.divergences if d.is_red] + [c.line for c in run.failed().values()]
+    lines = {line.line for line in named if line is not None and line.file.endswith("own.py")}
+    assert line_of(LINES[fault]) in lines, run.judged.summary
+    code, text = compare_offline(run.run_dir)
+    assert code == 1 and f"own.py:{line_of(LINES[fault])}" in text
+
+
+def test_a_missing_collective_ends_the_run_before_it_hangs(tmp_path: Path) -> None:
+    """Long before gate.store_timeout_s: the rank without it has left the phase."""
+    check = gate(tmp_path / "run", "tests.gate.own:functional", "fault=missing").failed()[
+        "same collectives before they run"
+    ]
+    assert "rank 0 compiled all_reduce(" in check.observed
+    assert "rank 1 compiled none before they left the phase" in check.observed
+    assert check.ranks == (1,)
+
+
+@pytest.mark.parametrize("fault", ["constant", "break", "dtype", "layout"])
+def test_under_a_plan_too(fault: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:planned", f"fault={fault}")
+    line = line_of({"layout": "plan"}.get(fault, fault))
+    assert run.exit_code == 1 and f"own.py:{line}" in compare_offline(run.run_dir)[1]
+
+
+def test_a_rank_that_hangs_while_it_builds_is_named(tmp_path: Path) -> None:
+    """Rank 0 distributes a weight that the plan of rank 1 leaves out."""
+    run = gate(tmp_path / "run", "tests.gate.own:planned", "fault=missing", "gate.store_timeout_s=8")
+    assert "rank 0 did not arrive (rank 0 last seen running in phase target/build" in run.judged.summary
+
+
+def test_an_exception_of_the_compiler_is_named_with_the_line_of_the_user(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=raises")
+    (check,) = run.failed().values()
+    assert "BackendCompilerFailed in phase target/first" in check.observed and "all_reduce backward" in check.details[0]
+    assert check.line is not None and check.line.file.endswith("own.py") and check.line.function == "forward"
+
+
+def test_wrong_numbers_on_all_ranks_alike_are_red(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=wrong")
+    assert set(run.failed()) == {"forward right"}
+
+
+def test_a_train_step_is_compared_with_one_device(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:trained")
+    assert run.exit_code == 0, run.judged.summary
+    wrong = gate(tmp_path / "wrong", "tests.gate.own:trained", "fault=no copy")
+    (check,) = wrong.failed().values()
+    assert check.name == "forward right" and "gradient" in check.observed  # that of each rank's shard alone
+
+
+def test_groups_of_an_axis_are_compared_apart(tmp_path: Path) -> None:
+    healthy = gate(tmp_path / "healthy", "tests.gate.own:two_axes", nproc=4)
+    assert healthy.exit_code == 0, healthy.judged.summary
+    assert set(healthy.judged.domains) == {"tp 0-1", "tp 2-3"}
+    red = gate(tmp_path / "red", "tests.gate.own:two_axes", "fault=group", nproc=4)
+    assert {d.domain for d in red.judged.divergences if d.is_red} == {"tp 2-3"}
+
+
+def test_a_program_and_its_inputs_are_a_target_whose_numbers_are_not_compared(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:pair")
+    assert run.exit_code == 0
+    check = checks_of(run)["forward right"]
+    assert (check.status, check.observed) == (Status.SKIPPED, "no reference is declared: the numbers were not compared")
+
+
+def test_what_a_target_allows_is_in_the_run_directory(tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:reading_rank")
+    assert run.exit_code == 0, run.judged.summary
+    (allow,) = RunDir(run.run_dir).read_config().gate.allow
+    assert allow.reason == "each rank scales its own input, on purpose"
+    assert compare_offline(run.run_dir)[0] == 0
+
+
+ENDINGS = {
+    "raises": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
+    "raises on one": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
+    "returns nothing": (ExitCode.USAGE, "returned NoneType; return a tpcompile.Target or (program, inputs)"),
+    "never returns": (ExitCode.TIMEOUT, "phase target/build did not end in time"),
+    "never ends": (ExitCode.TIMEOUT, "phase target/first did not end in time"),
+    "compiles nothing": (ExitCode.NOTHING_COMPILED, "nothing was compiled"),
+    "NaN": (ExitCode.FAIL, "forward right: worst not finite"),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_however_a_target_ends_there_is_a_verdict_with_its_exit_code(how: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:ending", f"how={how}", "gate.phase_timeout_s=8")
+    code, text = ENDINGS[how]
+    assert run.judged.exit_code == code
+    assert text in run.judged.summary
+    if "raises" in how:
+        (check,) = run.failed().values()
+        assert check.line is not None and check.line.file.endswith("own.py")
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("tests.gate.nowhere:build", "there is no module tests.gate.nowhere here"),
+        ("tests.gate.own:nothing", "tests.gate.own has no function nothing"),
+    ],
+)
+def test_a_target_that_is_not_there_is_one_line(target: str, text: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", target)
+    assert (run.judged.exit_code, text in run.judged.summary) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--target", "tests.gate.own"], "target='tests.gate.own'"),
+        (["--target", "tests.gate.own:pair", "--preset", "cpu_smoke"], "--preset is for the gate's own block"),
+        (["--target", "tests.gate.own:pair", "--fault", "killed"], "--fault is for the gate's own block"),
+        (["--target", "tests.gate.own:pair", "--set", "gate.nosuch=1"], "unknown config key 'nosuch'"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_before_a_rank_starts(flags: list[str], text: str) -> None:
+    ended = run_python(["-m", "tpcompile.cli", "gate", "--device", "cpu", *flags])
+    assert (ended.returncode, ended.stderr.count("\n")) == (ExitCode.USAGE, 1)
+    assert text in ended.stderr
+
+
+def test_a_rank_of_a_job_that_is_there_already_runs_it(tmp_path: Path) -> None:
+    """As `torchrun --no-python tpcompile gate ...`, or srun."""
+    run_dir, summary = tmp_path / "run", tmp_path / "summary.md"
+    flags = ["--target", "tests.gate.own:functional", "--set", "fault=constant", "--set", AOT[0]]
+    environ = {**os.environ, "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": PYTHONPATH}
+    command = ["-m", "tpcompile.cli", "gate", *flags, "--run-dir", run_dir, "--device", "cpu"]
+    ended = torchrun(command, environ=environ)
+    assert ended.returncode == 1
+    assert f"own.py,line={line_of('constant')}" in ended.stdout
+    assert "own.py" in summary.read_text() and (run_dir / "junit.xml").exists()
+    assert json.loads((run_dir / "verdict.json").read_text())["exit_code"] == 1

@@ -1,0 +1,44 @@
+"""Flags of the gate, in a rank that torchrun, srun or another launcher has started -> exit code of this rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+
+from tpcompile import logs
+from tpcompile.choices import Device
+from tpcompile.errors import ConfigError
+from tpcompile.gate.sequence import run
+from tpcompile.request import RunRequest
+
+
+def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:
+    """Run the gate on this rank; all ranks must call it with the same request, and return the same code.
+
+    A configuration that cannot be used is one line on stderr from rank 0.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    logs.setup(rank=rank)
+    try:
+        config = request.config(_device(request.device))
+    except ConfigError as error:
+        if rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return run(config, run_dir=request.run_dir, quiet=quiet)
+
+
+def _device(asked: Device) -> Device:
+    """GPUs when there is one for every rank of this machine."""
+    if asked != "auto":
+        return asked
+    has_gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "cuda" if has_gpus else "cpu"
+
+
+if __name__ == "__main__":
+    (flags,) = sys.argv[1:]
+    sys.exit(run_in_rank(RunRequest(**json.loads(flags))))

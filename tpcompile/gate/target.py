@@ -1,0 +1,185 @@
+"""`package.module:build` -> a program of the user's own, run phase by phase as mode C is -> facts of this rank."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from tpcompile.choices import TARGET
+from tpcompile.config import TargetConfig
+from tpcompile.errors import ConfigError
+from tpcompile.fastpath import tp_region
+from tpcompile.gate.checks import FIRST, RESIZED
+from tpcompile.gate.measurements import Declared
+from tpcompile.gate.phases import RESIZED_CALLS, Phases
+from tpcompile.numerics import measure
+from tpcompile.ranks.domain import Domain, domain_of
+
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+"""One tensor, positional arguments, or keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetContext:
+    """What `build` is given."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    mesh: DeviceMesh
+    """All ranks on one axis, `tp`. A target that needs more axes makes a mesh of its own, and names it."""
+    settings: Mapping[str, Any]
+    """`--set key=value` of the command line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A program of the user's own, as the gate runs it; `build` returns it, or (program, inputs).
+
+        def build(ctx):
+            model = parallelize(Model().to(ctx.device), ctx.mesh)
+            return Target(program=model, inputs=(tokens,), resized=(tokens[:, :-4],))
+
+    The gate compiles and calls it, calls it again with equal inputs, once more with `resized` inputs, and in eager.
+    All ranks must build alike.
+    """
+
+    program: Any
+    """A module or function; compiled by the gate unless `is_compiled`."""
+    inputs: Inputs
+    """Its arguments on this rank."""
+    resized: Inputs | None = None
+    """Arguments in which one size differs; None leaves that phase out."""
+    step: Callable[[Any, Inputs], Any] | None = None
+    """Called as `step(program, inputs)` in place of the program: a train step, for example."""
+    reference: nn.Module | None = None
+    """The same program with the same weights on one device, called as the program is: its results are whole. The
+    error of the program may be 2.5 times that of the reference in its own dtype, both against float64. A `step` must
+    then leave the weights as they are, and return what is to be compared: a loss, gradients."""
+    num_graphs: int | None = 1
+    """Graphs that the first call compiles; None for any number."""
+    is_compiled: bool = False
+    """The program calls torch.compile itself, on all of it or on parts."""
+    mesh: DeviceMesh | None = None
+    """The mesh of the ranks; by default `ctx.mesh`."""
+    axis: str = "tp"
+    """The ranks of one group of this axis must agree; groups are compared apart."""
+    allowed: Sequence[tuple[str, str, str]] = ()
+    """Intended differences between ranks, (layer, text, reason)."""
+    tp_aware: Sequence[str] = ()
+    """Custom ops and Triton kernels that are right on a shard."""
+
+    def domain(self, mesh: DeviceMesh) -> Domain:
+        """The ranks that must agree with this one, on its own mesh or the given one."""
+        return domain_of(self.mesh or mesh, self.axis)
+
+
+class TargetError(ConfigError):
+    """What `--target` names is not there, or is no target."""
+
+
+def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
+    """Import what the configuration names; what the module raises when it is imported is left to the caller.
+
+    Raises TargetError when there is no such module or function.
+    """
+    name, _, function = config.target.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the target imports
+        raise TargetError(f"--target {config.target}: there is no module {error.name} here") from None
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise TargetError(f"--target {config.target}: {name} has no function {function}")
+    return found
+
+
+def target_of(config: TargetConfig, built: Any) -> Target:
+    """What the function returned, as a target. Raises TargetError when it is none."""
+    if isinstance(built, Target):
+        return built
+    if isinstance(built, tuple) and len(built) == 2:
+        return Target(program=built[0], inputs=built[1])
+    raise TargetError(
+        f"--target {config.target} returned {type(built).__name__}; return a tpcompile.Target or (program, inputs)"
+    )
+
+
+def run(phases: Phases, target: Target, *, tp_size: int) -> None:
+    """All phases; what is measured stands in `phases.facts`."""
+    declared = Declared(
+        num_graphs=target.num_graphs,
+        has_resized=target.resized is not None,
+        has_reference=target.reference is not None,
+    )
+    phases.facts = phases.facts.changed(declared=declared)
+    program = target.program if target.is_compiled else phases.compile(target.program)
+
+    def call(inputs: Inputs, *, around: AbstractContextManager[Any] | None = None) -> Any:
+        phases.session.count_call()
+        with tp_region(tp_size), around or nullcontext():
+            result = _call(target, program, inputs)
+        phases.finish_device()
+        return result
+
+    with phases.phase(f"{TARGET}/{FIRST}", "compile and run"):
+        first = call(target.inputs)
+    phases.steady(TARGET, lambda: call(target.inputs))
+    if target.resized is not None:
+        with phases.phase(f"{TARGET}/{RESIZED}", "a different length"):
+            for _ in range(RESIZED_CALLS):
+                call(target.resized)
+    if target.reference is not None:
+        with phases.phase(f"{TARGET}/eager", "the same without compile"):
+            eager = call(target.inputs, around=torch.compiler.set_stance("force_eager"))
+        _keep_errors(phases, target, first, eager)
+
+
+def _call(target: Target, program: Any, inputs: Inputs) -> Any:
+    if target.step is not None:
+        return target.step(program, inputs)
+    if isinstance(inputs, Tensor):
+        return program(inputs)
+    if isinstance(inputs, Mapping):
+        return program(**inputs)
+    return program(*inputs)
+
+
+def _keep_errors(phases: Phases, target: Target, first: Any, eager: Any) -> None:
+    """Errors against the reference in float64, beside those of the reference in its own dtype."""
+    reference = target.reference
+    assert reference is not None, "without a reference nothing is measured"
+    exactly = copy.deepcopy(reference).double()
+    with nullcontext() if target.step else torch.no_grad():
+        single = _outputs(_call(target, reference, target.inputs))
+        exact = _outputs(_call(target, exactly, measure.cast(target.inputs, torch.float64)))
+    got, uncompiled = _outputs(first), _outputs(eager)
+    found: measure.Errors = {}
+    for name, value in exact.items():
+        if name not in got or got[name].shape != value.shape:
+            found[name] = measure.missing()
+            continue
+        found[name] = measure.error_of(got[name], single[name], value)
+        found[f"eager {name}"] = measure.distance(got[name], uncompiled[name], single[name], value)
+    phases.facts = phases.facts.with_errors(TARGET, found)
+
+
+def _outputs(value: Any) -> dict[str, Tensor]:
+    """Floating tensors of a result by name, whole: the parts of a DTensor are gathered, on all ranks alike."""
+    found = {}
+    for name, tensor in measure.named_tensors(value, "forward").items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if whole.is_floating_point():
+            found[name] = whole.detach()
+    return found
