@@ -9,7 +9,7 @@
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 DEFAULT_TORCH="torch==2.13.0"
-TORCH_RANGE="torch>=2.11,<=2.13.0"
+TORCH_RANGE="torch>=2.11,<2.14"
 
 fail_environment() {
   echo "error: $*" >&2

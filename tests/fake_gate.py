@@ -34,6 +34,10 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     """Write this rank's files and end as told; rank 1 is the one with the fault."""
     if behaviour == "silent":
         return
+    if behaviour == "silent_error":
+        sys.exit(1)
+    if behaviour == "pass_talking":
+        print("a rank talks", flush=True)
     if behaviour.startswith("killed"):
         signal.signal(signal.SIGTERM, lambda *_: _stopped(behaviour, run, rank, world))
     _say(run, rank, world, "C/first", "running")
@@ -49,7 +53,7 @@ def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
     if behaviour.startswith("killed"):
         time.sleep(STOP_S)
     _say(run, rank, world, "done", "finished")
-    codes = {"pass": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
+    codes = {"pass": 0, "pass_talking": 0, "red": 1, "preflight": 4, "crash_after_pass": 0}
     code = codes[behaviour]
     if rank == 0:
         status = Status.FAIL if code else Status.PASS

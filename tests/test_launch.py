@@ -111,6 +111,23 @@ def test_cuda_without_a_gpu_is_refused(tools: Path, tmp_path: Path) -> None:
         launch.plan(GateRequest(device="cuda", run_dir=tmp_path / "run"), {"PATH": str(tools)})
 
 
+@pytest.mark.parametrize("preset", ["wan14b", "wan14b_256", "wan14b_8", "wan21_14b", "llama8b"])
+def test_a_preset_for_gpus_runs_on_cpu_only_when_cpu_is_asked_for(tools: Path, tmp_path: Path, preset: str) -> None:
+    install(tools, "g++")
+    environ = {"PATH": str(tools)}
+    with pytest.raises(PreflightError, match=rf"preset {preset} .*no GPU here; .*--device cpu"):
+        launch.plan(GateRequest(preset=preset, run_dir=tmp_path / "auto"), environ)
+    assert not (tmp_path / "auto").exists()
+    asked = GateRequest(preset=preset, device="cpu", run_dir=tmp_path / "cpu")
+    assert launch.plan(asked, environ).device == "cpu"
+
+
+@pytest.mark.parametrize("preset", ["cpu_smoke", "llama_smoke", "wan21_smoke"])
+def test_a_small_preset_runs_on_cpu_without_being_asked_to(tools: Path, tmp_path: Path, preset: str) -> None:
+    install(tools, "g++")
+    assert launch.plan(GateRequest(preset=preset, run_dir=tmp_path / "run"), {"PATH": str(tools)}).device == "cpu"
+
+
 def test_a_tp_that_does_not_divide_the_heads_names_those_that_do(tools: Path, tmp_path: Path) -> None:
     install(tools, "g++")
     with pytest.raises(ConfigError, match=r"tp=3 does not divide .*choose tp from \[1, 2, 4, 8\]"):

@@ -25,6 +25,10 @@ class ExitCode(IntEnum):
     INCOMPLETE = 6
     """`diagnose`: what was compiled agrees, but the logs are incomplete or the job ended badly."""
     TIMEOUT = 124
+    INTERRUPTED = 130
+    """Stopped by SIGINT, Ctrl-C: 128 + 2, as a shell reports it."""
+    TERMINATED = 143
+    """Stopped by SIGTERM: 128 + 15."""
 
 
 class TpCompileError(Exception):

@@ -19,14 +19,21 @@ from typing import NoReturn
 from rich.console import Console
 
 from tpcompile.choices import Device
-from tpcompile.config import JobConfig
+from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.process_tree import Outcome, run_tree
+from tpcompile.report import console as consoles
+from tpcompile.report.progress import Progress
 from tpcompile.report.publish import publish
+from tpcompile.report.show import Amount
+from tpcompile.report.torchrun_output import TorchrunLog
 from tpcompile.request import GateRequest, RunRequest
+
+_GPU_DIM = 1024
+"""Model dim from which on a block is not run on CPU by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +58,7 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
     nproc = request.nproc if request.nproc is not None else num_gpus or 2
     device = _device(request.device, nproc, num_gpus)
     resolved = request.config(device)
+    _check_size(request, device, resolved)
     resolved.check_tp(nproc)
     _check_fault(request, nproc)
     environ = dict(environ)
@@ -82,12 +90,26 @@ def become_rank(request: GateRequest) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str)])
 
 
-def run(plan: Plan, console: Console) -> int:
-    """Run the plan, print and write its reports, return the exit code (`ExitCode`); no process is left running."""
-    run_dir = RunDir(plan.run_dir)
-    outcome = run_tree(plan.command, environ=plan.environ, timeout_s=plan.timeout_s)
+def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
+    """Run the plan, print and write its reports, return the exit code (`ExitCode`); no process is left running.
+
+    The report goes to `console`; progress, and what the ranks write to stderr, to stderr. With `amount="json"`, what
+    the ranks write to stdout goes there, too.
+    """
+    run_dir, stderr = RunDir(plan.run_dir), consoles.stderr()
+    progress = Progress(run_dir, plan.nproc, stderr, is_quiet=amount == "last")
+    with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
+        stdout = sys.stderr if amount == "json" else None
+        outcome = run_tree(
+            plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
+        )
+        is_cut_short = outcome.timed_out or outcome.signal
+        if not run_dir.read_statuses() and not is_cut_short:  # torchrun knows more than the verdict will
+            log.show_hidden()
+        elif log.has_hidden and outcome.exit_code and amount == "all":
+            progress.show(f"torchrun's own report: {log.path}")
     verdict = _verdict(run_dir, plan, outcome)
-    publish(verdict, run_dir, console, plan.environ)
+    publish(verdict, run_dir, console, plan.environ, amount=amount)
     return verdict.exit_code
 
 
@@ -187,6 +209,7 @@ def _ended(observed: str, status: Status, ranks: Sequence[int], error: str) -> C
 def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     verdict = _read(run_dir)
     if verdict is None:
+        run_dir.check_writable()  # on a full disk no rank can say why it ended
         statuses, cut_short = run_dir.read_statuses(), outcome.timed_out or outcome.signal != 0
         verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, cut_short)
         facts = {"preset": plan.config.preset, "modes": plan.config.modes}
@@ -256,6 +279,16 @@ def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
     if nproc > num_gpus and asked == "cuda":
         raise PreflightError(f"{nproc} ranks but {num_gpus} GPUs; use --nproc {num_gpus} or --device one_gpu")
     return asked
+
+
+def _check_size(request: GateRequest, device: Device, config: JobConfig) -> None:
+    """Refuse a block sized for GPUs where there is none, unless CPU was asked for: it would run for hours."""
+    is_by_default = request.device == "auto" and device == "cpu"
+    if is_by_default and isinstance(config, RunConfig) and config.block.dim >= _GPU_DIM:
+        size = f"preset {config.preset} (dim {config.block.dim}) is sized for GPUs"
+        raise PreflightError(
+            f"{size}, and there is no GPU here; use --preset cpu_smoke, or --device cpu for a long run"
+        )
 
 
 def _check_fault(request: GateRequest, nproc: int) -> None:

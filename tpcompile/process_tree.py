@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO, TextIO
 
 import psutil
 from loguru import logger
@@ -24,6 +26,8 @@ LAUNCH_ID = "TPCOMPILE_LAUNCH_ID"
 """Environment variable that marks every process of one launch: torchrun gives each rank a session of its own,
 so killing torchrun's process group alone leaves ranks behind."""
 
+_READ_S = 5.0
+"""Seconds for the last lines of processes that have ended."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ROOT = str(Path(__file__).resolve().parents[1])
 
@@ -39,15 +43,29 @@ class Outcome:
 
 
 def run_tree(
-    command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float, grace_s: float | None = None
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    timeout_s: float,
+    grace_s: float | None = None,
+    stdout: TextIO | None = None,
+    on_line: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Run a command, its output streamed; end it and all processes that it started at timeout, SIGINT or SIGTERM."""
+    """Run a command, its output streamed; end it and all processes that it started at timeout, SIGINT or SIGTERM.
+
+    Its stdout goes to `stdout`, by default that of this process; with `on_line`, every line that it and its children
+    write to stderr goes there instead, on a thread.
+    """
     grace_s = GRACE_S if grace_s is None else grace_s
     launch_id = uuid.uuid4().hex
+    stderr = subprocess.PIPE if on_line else None
     with _watched(launch_id), _signals_raised():
-        process = None
+        process, reader = None, None
         try:
-            process = subprocess.Popen(command, env={**environ, LAUNCH_ID: launch_id}, start_new_session=True)
+            process = subprocess.Popen(
+                command, env={**environ, LAUNCH_ID: launch_id}, start_new_session=True, stdout=stdout, stderr=stderr
+            )
+            reader = _start_reader(process, on_line)
             return Outcome(exit_code=process.wait(timeout_s))
         except subprocess.TimeoutExpired:
             logger.warning("no end after {} s; stopping all ranks", timeout_s)
@@ -58,6 +76,22 @@ def run_tree(
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # the sweep takes milliseconds and must not be interrupted
             _sweep(launch_id)
+            if reader is not None:
+                reader.join(timeout=_READ_S)
+
+
+def _start_reader(process: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> threading.Thread | None:
+    """Hand every line of the process's stderr to `on_line`, until the last process that holds it has ended."""
+    if on_line is None or process.stderr is None:
+        return None
+    reader = threading.Thread(target=_read, args=(process.stderr, on_line), name="tpcompile-stderr", daemon=True)
+    reader.start()
+    return reader
+
+
+def _read(stream: IO[bytes], on_line: Callable[[str], None]) -> None:
+    for line in stream:
+        on_line(line.decode(errors="replace").rstrip("\r\n"))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from loguru import logger as _logger
 
 
 class Sink:
-    """Writes warnings and errors about one part of the package, with the rank once it is known."""
+    """Writes news, warnings and errors about one part of the package, with the rank once it is known."""
 
     def __init__(self, about: str) -> None:
         self._about = about
@@ -23,6 +23,11 @@ class Sink:
     def debug(self, message: str, *args: object) -> None:
         """Write to loguru only."""
         _logger.opt(depth=1).debug(message, *args)
+
+    def info(self, message: str, *args: object) -> None:
+        """Write what is worth knowing while all is well."""
+        _logger.opt(depth=1).info(message, *args)
+        self._print("INFO", message.format(*args))
 
     def warning(self, message: str, *args: object) -> None:
         """Write a warning: the job continues."""

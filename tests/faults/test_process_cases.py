@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults.case import CASES
 from tpcompile.faults.judge import Outcome
 from tpcompile.faults.run import run_case
+from tpcompile.gate.replay import replay
 
 
 @pytest.mark.slow
@@ -16,6 +18,10 @@ def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
     result = run_case(CASES["killed"], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and result.found.ranks == (0,)
+    left = RunDir(tmp_path / "killed" / "run")
+    live, again = left.read_verdict(), replay(left)
+    assert live is not None and "its process died" in live.summary
+    assert (again.summary, again.exit_code, again.lead) == (live.summary, live.exit_code, live.lead)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.report import samples
-from tpcompile.evidence.records import Status, UserLine, Verdict
+from tpcompile.evidence.records import CheckId, RankGroup, Status, UserLine, Verdict, value_item
 from tpcompile.report import github
 
 WORKSPACE = Path("/repo")
@@ -42,8 +42,33 @@ def test_colons_and_commas_are_escaped_in_properties() -> None:
 
 
 def test_there_are_at_most_ten_errors() -> None:
-    checks = tuple(samples.check(name=f"check {n}", status=Status.FAIL) for n in range(30))
+    lines = [UserLine(file="/repo/a.py", line=n) for n in range(30)]
+    checks = tuple(samples.check(name=f"check {line.line}", status=Status.FAIL, line=line) for line in lines)
     assert len(github.annotations(samples.failing().model_copy(update={"checks": checks}), WORKSPACE)) == 10
+
+
+def test_a_line_that_differs_in_two_compiles_is_one_error_and_two_lines_are_two() -> None:
+    first, again = samples.divergence(title="in C/first"), samples.divergence(title="in C/resized")
+    verdict = samples.failing().model_copy(update={"checks": (), "divergences": (first, again)})
+    assert len(github.annotations(verdict, WORKSPACE)) == 1
+    elsewhere = RankGroup(ranks=(0,), item=value_item("item", "a", line=UserLine(file="/repo/b.py", line=1)))
+    other = samples.divergence(groups=(elsewhere, RankGroup(ranks=(1, 2))))
+    assert len(github.annotations(verdict.model_copy(update={"divergences": (first, other)}), WORKSPACE)) == 2
+
+
+def test_wrong_numbers_below_a_difference_are_no_error_of_their_own_and_alone_they_are() -> None:
+    numbers = samples.check(name="forward right", status=Status.FAIL)
+    verdict = samples.failing().model_copy(update={"checks": (numbers,)})
+    assert not [line for line in github.annotations(verdict, WORKSPACE) if "forward right" in line]
+    (line,) = github.annotations(verdict.model_copy(update={"divergences": ()}), WORKSPACE)
+    assert "title=forward right::" in line
+
+
+def test_a_rank_that_died_is_the_only_error() -> None:
+    died = samples.check(name="", id=CheckId.ALIVE, status=Status.FAIL, observed="rank 1 was killed")
+    verdict = samples.failing()
+    (line,) = github.annotations(verdict.model_copy(update={"checks": (died, *verdict.checks)}), WORKSPACE)
+    assert "rank 1 was killed" in line
 
 
 def test_a_check_without_a_line_is_annotated_without_a_file() -> None:

@@ -17,7 +17,12 @@ LONG = "a difference that takes many words to say, " * 12
 def shown(verdict: Verdict, folder: Path, *, width: int = 80) -> list[str]:
     """The lines that a console of that width gets."""
     out = io.StringIO()
-    screen.render(verdict, Console(file=out, width=width), command="diagnose", folder=folder)
+    screen.render(
+        verdict,
+        Console(file=out, width=width, force_terminal=True, color_system=None),
+        command="diagnose",
+        folder=folder,
+    )
     return out.getvalue().splitlines()
 
 

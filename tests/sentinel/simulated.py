@@ -95,7 +95,7 @@ class Rank:
             lambda found: self.on(ev.WentPast(found)), clock=lambda: job.now_s, counters=self._counters
         )
         self.progress.is_active = True
-        limits = Limits(hang_after_s=1.0, unresponsive_s=5.0)
+        limits = Limits(hang_after_s=1.0, stopped_s=4.0, unresponsive_s=5.0)
         self.protocol = Protocol(rank, range(job.num_ranks), self.progress, limits)
         self.issued: list[Issued] = []
         self.contents: dict[Position, str] = {}

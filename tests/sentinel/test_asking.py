@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sentinel.test_hang import issued, line, state
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.asking import Asking, Limits
-from tpcompile.sentinel.events import Answers
+from tpcompile.sentinel.events import Absence, Answers
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.progress import COMPILING, Progress
@@ -56,6 +58,29 @@ def test_where_all_ranks_of_a_domain_wait_those_next_to_the_late_one_say_so_firs
     found = why(6.1, waiting)
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.NEVER_ARRIVED, ()) and "rank 1" in found.observed
+
+
+def given_up_after(how: str, limits: Limits) -> float:
+    """Seconds until rank 0 gives up a rank that stopped answering at once."""
+    one = Asking(0, limits, Progress(lambda _: None))
+    one.notices(0.0)
+    states = {0: state(0, issued(1, done=False), blocked=True)}
+    for now_s in range(200):
+        found = one.why_stuck(Answers(float(now_s), states, {1: Absence(how)}, {}))
+        if found is not None:
+            assert (found.cause, found.gone) == (Cause.STOPPED_RESPONDING, (1,))
+            return now_s
+    raise AssertionError("never given up")
+
+
+@pytest.mark.parametrize(("how", "limit_s"), [("stopped", 7.0), ("alive", 9.0), ("unknown", 9.0)])
+def test_a_rank_that_is_stopped_and_one_that_is_silent_have_limits_of_their_own(how: str, limit_s: float) -> None:
+    assert given_up_after(how, Limits(stopped_s=7.0, unresponsive_s=9.0)) == limit_s
+
+
+@pytest.mark.parametrize("how", ["stopped", "alive"])
+def test_by_default_a_debugger_may_stop_a_rank_for_half_a_minute(how: str) -> None:
+    assert given_up_after(how, Limits()) >= 45
 
 
 def test_they_are_given_a_minute_at_most_and_where_no_rank_answers_nothing() -> None:

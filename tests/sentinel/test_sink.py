@@ -15,6 +15,7 @@ from loguru import logger as loguru_logger
 from torch import Tensor
 
 from tests.rank_jobs import run_on_fresh_ranks, run_on_ranks
+from tpcompile.sink import Sink
 
 
 def _diverge(imported: str, sinks: str) -> str:
@@ -75,3 +76,12 @@ def test_a_program_that_enabled_the_package_gets_the_record_too(capsys: pytest.C
     written = capsys.readouterr().err
     assert "tpcompile sentinel, WARNING: unheard 1\n" in written and "ValueError: why" in written
     assert "detail" not in written
+
+
+def test_news_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = Sink("sentinel")
+    sink.info("rank 0 has waited {} s", 12)
+    sink.warning("a problem")
+    news, problem = capsys.readouterr().err.splitlines()
+    assert "INFO: rank 0 has waited 12 s" in news and "WARNING" not in news
+    assert "WARNING: a problem" in problem

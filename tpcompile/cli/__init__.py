@@ -13,10 +13,11 @@ app = typer.Typer(
     name="tpcompile",
     help="Prove that torch.compile gave every tensor-parallel rank the same one graph.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.callback()(version.option)
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 """For commands whose arguments go to a process that imports torch."""
 app.command("certify", add_help_option=False, context_settings=_PASSED_ON)(certify.certify)

@@ -8,21 +8,24 @@ from typing import Annotated
 import typer
 
 
-def compare(run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, or of a sentinel.")]) -> None:
+def compare(
+    run: Annotated[Path, typer.Argument(help="Run directory of `tpcompile gate`, or of a sentinel.")],
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the outcome only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, and nothing else.")] = False,
+) -> None:
     """Compare the ranks of a finished run again, without torch and without GPUs."""
     import json
-
-    from rich.console import Console
 
     from tpcompile.errors import ConfigError
     from tpcompile.evidence.rundir import RunDir
     from tpcompile.gate.replay import replay
-    from tpcompile.report import terminal
+    from tpcompile.report import console, show
 
     try:
         directory = RunDir.open(run)
         verdict = replay(directory)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{run} holds a damaged file: {error}") from None
-    terminal.render(verdict, Console(), run=run, command=directory.read_run().get("kind", "gate"))
+    kind = directory.read_run().get("kind", "gate")
+    show.show(verdict, console.stdout(), run=run, command=kind, amount=show.amount(quiet=quiet, json=as_json))
     raise typer.Exit(verdict.exit_code)

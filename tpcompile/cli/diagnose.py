@@ -41,11 +41,10 @@ def diagnose(
     junitxml: Annotated[Path | None, typer.Option("--junitxml", help="Write the verdict as JUnit XML.")] = None,
 ) -> None:
     """Compare the ranks of any job offline, from its TORCH_TRACE logs; exit 0 only when nothing observed differs."""
-    from rich.console import Console
-
     from tpcompile.errors import PreflightError
     from tpcompile.evidence.logs.diagnose import diagnose as diagnose_logs
-    from tpcompile.report import junit, screen
+    from tpcompile.report import console, junit, screen
+    from tpcompile.report.stdout import forgiving
 
     question = _question(world_size, mesh, axis, allow or [], uneven or [], ended_badly)
     verdict = diagnose_logs(folders, question)
@@ -58,10 +57,12 @@ def diagnose(
         except OSError as error:
             raise PreflightError(f"cannot write {path}: {error.strerror}") from None
     if str(json) == "-":
-        print(outputs[0][1], end="")
+        with forgiving():
+            print(outputs[0][1], end="")
     else:
         folder = run_dir or Path(f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-diagnose")
-        screen.render(verdict, Console(), command="diagnose", folder=folder)
+        with forgiving():
+            screen.render(verdict, console.stdout(), command="diagnose", folder=folder)
     raise typer.Exit(verdict.exit_code)
 
 

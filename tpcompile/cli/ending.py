@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 
 import typer
 
 from tpcompile.errors import ExitCode, TpCompileError
+from tpcompile.report.stdout import forgiving
+
+_MACHINE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EPIPE, errno.EMFILE,
+    errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG,
+}  # fmt: skip
+"""What the machine refuses: a full disk, a folder of somebody else. No bug of ours."""
 
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the command that the process was given; ends it with a code of `tpcompile.errors.ExitCode`."""
+    code = ExitCode.BUG
     try:
         app(prog_name=name)
+    except SystemExit as ending:
+        if not _is_closed_pipe(ending.__context__):
+            raise
+        code = ExitCode.PASS  # click makes 1 of it; `tpcompile presets | head` has shown what was wanted
     except TpCompileError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Exception:
-        traceback.print_exc()
-        print("error: this is a bug in tpcompile; please report it with the lines above", file=sys.stderr)
-        sys.exit(ExitCode.BUG)
+        code = error.exit_code
+    except Exception as error:
+        code = _of_exception(error)
+    finally:
+        with forgiving():
+            sys.stdout.flush()
+    sys.exit(code)
+
+
+def _is_closed_pipe(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
+
+
+def _of_exception(error: Exception) -> ExitCode:
+    if isinstance(error, OSError) and error.errno in _MACHINE:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+    traceback.print_exception(error)
+    print("error: this is a bug in tpcompile; please report it with the lines above", file=sys.stderr)
+    return ExitCode.BUG

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,32 +13,56 @@ import typer
 from tpcompile.request import GateRequest, flags_of
 
 
-def gate(**options: Any) -> None:
+def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
 
     In a job that torchrun or srun has started (RANK, WORLD_SIZE and MASTER_ADDR are set) and without --nproc, this
     process is one of the ranks.
     """
-    from rich.console import Console
-
     from tpcompile import launch, logs
+    from tpcompile.errors import ConfigError
+    from tpcompile.report import console, show
+    from tpcompile.report.stdout import say
 
+    _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
     request = GateRequest(**options)
     if request.nproc is None and launch.is_rank(os.environ):
+        if quiet or json:
+            raise ConfigError("-q and --json need a gate that starts its ranks: give --nproc, or read verdict.json")
         launch.become_rank(request)
     logs.setup(rank=0)
     plan = launch.plan(request)
-    print(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}", flush=True)
-    raise typer.Exit(launch.run(plan, Console()))
+    if not (quiet or json):
+        say(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}")
+    raise typer.Exit(launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json)))
+
+
+def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
+    """Take defaults of the other flags from `--config`, else from pyproject.toml."""
+    if not context.resilient_parsing:  # shell completion reads no files
+        from tpcompile.cli.defaults import defaults
+
+        context.default_map = {**(context.default_map or {}), **defaults(file, Path.cwd())}
+    return file
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    """The fields of a request, as typer reads flags off a signature."""
+    """The fields of a request, as typer reads flags off a signature, and what concerns the output only."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
     for field, kind, flag in flags_of(GateRequest):
-        option = typer.Option(flag.spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
+        spelling = f"{flag.spelling}/--no-{flag.spelling.removeprefix('--')}" if kind is bool else flag.spelling
+        option = typer.Option(spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)
         value = kind if field.default is not None else kind | None
-        keyword = inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[value, option])
+    quiet = typer.Option("-q", "--quiet", help="Print the outcome only, no checks and no progress.")
+    yield inspect.Parameter("quiet", keyword, default=False, annotation=Annotated[bool, quiet])
+    json = typer.Option("--json", help="Print the verdict as JSON on stdout, and nothing else there.")
+    yield inspect.Parameter("json", keyword, default=False, annotation=Annotated[bool, json])
+    config = typer.Option(
+        "--config", help="TOML file with defaults of these flags; default: [tool.tpcompile] of pyproject.toml.",
+        metavar="FILE", is_eager=True, callback=_set_defaults,
+    )  # fmt: skip
+    yield inspect.Parameter("config_file", keyword, default=None, annotation=Annotated[Path | None, config])
 
 
 gate.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
+_WIDE = 10_000
+"""Columns of a pipe: nothing is folded there."""
+
 
 def presets() -> None:
     """List the presets with their sizes."""
@@ -9,6 +14,7 @@ def presets() -> None:
     from rich.table import Table
 
     from tpcompile import config
+    from tpcompile.report.stdout import say
 
     headings = ("style", "dim", "num_heads", "num_kv_heads", "ffn_dim", "num_layers", "seq_len", "dtype")
     table = Table("preset", box=None, pad_edge=False)
@@ -17,4 +23,9 @@ def presets() -> None:
     for name in config.preset_paths():
         block = config.load(name).block
         table.add_row(name, *(str(getattr(block, heading)) for heading in headings))
-    Console().print(table)
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else _WIDE, force_terminal=is_terminal)
+    with console.capture() as text:
+        console.print(table)
+    for line in text.get().splitlines():
+        say(line.rstrip())

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from tpcompile.report.stdout import say
+
+
+def _print_and_exit(is_asked: bool) -> None:
+    if is_asked:
+        from importlib import metadata
+
+        say(f"tpcompile {metadata.version('tpcompile')}")
+        raise typer.Exit
+
+
+def option(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_and_exit, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Prove that torch.compile gave every tensor-parallel rank the same one graph."""
+
 
 def version() -> None:
     """Print the versions of tpcompile, Python, torch and triton (read from metadata, torch is not imported)."""
@@ -13,5 +36,5 @@ def version() -> None:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             found = "not installed"
-        print(f"{name} {found}")
-    print(f"python {platform.python_version()}")
+        say(f"{name} {found}")
+    say(f"python {platform.python_version()}")

@@ -15,6 +15,7 @@ from tpcompile.config import JobConfig
 from tpcompile.errors import ConfigError, PreflightError
 from tpcompile.evidence.records import SCHEMA_VERSION, Frozen, RankRecord, Verdict
 
+_PROBE_BYTES = 65536
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -56,13 +57,22 @@ class RunDir:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=run.path):
-                pass
         except OSError as error:
-            raise PreflightError(
-                f"cannot write run directory {run.path}: {error.strerror}; choose a different one with --run-dir"
-            ) from None
+            raise run._unusable(error) from None
+        run.check_writable()
         return run
+
+    def check_writable(self) -> None:
+        """Raise PreflightError when the directory cannot take the files of a small run."""
+        try:
+            os.unlink(self._temporary(self.path, " " * _PROBE_BYTES))
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> PreflightError:
+        return PreflightError(
+            f"cannot write run directory {self.path}: {error.strerror}; choose a different one with --run-dir"
+        )
 
     @classmethod
     def open(cls, path: Path | str) -> RunDir:

@@ -17,11 +17,14 @@ from tpcompile.faults.case import chosen, load
 from tpcompile.faults.columns import COLUMNS
 from tpcompile.faults.matrix import Matrix, listing, made_with, render, row_of
 from tpcompile.faults.sweep import sweep
+from tpcompile.report import console as consoles
+from tpcompile.report.stdout import say
 
 app = typer.Typer(
     name="tpcompile faults",
     help="Planted faults of rank divergence and healthy programs: what there is, and whether each is judged rightly.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -43,10 +46,14 @@ def list_() -> None:
             (name, fault.what) for name, fault in injected.ALL.items()
         ],
     }
-    console = Console()
+    console = consoles.stdout()
     for title, rows in listed.items():
-        console.print(f"{title}:", markup=False)
-        console.print(listing(rows))
+        if console.is_terminal:
+            console.print(f"{title}:", markup=False)
+            console.print(listing(rows))
+            continue
+        for row in rows:  # a line per case, with tabs: for grep and cut
+            say("\t".join(cell.replace("\n", ", ") for cell in row))
 
 
 @app.command("find", hidden=True)

@@ -61,7 +61,7 @@ def mode_a(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
             "every collective call site breaks the graph",
             missing,
             f"{len(sites)} sites: {', '.join(sites)}",
-            f"missing: {missing.first}" if missing else f"all {len(sites)} among the break reasons",
+            f"missing: {missing.first}" if missing else f"breaks, as expected: at all {len(sites)} sites",
         ),
         make_check(
             "A",

@@ -18,9 +18,12 @@ from tpcompile.evidence.judgement.verdict import (
     conclude,
     fetch_from,
 )
-from tpcompile.evidence.records import Check, Divergence, Layer, RankDigest, Verdict
+from tpcompile.evidence.records import Check, CheckId, Divergence, Layer, RankDigest, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.checks import COMPARED, MODES, RESIZED, timings
+
+_LOST = frozenset({CheckId.ALIVE, CheckId.REPORTED, CheckId.ARRIVED})
+"""Checks that name ranks which are gone, with what was known of their processes."""
 
 
 def gate_rules(config: JobConfig) -> Rules:
@@ -45,15 +48,30 @@ def replay(run_dir: RunDir) -> Verdict:
     world_size = max(record.world_size for record in records)
     reported = {record.rank for record in records}
     missing = set(range(world_size)) - reported
+    live = run_dir.read_verdict()
+    explained = _explained(live)
     digests = [digest_rank(record) for record in records]
     return conclude(
         _rules_of(run_dir),
         digests,
         fetch_from(records),
         world_size=world_size,
-        absent=_absent(run_dir, sorted(missing)),
-        problems=_live_checks(run_dir),
+        absent=_absent(run_dir, sorted(missing - explained)),
+        problems=_live_checks(live),
+        reported=[check for check in _missing_checks(live) if missing.intersection(check.ranks)],
     )
+
+
+def _explained(live: Verdict | None) -> set[int]:
+    """Ranks of which the live verdict says why they left no record: it saw their processes, a directory does not."""
+    if live is None:
+        return set()
+    lost = [check for check in live.checks if check.id in _LOST and check.is_red]
+    return {rank for check in lost for rank in check.ranks}
+
+
+def _missing_checks(live: Verdict | None) -> list[Check]:
+    return [] if live is None else [check for check in live.checks if check.id == CheckId.REPORTED and check.is_red]
 
 
 def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
@@ -62,12 +80,9 @@ def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
     return [Absent(rank, seen.get(rank, "never, it left no status")) for rank in missing]
 
 
-def _live_checks(run_dir: RunDir) -> list[Check]:
+def _live_checks(live: Verdict | None) -> list[Check]:
     """What only the live run could see, out of its verdict."""
-    verdict = run_dir.read_verdict()
-    if verdict is None:
-        return []
-    return [check for check in verdict.checks if check.id in checks.LIVE_ONLY]
+    return [] if live is None else [check for check in live.checks if check.id in checks.LIVE_ONLY]
 
 
 def _rules_of(run_dir: RunDir) -> Rules:

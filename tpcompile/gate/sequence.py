@@ -86,7 +86,10 @@ def run(config: JobConfig, *, run_dir: Path | str | None = None, quiet: bool = F
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
         gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
         stack.enter_context(gate.watch)
-        return gate.run(device, fault, context)
+        try:
+            return gate.run(device, fault, context)
+        except PreflightError as error:  # the disk is full by now
+            return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
 
 
 def _fault(config: JobConfig) -> tuple[Fault, int | None]:

@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from tpcompile.evidence.iterables import find
+from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.records import Check, Divergence, RankGroup, UserLine, Verdict
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.ranks import named_ranks
@@ -56,17 +57,39 @@ def _paragraphs(*texts: str) -> str:
 
 
 def annotations(verdict: Verdict, workspace: Path) -> list[str]:
-    """At most ten `::error` lines: red divergences, then failed checks whose line is not annotated yet."""
-    divergences = red(verdict)
+    """At most ten `::error` lines, one for each cause: what follows from it is in the report, not on the pull request.
+
+    A rank that died or never arrived explains what differs; what differs explains the failed checks without a line.
+    """
+    causes = [check for check in failed(verdict) if check.id in CAUSES and not check.is_consequence]
+    divergences = [] if causes else _of_one_cause(red(verdict))
     annotated = set(lines_of(divergences))
+    others = [] if causes else [check for check in failed(verdict) if _is_own_cause(check, annotated)]
     errors = [_error(found.line, found.title, _message(found), workspace) for found in divergences]
-    for check in failed(verdict):
-        if check.line not in annotated:
-            errors.append(_error(check.line, check.name, _check_message(check), workspace))
-    has_no_error = not errors
-    if has_no_error and verdict.exit_code != 0:
-        errors.append(_error(None, "tpcompile gate", verdict.summary, workspace))
+    errors += [_error(check.line, check.name, _check_message(check), workspace) for check in (*causes, *others)]
+    if not errors:
+        errors = [_of_first_failure(verdict, workspace)] if verdict.exit_code != 0 else []
     return list(dict.fromkeys(errors))[:MAX_ERRORS]
+
+
+def _of_one_cause(divergences: Sequence[Divergence]) -> list[Divergence]:
+    """The first of all differences with the same cause and line: one line of code may be compiled several times."""
+    found: dict[object, Divergence] = {}
+    for divergence in divergences:
+        key = (divergence.cause, divergence.line) if divergence.line else divergence.title
+        found.setdefault(key, divergence)
+    return list(found.values())
+
+
+def _is_own_cause(check: Check, annotated: Container[UserLine]) -> bool:
+    return check.line is not None and check.line not in annotated and not check.is_consequence
+
+
+def _of_first_failure(verdict: Verdict, workspace: Path) -> str:
+    checks = [check for check in failed(verdict) if not check.is_consequence]
+    if not checks:
+        return _error(None, "tpcompile gate", verdict.summary, workspace)
+    return _error(None, checks[0].name, _check_message(checks[0]), workspace)
 
 
 def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:

@@ -9,19 +9,26 @@ from rich.console import Console
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.report import github, junit, terminal
+from tpcompile.report import console as consoles
+from tpcompile.report import github, junit, show
 
 
 def publish(
-    verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str], *, command: str = "gate"
+    verdict: Verdict,
+    run_dir: RunDir,
+    console: Console,
+    environ: Mapping[str, str],
+    *,
+    command: str = "gate",
+    amount: show.Amount = "all",
 ) -> None:
     """Write junit.xml, print the verdict to `console`, and in GitHub Actions add the step summary and annotations.
 
     `command` is the subcommand of tpcompile, for the title. A report that cannot be written costs one line of output
-    and does not change the verdict.
+    and does not change the verdict. With `amount="json"` only the verdict goes to `console`, the rest to stderr.
     """
-    terminal.render(verdict, console, run=run_dir.path, command=command)
-    write(verdict, run_dir, console, environ)
+    show.show(verdict, console, run=run_dir.path, command=command, amount=amount)
+    write(verdict, run_dir, consoles.stderr() if amount == "json" else console, environ)
 
 
 def write(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from tpcompile.evidence.records import Check, Divergence, Status, Verdict
-from tpcompile.report import terminal
+from tpcompile.report import lines, terminal
 from tpcompile.report.wording import accepted, failed, headline, red
 
 MAX_LINES = 40
@@ -56,6 +56,9 @@ class Screen:
 
 def render(verdict: Verdict, console: Console, *, command: str, folder: Path) -> None:
     """Print the verdict; when it does not fit on the screen, all of it is written to files in `folder`."""
+    if not console.is_terminal:
+        _render_lines(verdict, console, command, folder)
+        return
     tail = Screen(console)
     for text in terminal.last_lines(verdict):
         tail.add(text, at_most=3)
@@ -69,6 +72,14 @@ def render(verdict: Verdict, console: Console, *, command: str, folder: Path) ->
         return
     for line in _written(verdict, folder, command):
         console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _render_lines(verdict: Verdict, console: Console, command: str, folder: Path) -> None:
+    """The verdict in lines for a pipe, and the same files."""
+    found = lines.lines(verdict, command=command)
+    if _has_more(verdict):
+        found += _written(verdict, folder, command)
+    console.file.write("".join(f"{line}\n" for line in found))
 
 
 def _add_differences(screen: Screen, differences: Sequence[Divergence], *, at_most: int) -> None:

@@ -61,13 +61,14 @@ def render(
     verdict: Verdict, console: Console, *, run: Path | None = None, command: str = "gate", limits: Limits = USUAL
 ) -> None:
     """Print the verdict; `run` is its run directory, for the replay command."""
-    console.print(Group(*_parts(verdict, command, limits)))
+    console.print(Group(*body(verdict, command, limits), *last_lines(verdict)))
     if run is not None:
         replay = f"replay: tpcompile compare {plain(shlex.quote(str(run)))}"
         console.print(Text(replay, style="dim"), soft_wrap=True)
 
 
-def _parts(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:
+def body(verdict: Verdict, command: str, limits: Limits) -> Iterator[RenderableType]:
+    """All of the report but its last lines."""
     yield line(f"tpcompile {command}: {headline(verdict)}", "bold")
     if verdict.lead is not None:
         yield lead_text(verdict.lead)
@@ -79,7 +80,6 @@ def _parts(verdict: Verdict, command: str, limits: Limits) -> Iterator[Renderabl
     for table in findings.tables(verdict, max_rows=limits.rows):
         yield Group(table, "")
     yield from _accepted(verdict, limits)
-    yield from last_lines(verdict)
 
 
 def last_lines(verdict: Verdict) -> list[Text]:

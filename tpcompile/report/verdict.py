@@ -14,7 +14,8 @@ from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
 from tpcompile.evidence.judgement.verdict import CAPTURED
 from tpcompile.evidence.records import RankRecord, Verdict
 from tpcompile.evidence.rundir import RunDir
-from tpcompile.report import publish, terminal
+from tpcompile.report import console as consoles
+from tpcompile.report import publish, show
 
 
 class Evidence(NamedTuple):
@@ -47,7 +48,7 @@ class ReportedVerdict(Verdict):
     def print(self, console: Console | None = None) -> None:
         """Print the verdict to `console`, by default stdout; on rank 0, nothing on the other ranks."""
         if self.is_reporter:
-            terminal.render(self, console or Console(), command="check")
+            show.show(self, console or consoles.stdout(), command="check")
 
     def publish(self, run_dir: Path | str | None = None) -> Path:
         """Write evidence and reports, and return the run directory; every rank calls it.

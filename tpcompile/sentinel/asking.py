@@ -25,7 +25,6 @@ _FIRST_S = 0.5
 _LONGEST_S = 30.0
 _TELL_AFTER_S = 10.0
 _TELL_EVERY_S = 60.0
-_STOPPED_S = 4.0
 _GRACE_S = 60.0
 """Longest additional wait, for the neighbours of a rank that is late in a different domain to report it first."""
 _HOWS = {"dead": "died", "stopped": "stopped"}
@@ -36,7 +35,8 @@ class Limits:
     """Limits of a wait, in seconds."""
 
     hang_after_s: float = 3.0
-    unresponsive_s: float = 30.0
+    stopped_s: float = 60.0
+    unresponsive_s: float = 60.0
     skew_limit_s: float = 3600.0
 
 
@@ -133,10 +133,8 @@ class Asking:
         how = _HOWS.get(found.how, "silent")
         if how == "died":
             return self._died(rank, found)
-        # py-spy and gdb stop a process for a moment, too.
-        limit_s = _STOPPED_S if how == "stopped" else self._limits.unresponsive_s
-        silent_s = now_s - self._silent_since[rank]
-        is_final = silent_s >= min(limit_s, self._limits.unresponsive_s)
+        limit_s = self._limits.stopped_s if how == "stopped" else self._limits.unresponsive_s
+        is_final = now_s - self._silent_since[rank] >= limit_s
         return Lost(rank, how, self._seen(rank), is_final=is_final)
 
     def _died(self, rank: int, found: Absence) -> Lost:

@@ -297,7 +297,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Say:
-    """Write a warning into this rank's log."""
+    """Say what this rank waits for. No warning: with a cold cache on one rank, its peers wait and all is well."""
 
     text: str
 

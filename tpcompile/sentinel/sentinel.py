@@ -75,7 +75,8 @@ class Sentinel:
     run_dir: directory of the report, by default runs/<time>-sentinel; created with the first report.
     session: records into this session, which it enters and exits, instead of one of its own.
     hang_after_s: seconds in a collective after which a rank asks the other ranks for their state.
-    unresponsive_s: seconds without an answer after which a rank is given up.
+    stopped_s: seconds after which a rank is given up whose process is stopped (SIGSTOP), by a debugger for instance.
+    unresponsive_s: seconds without an answer after which any other rank is given up, e.g. in a paused container.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
 
     Raises ConfigError without a process group, and for an axis the mesh does not have.
@@ -93,25 +94,25 @@ class Sentinel:
         run_dir: Path | str | None = None,
         session: CaptureSession | None = None,
         hang_after_s: float = 3.0,
-        unresponsive_s: float = 30.0,
+        stopped_s: float = 60.0,
+        unresponsive_s: float = 60.0,
         skew_limit_s: float = 3600.0,
         connect: Callable[[str], RankStore] | None = None,
     ) -> None:
         domain = domain_of(mesh, axis)
-        members = domain.members
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.domain = domain.name
         number = next(_NUMBERS.setdefault(self.domain, itertools.count()))
         make = connect or (lambda name: RankStore.connect(name, rank=self.rank, world_size=self.world_size))
         logger.rank = self.rank
-        self.log = StoreLog(lambda: make("tpcompile/sentinel"), members, domain=self.domain, number=number)
+        self.log = StoreLog(lambda: make("tpcompile/sentinel"), domain.members, domain=self.domain, number=number)
         self.session = session or CaptureSession(groups=domain.roles, count_regions=False)
         self.policy: Policy = policy
-        self._limits = Limits(hang_after_s, unresponsive_s, skew_limit_s)
+        self._limits = Limits(hang_after_s, stopped_s, unresponsive_s, skew_limit_s)
         self._progress = Progress(
-            lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), members)
+            lambda found: self._on(ev.WentPast(found)), counters=lambda: counters(sys._getframe(), domain.members)
         )
-        self.protocol = Protocol(self.rank, members, self._progress, self._limits)
+        self.protocol = Protocol(self.rank, domain.members, self._progress, self._limits)
         self._timeline, self._black_box = Timeline(), BlackBox()
         self.shutdown = Shutdown(last_act=self._black_box.close)
         self._snapshot = Snapshot(self.protocol, main_thread=threading.get_ident())
@@ -152,7 +153,7 @@ class Sentinel:
             ev.Compare: lambda action: self._comparison.with_the_next(),
             ev.Look: self._look,
             ev.Ask: self._ask,
-            ev.Say: lambda action: logger.warning("{}", action.text),
+            ev.Say: lambda action: logger.info("{}", action.text),
             ev.Settle: self._settle,
             ev.StopWatching: self._stop_watching,
         }

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.judgement.verdict import SENTINEL, agree_rules
@@ -23,6 +21,7 @@ from tpcompile.ranks.exchange import Exchange
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
+from tpcompile.report import console
 from tpcompile.report.publish import publish
 from tpcompile.sentinel.blackbox import forget
 from tpcompile.sentinel.events import Alarm
@@ -206,7 +205,7 @@ class Settlement:
             rules = self._rules
             facts = {"kind": SENTINEL, "domain": self._domain, "timeout_s": rules.timeout_s, "allowed": rules.allowed}
             directory.write_run(facts)
-            publish(verdict, directory, Console(stderr=True), os.environ, command="sentinel")
+            publish(verdict, directory, console.stderr(), os.environ, command="sentinel")
 
     def _directory(self) -> RunDir:
         """Directory of all ranks' reports. Raises PreflightError when it cannot be written."""

@@ -10,7 +10,14 @@ interpreted.py  Triton's interpreter, made to round as GPUs do
 kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 simulated.py    all ranks in one process
 symmetric.py    memory of a GPU that the other ranks of a group can write
+tested.py       the versions that all this was tested with
 watching.py     calls of compiled code and the flight recorder, as the sentinel sees them
 
 Each has a test in tests/torch_api that fails when torch moves one of its names.
 """
+
+from torch import __version__
+
+from tpcompile.torch_api.tested import warn_if_untested
+
+warn_if_untested(__version__)

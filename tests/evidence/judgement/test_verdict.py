@@ -146,6 +146,29 @@ def test_a_replay_names_the_rank_that_left_no_record_and_its_last_phase(run: Run
     assert check.ranks == (1,) and "C/first" in check.observed
 
 
+def test_a_replay_says_of_a_dead_rank_what_the_live_run_saw_of_its_process(run: RunDir) -> None:
+    run.write_record(plain(0))
+    died = problem(CheckId.ALIVE).model_copy(update={"observed": "rank 1 is gone: its process died", "ranks": (1,)})
+    live = verdict(plain(0), problems=[died])
+    run.write_verdict(live)
+    again = replay(run)
+    assert "its process died" in again.summary and "last seen never" not in again.summary
+    assert (again.summary, again.checks) == (live.summary, live.checks)
+
+
+def test_a_replay_keeps_where_the_live_run_saw_a_missing_rank_last(run: RunDir) -> None:
+    run.write_record(plain(0))
+    live = verdict(plain(0), absent=[Absent(1, "compiling in phase C/first; its process 7 died")])
+    run.write_verdict(live)
+    assert replay(run) == live
+
+
+def test_a_record_that_was_lost_after_a_green_run_is_still_missing(run: RunDir) -> None:
+    run.write_record(plain(0))
+    run.write_verdict(verdict(plain(0), plain(1)))
+    assert "rank 1 is missing; last seen never, it left no status" in replay(run).summary
+
+
 def test_a_replay_without_records_says_so(run: RunDir) -> None:
     with pytest.raises(ConfigError, match="holds no rank records"):
         replay(run)

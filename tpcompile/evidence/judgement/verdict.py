@@ -89,12 +89,16 @@ def conclude(
     world_size: int,
     absent: Sequence[Absent] = (),
     problems: Sequence[Check] = (),
+    reported: Sequence[Check] = (),
 ) -> Verdict:
-    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that failed before the comparison."""
+    """Judge a run. `absent` are ranks that left no digest, `problems` are checks that failed before the comparison.
+
+    `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
+    """
     divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
-    found = [*(_absent_check(rules, rank) for rank in absent), *problems]
+    found = [*reported, *(_absent_check(rules, rank) for rank in absent), *problems]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)

@@ -16,7 +16,12 @@ import typer
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 _SHIPPED = "tpcompile.fastpath.certify.shipped"
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 

@@ -49,7 +49,7 @@ def killed(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
-@fault(Cause.STOPPED_RESPONDING, _UNLOGGED, ranks=(0,), step=3)
+@fault(Cause.STOPPED_RESPONDING, _UNLOGGED, ranks=(0,), step=3, options={"stopped_s": 4.0})
 def stopped(context: Context) -> None:
     """Rank 0 is stopped (SIGSTOP) at step 3 and never continued."""
     layer = _layer(context)
@@ -80,7 +80,7 @@ def killed_compiling(context: Context) -> None:
         layer(context.randn(8, 16))
 
 
-@fault(Cause.STOPPED_RESPONDING, _UNLOGGED)
+@fault(Cause.STOPPED_RESPONDING, _UNLOGGED, options={"stopped_s": 4.0})
 def stopped_compiling(context: Context) -> None:
     """Rank 1 is stopped (SIGSTOP) while it compiles for the first time."""
     layer = _layer(context, backend=_strikes(context, lambda: os.kill(os.getpid(), signal.SIGSTOP), num_before=0))

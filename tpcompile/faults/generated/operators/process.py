@@ -32,7 +32,7 @@ OPERATORS = (
         start=Start.STEP,
         trace=Trace.ABSENT,
         ends=Ends.HANGS,
-        options={"unresponsive_s": 4.0},
+        options={"stopped_s": 4.0, "unresponsive_s": 4.0},
     ),
     Operator(
         name="raised",

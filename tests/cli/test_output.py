@@ -1,0 +1,110 @@
+"""`tpcompile` in a shell: help, version, pipes that are closed, disks that are full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.forked import PYTHONPATH
+from tests.report import samples
+from tpcompile.evidence.rundir import RunDir
+
+FULL = Path("/dev/full")
+
+
+def shell(command: str, *, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a bash command in which `tpcompile` is `python -m tpcompile`."""
+    script = f'set -o pipefail; tpcompile() {{ "{sys.executable}" -m tpcompile "$@"; }}; {command}'
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, **environ}
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env, cwd=cwd)
+
+
+@pytest.mark.parametrize("args", ["-h", "gate -h", "compare -h", "diagnose -h", "presets -h"])
+def test_h_is_help(args: str) -> None:
+    done = shell(f"tpcompile {args}")
+    assert (done.returncode, done.stdout.startswith("Usage: tpcompile")) == (0, True)
+
+
+def test_version_is_one_line() -> None:
+    assert shell("tpcompile --version").stdout == f"tpcompile {metadata.version('tpcompile')}\n"
+
+
+def test_completion_is_offered_for_the_shell() -> None:
+    done = shell(
+        "tpcompile gate --pre", COMP_WORDS="tpcompile gate --pre", COMP_CWORD="2", _TPCOMPILE_COMPLETE="complete_bash"
+    )
+    assert done.stdout.split() == ["--preset"]
+
+
+@pytest.mark.parametrize("command", ["presets", "version", "-h", "gate -h"])
+def test_a_closed_pipe_is_no_error(command: str) -> None:
+    done = shell(f"tpcompile {command} | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
+@pytest.mark.parametrize("command", ["presets", "version"])
+def test_a_full_disk_is_one_line_and_no_bug(command: str) -> None:
+    done = shell(f"tpcompile {command} > /dev/full")
+    assert done.returncode in (0, 4)
+    assert "bug in tpcompile" not in done.stderr and "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_presets_in_a_pipe_are_a_line_each() -> None:
+    lines = shell("tpcompile presets | cat", COLUMNS="20").stdout.splitlines()
+    assert len(lines) == 1 + len(list((Path(PYTHONPATH.split(os.pathsep)[0]) / "configs").glob("*.yaml")))
+
+
+@pytest.mark.slow
+def test_faults_in_a_pipe_are_a_line_each() -> None:
+    lines = shell("tpcompile faults list | cat", COLUMNS="20", FORCE_COLOR="1").stdout.splitlines()
+    names = [line.partition("\t")[0] for line in lines]
+    assert "rank_constant" in names and len(names) > 100
+    assert all("\t" in line for line in lines)
+
+
+@pytest.mark.parametrize("sink", ["| true", "> /dev/full"])
+def test_the_exit_code_of_compare_is_that_of_the_verdict_whatever_becomes_of_stdout(tmp_path: Path, sink: str) -> None:
+    run = RunDir.create(tmp_path / "red")
+    run.write_verdict(samples.failing())
+    code = f"""
+import sys
+from tpcompile import cli
+from tpcompile.gate import replay
+from tests.report import samples
+replay.replay = lambda run: samples.failing()
+sys.argv = ["tpcompile", "compare", {str(run.path)!r}]
+cli.main()
+"""
+    script = tmp_path / "compare.py"
+    script.write_text(code)
+    done = shell(f"{sys.executable} {script} {sink}")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_a_bug_is_still_called_one(tmp_path: Path) -> None:
+    script = tmp_path / "bug.py"
+    script.write_text(
+        "import sys\nfrom tpcompile import cli, launch\nlaunch.plan = lambda request: 1 // 0\n"
+        "sys.argv = ['tpcompile', 'gate']\ncli.main()\n"
+    )
+    done = shell(f"{sys.executable} {script}", cwd=tmp_path)
+    assert (done.returncode, "this is a bug in tpcompile" in done.stderr) == (3, True)
+
+
+def test_a_disk_that_fills_up_in_the_middle_is_the_environment_and_no_bug(tmp_path: Path) -> None:
+    script = tmp_path / "full.py"
+    script.write_text(
+        "import errno, sys\nfrom tpcompile import cli, launch\n"
+        "def plan(request): raise OSError(errno.ENOSPC, 'No space left on device', 'file')\nlaunch.plan = plan\n"
+        "sys.argv = ['tpcompile', 'gate']\ncli.main()\n"
+    )
+    done = shell(f"{sys.executable} {script}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (4, "error: file: No space left on device\n")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.report import samples
+from tpcompile.evidence.records import Status, Verdict
+from tpcompile.report import console, lines, show, terminal
+
+LONG_PATH = "/a/folder/with/a/name/that/is/longer/than/eighty/columns/and/so/is/folded/on/a/terminal/model.py"
+
+
+def long() -> Verdict:
+    """A red verdict whose line has a path that no 80 columns hold."""
+    line = samples.LINE.model_copy(update={"file": LONG_PATH})
+    check = samples.check(name="graph breaks", status=Status.FAIL, line=line, details=("first\nsecond",))
+    return samples.failing().model_copy(update={"checks": (check, samples.check(name="one graph"))})
+
+
+def piped(verdict: Verdict) -> list[str]:
+    """What a pipe gets."""
+    out = io.StringIO()
+    show.show(verdict, Console(file=out, width=80), run=Path("runs/x"))
+    return out.getvalue().splitlines()
+
+
+def test_a_check_is_one_line_with_its_path_whole() -> None:
+    (row,) = [line for line in piped(long()) if "graph breaks" in line]
+    assert row.startswith("FAIL mode C, graph breaks: ")
+    assert f"{LONG_PATH}:12" in row and "first | second" in row
+    assert "PASS mode C, one graph: 1 on ranks 0-7 (expected 1 on every rank)" in piped(long())
+
+
+def test_on_a_terminal_the_same_path_is_folded() -> None:
+    out = io.StringIO()
+    terminal.render(long(), Console(file=out, width=80))
+    assert LONG_PATH not in out.getvalue()
+
+
+def test_a_ci_that_forces_color_makes_no_terminal_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert Console(file=io.StringIO()).is_terminal
+    assert not console.stdout().is_terminal and not console.stderr().is_terminal
+
+
+def test_every_difference_has_its_cause_its_sides_and_its_advice_on_lines_of_its_own() -> None:
+    found = [line for line in piped(samples.failing()) if line.startswith("difference 1 of 1")]
+    assert len(found) == 4
+    assert "layer graph: content differs" in found[0]
+    assert "rank 7: " in found[2]
+    assert found[3].endswith("what to do: make the constant a buffer, or declare it under gate.allow")
+
+
+def test_the_report_ends_with_the_outcome_and_the_replay_command() -> None:
+    assert [line.partition(":")[0] for line in piped(samples.failing())[-2:]] == ["FAIL (exit 1)", "replay"]
+
+
+def test_many_differences_are_counted() -> None:
+    many = samples.failing().model_copy(update={"divergences": (samples.divergence(),) * 40})
+    assert "and 30 more differences in verdict.json" in lines.lines(many, command="gate")
+
+
+def test_control_characters_do_not_reach_the_pipe() -> None:
+    verdict = samples.passing().model_copy(update={"summary": "red\x1b[31m"})
+    assert "PASS (exit 0): red\\x1b[31m" in piped(verdict)

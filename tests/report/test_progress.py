@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.report.progress import Progress, progress_line
+
+
+def status(rank: int, state: str = "running", phase: str = "C/first") -> RankStatus:
+    """What one of four ranks wrote last."""
+    return RankStatus(rank=rank, world_size=4, pid=1, host="h", phase=phase, state=state)
+
+
+def test_ranks_that_do_the_same_are_named_together_and_the_others_apart() -> None:
+    statuses = [status(0), status(1, "compiling 0/0"), status(2, "compiling 0/0")]
+    assert (
+        progress_line(statuses, 4, 12.4) == "12 s: rank 0: C/first; ranks 1-2: C/first, compiling 0/0; rank 3: starting"
+    )
+
+
+def became(condition: Callable[[], bool]) -> bool:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_log_gets_a_line_in_intervals(tmp_path: Path) -> None:
+    run, out = RunDir.create(tmp_path), io.StringIO()
+    run.write_status(status(0, "compiling 0/0"))
+    with Progress(run, 4, Console(file=out, width=20), every_s=0.01):
+        assert became(lambda: out.getvalue().count("\n") >= 2)
+    assert "s: rank 0: C/first, compiling 0/0; ranks 1-3: starting" in out.getvalue().splitlines()[0]
+
+
+def test_a_quiet_run_and_a_short_one_print_nothing(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with Progress(RunDir.create(tmp_path), 2, Console(file=out), is_quiet=True, every_s=0.0):
+        pass
+    with Progress(RunDir.create(tmp_path), 2, Console(file=out)):
+        pass
+    assert out.getvalue() == ""
+
+
+def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True)
+    with Progress(RunDir.create(tmp_path), 2, console, every_s=0.01) as progress:
+        assert became(lambda: "ranks 0-1: starting" in out.getvalue())
+        progress.show("a line of a rank")
+    assert "a line of a rank\n" in out.getvalue()
+
+
+def test_a_status_file_that_is_damaged_costs_the_line_and_not_the_run(tmp_path: Path) -> None:
+    run, out = RunDir.create(tmp_path), io.StringIO()
+    run.write_text("rank_0/status.json", "{")
+    with Progress(run, 2, Console(file=out), every_s=0.01):
+        assert became(lambda: "starting" in out.getvalue())

@@ -1,0 +1,105 @@
+"""What a launch prints besides its verdict, and what is left when the launcher is killed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from tests.forked import PYTHONPATH
+from tests.gate.runs import leftovers
+from tests.test_launch import a_plan, became, run
+from tpcompile import launch
+from tpcompile.errors import ExitCode, PreflightError
+from tpcompile.evidence.records import Verdict
+from tpcompile.evidence.rundir import RunDir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("behaviour", "is_shown"), [("red", False), ("silent_error", True)])
+def test_torchruns_report_is_shown_only_where_no_rank_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], behaviour: str, is_shown: bool
+) -> None:
+    run(a_plan(tmp_path, behaviour, torchrun=True))
+    log, err = tmp_path / "run" / "logs" / "torchrun.log", capfd.readouterr().err
+    assert "ChildFailedError" in log.read_text()
+    assert ("ChildFailedError" in err) is is_shown
+    assert (f"torchrun's own report: {log}" in err) is not is_shown
+
+
+def test_with_json_stdout_has_the_verdict_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = a_plan(tmp_path, "pass_talking")
+    out = io.StringIO()
+    assert launch.run(plan, Console(file=out), amount="json") == 0
+    assert Verdict.model_validate_json(out.getvalue()) == RunDir(plan.run_dir).read_verdict()
+    captured = capfd.readouterr()
+    assert (captured.out, "a rank talks" in captured.err) == ("", True)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_where_the_disk_is_full_and_no_rank_could_say_so_it_is_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    plan = a_plan(tmp_path, "silent")
+    if not is_full:
+        assert run(plan)[0] == ExitCode.BUG  # torchrun ended well, and nobody reported
+        return
+
+    def unwritable(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
+    with pytest.raises(PreflightError, match=r"cannot write run directory .*: No space left on device"):
+        launch.run(plan, Console(file=io.StringIO()))
+
+
+KILLED = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from rich.console import Console
+from tests.test_launch import a_plan
+from tpcompile import launch, process_tree
+if sys.argv[2] == "unwatched":
+    process_tree._watched = lambda launch_id: nullcontext()
+launch.run(a_plan(Path(sys.argv[1]), "hang", torchrun=True), Console())
+"""
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """torchrun and ranks of a run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_one = str(folder) in " ".join(process.cmdline()) and KILLED not in process.cmdline()
+        except psutil.Error:
+            continue
+        if is_one:
+            found.append(process)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watch", ["watched", "unwatched"])
+def test_torchrun_and_its_ranks_end_when_the_launcher_is_killed(tmp_path: Path, watch: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    launcher = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), watch], env=environ)
+    try:
+        assert became(lambda: len(RunDir(tmp_path / "run").read_statuses()) == 2, 120)
+        assert len(processes_of(tmp_path)) == 3
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+        is_watched = watch == "watched"
+        assert became(lambda: not processes_of(tmp_path), 20 if is_watched else 3) is is_watched
+    finally:
+        for process in processes_of(tmp_path):
+            process.kill()
+    assert became(lambda: leftovers(tmp_path) == [])

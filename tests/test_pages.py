@@ -1,0 +1,185 @@
+"""README, docs/ and examples/ci: the commands, paths, links, exit codes and names in them exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import tpcompile
+from tpcompile import cli
+from tpcompile.cli.defaults import defaults
+from tpcompile.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+ACTION = ROOT / "examples" / "ci" / "gate.yml"
+ELSEWHERE = {"docs/pytest.md"}
+"""Pages of a part that is not merged yet."""
+_BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```$", re.M | re.S)
+_PATH = re.compile(r"\b(?:docs|scripts|results|examples|repro|configs)/[\w./*-]*\w")
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Name of a subcommand -> its click command."""
+    from tpcompile.fastpath.certify import __main__ as certify
+    from tpcompile.faults import __main__ as faults
+
+    found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    found["certify"] = typer.main.get_command(certify.app)
+    found |= {f"faults {name}": one for name, one in typer.main.get_command(faults.app).commands.items()}  # type: ignore[attr-defined]
+    return found
+
+
+def options_of(command: Any) -> set[str]:
+    """All spellings of its options."""
+    spelled = {name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    return {*spelled, "-h", "--help"}
+
+
+def written(text: str) -> Iterator[str]:
+    """Every command line that starts with `tpcompile`, in blocks and code spans."""
+    for block in _BLOCK.findall(text):
+        lines = block.replace("\\\n", " ").splitlines()
+        yield from (
+            line.strip().removeprefix("run: ")
+            for line in lines
+            if re.match(r"\s*(run: )?(tpcompile|python -m tpcompile) ", line)
+        )
+    yield from re.findall(r"`(tpcompile [a-z-][^`]*)`", _BLOCK.sub("", text))
+
+
+def problem(line: str) -> str:
+    """What is wrong with a command line of ours; empty for nothing."""
+    line = line.removeprefix("python -m ")
+    if re.match(r"tpcompile \w+:", line):  # a line that it prints
+        return ""
+    words = shlex.split(re.split(r"\s[|>&]|\s\|\||;", line)[0].partition("  #")[0].replace("'", ""))[1:]
+    words = [word.strip("[]") for word in words]
+    if words and words[0].startswith("-"):
+        known = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
+        return "" if words[0] in known else f"{line}: no option {words[0]}"
+    name = " ".join(words[:2]) if words[:1] == ["faults"] and len(words) > 1 else words[0]
+    if name == "faults":
+        return ""
+    command = commands().get(name)
+    if command is None:
+        return f"{line}: no command {name!r}"
+    unknown = [w for w in words if w.startswith("-") and w != "-" and w.partition("=")[0] not in options_of(command)]
+    return f"{line}: no option {unknown[0]}" if unknown else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
+    added = {"tpcompile causes"}  # by CONTRIBUTING
+    lines = [line for line in written(page.read_text()) if line not in added]
+    assert [said for said in map(problem, lines) if said] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tpcompile gates",
+        "tpcompile gate --nprocs 2",
+        "tpcompile faults lists",
+        "tpcompile --versions",
+        "tpcompile faults run x --nope",
+    ],
+)
+def test_a_command_or_option_that_does_not_exist_is_found(line: str) -> None:
+    assert list(map(problem, written(f"```\n{line}\n```\n`{line}`"))) != ["", ""]
+    assert problem(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
+    text = page.read_text()
+    paths = {path for path in _PATH.findall(re.sub(r"^```diff.*?^```$", "", text, flags=re.M | re.S))}
+    linked = {str((page.parent / path).resolve().relative_to(ROOT)) for path, _ in _LINK.findall(text)}
+    missing = [path for path in sorted({*paths, *linked} - ELSEWHERE) if not exists(path)]
+    assert missing == []
+
+
+def exists(path: str) -> bool:
+    """True for a path, a pattern, or a path without its suffix in the repository."""
+    stem = path.rstrip("-.")
+    return (ROOT / stem).exists() or any(ROOT.glob(path)) or any(ROOT.glob(f"{stem}*"))
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    assert not exists("docs/nope.md") and exists("docs/gate.md")
+
+
+def test_links_to_a_heading_name_one() -> None:
+    for page in PAGES:
+        for path, anchor in _LINK.findall(page.read_text()):
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", (page.parent / path).read_text(), re.M)
+                known = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor[1:] in known, f"{page.name}: {path}{anchor}"
+
+
+def test_the_readme_fits_on_150_lines_and_links_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    linked = {path for path, _ in _LINK.findall(text)}
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs" / "gate.md").read_text()
+    section = text[text.index("Exit codes of") :].partition("\n\n")[0]
+    assert [code for code in ExitCode if not re.search(rf"\b{int(code)}\b", section)] == []
+
+
+def test_the_api_page_is_what_the_code_says() -> None:
+    page = runpy.run_path(str(ROOT / "scripts" / "api_page.py"))["page"]()
+    assert (ROOT / "docs" / "api.md").read_text() == page, "python scripts/api_page.py > docs/api.md"
+    assert [name for name in tpcompile.__all__ if f"\n## tpcompile.{name}\n" not in page] == []
+
+
+def test_the_defaults_of_the_page_are_keys_that_exist(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "ci.md").read_text(), re.M | re.S)
+    (tmp_path / "pyproject.toml").write_text(block)
+    assert len(defaults(None, tmp_path)) == len(tomllib.loads(block)["tool"]["tpcompile"])
+
+
+def steps() -> list[dict[str, Any]]:
+    """Steps of the example for GitHub."""
+    found: list[dict[str, Any]] = yaml.safe_load(ACTION.read_text())["jobs"]["gate"]["steps"]
+    return found
+
+
+@pytest.mark.slow
+def test_the_action_is_that_of_the_page_and_calls_commands_that_exist() -> None:
+    assert ACTION.read_text() in (ROOT / "docs" / "ci.md").read_text()
+    runs = [line.strip() for step in steps() for line in step.get("run", "").splitlines()]
+    ours = [line for line in runs if line.startswith("tpcompile")]
+    assert len(ours) == 2
+    assert [said for said in map(problem, ours) if said] == []
+
+
+def test_the_action_installs_the_torch_that_is_tested() -> None:
+    pinned = re.search(r'DEFAULT_TORCH="(.*)"', (ROOT / "scripts" / "venv.sh").read_text())
+    assert pinned is not None
+    assert [step for step in steps() if pinned[1] in step.get("run", "")]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "tpcompile" / "py.typed").exists()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "Typing :: Typed" in project["classifiers"] and project["keywords"]
+    assert (f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()) and project["readme"] == "README.md"

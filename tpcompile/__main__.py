@@ -1,0 +1,6 @@
+"""`python -m tpcompile` is `tpcompile`."""
+
+from tpcompile.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""`--config FILE`, else `[tool.tpcompile]` of the nearest pyproject.toml -> defaults of the gate's flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from tpcompile.errors import ConfigError
+from tpcompile.request import GateRequest, flags_of
+
+_PYPROJECT = "pyproject.toml"
+_WORDS = {bool: "true or false", int: "an integer", float: "a number"}
+
+
+def defaults(file: Path | None, folder: Path) -> dict[str, Any]:
+    """Field of `GateRequest` -> its default, from `file`, else from a pyproject.toml in `folder` or above it.
+
+    Keys are the flags without their dashes. A pyproject.toml is read at `[tool.tpcompile]`, any other file at its top
+    level. Raises ConfigError, in one line, for a file that cannot be read, an unknown key, or a value of a wrong type.
+    """
+    if file is not None:
+        data = _read(file)
+        is_project = file.name == _PYPROJECT
+        return _checked(_section(data, file) or {} if is_project else data, _name(file))
+    for path in _projects(folder):
+        section = _section(_read(path), path)
+        if section is not None:
+            return _checked(section, _name(path))
+    return {}
+
+
+def _name(path: Path) -> str:
+    return f"{path} [tool.tpcompile]" if path.name == _PYPROJECT else str(path)
+
+
+def _projects(folder: Path) -> Iterator[Path]:
+    for parent in (folder, *folder.parents):
+        path = parent / _PYPROJECT
+        if path.is_file():
+            yield path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _section(data: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    tool = data.get("tool", {})
+    found = tool.get("tpcompile") if isinstance(tool, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise ConfigError(f"{path}: tool.tpcompile must be a table")
+    return found
+
+
+def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields that the keys stand for."""
+    known = {flag.spelling.removeprefix("--"): (field.name, kind) for field, kind, flag in flags_of(GateRequest)}
+    found = {}
+    for key, value in given.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; choose from {', '.join(sorted(known))}")
+        field, kind = known[name]
+        found[field] = _value(value, kind, f"{where}: {key} = {value!r}")
+    return found
+
+
+def _value(value: Any, kind: Any, what: str) -> Any:
+    """The value as a flag would have it."""
+    if get_origin(kind) is Literal:
+        choices = _choices(kind)
+        if value not in choices:
+            raise ConfigError(f"{what}: choose from {', '.join(choices)}")
+        return value
+    if get_origin(kind) is list:
+        is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if not is_list:
+            raise ConfigError(f'{what}: write a list of strings, e.g. ["block.seq_len=64"]')
+        return value
+    is_number = kind is float and type(value) is int
+    wanted = kind if kind in _WORDS else str
+    if type(value) is not wanted and not is_number:
+        raise ConfigError(f"{what}: must be {_WORDS.get(wanted, 'a string')}")
+    return value
+
+
+def _choices(kind: Any) -> list[str]:
+    """The values of a Literal, those of Literals within it as well."""
+    found: list[str] = []
+    for one in get_args(kind):
+        found += [one] if isinstance(one, str) else _choices(one)
+    return found

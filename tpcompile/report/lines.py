@@ -1,0 +1,113 @@
+"""Verdict -> lines for a pipe or a log: one per check, nothing folded, so that `grep` finds whole checks and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tpcompile.evidence.judgement.leading import cause_text, who_text
+from tpcompile.evidence.judgement.rank_taint import value_text
+from tpcompile.evidence.records import Check, Divergence, Lead, RankGroup, UserLine, Verdict, items_of
+from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.report.wording import (
+    accepted_lines,
+    cause_lines,
+    groups_text,
+    headline,
+    item_text,
+    outcome,
+    plain,
+    red,
+)
+
+MAX_DETAILS = 8
+"""Lines of detail of one failed check; verdict.json has all of them."""
+MAX_DIFFERENCES = 10
+"""Differences that are printed; verdict.json has all of them."""
+
+
+def lines(verdict: Verdict, *, command: str) -> list[str]:
+    """The whole report; `command` is the subcommand of tpcompile, for the title."""
+    found = [f"tpcompile {command}: {headline(verdict)}"]
+    if verdict.lead is not None:
+        found.append(f"cause: {_lead(verdict.lead)}")
+    found += map(_check, verdict.checks)
+    found += [f"equal ranks in {name}: {groups_text(groups)}" for name, groups in sorted(verdict.domains.items())]
+    found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
+    found += _differences(red(verdict))
+    found += _taints(verdict)
+    found += _recompiles(verdict)
+    found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
+    found += last_lines(verdict)
+    return [_one_line(text) for text in found]
+
+
+def last_lines(verdict: Verdict) -> list[str]:
+    """The outcome, and what to do first."""
+    advice = verdict.lead.do_first if verdict.lead else ""
+    end = [f"{outcome(verdict)}: {verdict.summary}"]
+    return [*end, f"do first: {advice}"] if advice else end
+
+
+def _one_line(text: str) -> str:
+    return plain(text).replace("\n", " | ")
+
+
+def _lead(lead: Lead) -> str:
+    return _joined(cause_text(lead), who_text(lead), _source(lead.line))
+
+
+def _check(check: Check) -> str:
+    """`PASS mode C, graph breaks: 0 breaks on every rank (expected 0 breaks on every rank)`."""
+    mode = f"mode {check.mode}, " if check.mode else ""
+    head = f"{check.status.value.upper()} {mode}{check.name}: {check.observed} (expected {check.expected})"
+    if not check.is_red:
+        return head
+    follows = "follows from a different finding" if check.is_consequence else ""
+    ranks = named_ranks(check.ranks) if check.ranks else ""
+    return _joined(head, ranks, _source(check.line), follows, *check.details[:MAX_DETAILS])
+
+
+def _differences(found: Sequence[Divergence]) -> Iterator[str]:
+    for number, divergence in enumerate(found[:MAX_DIFFERENCES], start=1):
+        head = f"difference {number} of {len(found)}"
+        domain = f"domain {divergence.domain}" if divergence.domain else ""
+        kind = f"layer {divergence.layer.value}: {divergence.cls.value}"
+        yield f"{head}: {_joined(divergence.title, kind, divergence.where, domain, *cause_lines(divergence))}"
+        for group in divergence.groups:
+            yield f"{head}, {_side(group)}"
+        if divergence.advice:
+            yield f"{head}, what to do: {divergence.advice}"
+    num_hidden = len(found) - MAX_DIFFERENCES
+    if num_hidden > 0:
+        yield f"and {num_hidden} more differences in verdict.json"
+
+
+def _side(group: RankGroup) -> str:
+    return _joined(f"{named_ranks(group.ranks)}: {item_text(group.item)}", _source(group.line))
+
+
+def _taints(verdict: Verdict) -> Iterator[str]:
+    for taint in verdict.taints:
+        values = ", ".join(f"{ranks_text(ranks)}: {value_text(item)}" for ranks, item in items_of(taint.groups))
+        advice = f"allowed: {taint.reason}" if taint.reason else taint.suggestion
+        kind = f"{taint.grade.value}: {taint.kind.value}"
+        yield _joined(f"depends on the rank: {taint.what} {taint.text}", _source(taint.line), kind, values, advice)
+
+
+def _recompiles(verdict: Verdict) -> Iterator[str]:
+    for cause in verdict.recompiles:
+        values = f" ({cause.values})" if cause.values else ""
+        times = f"{cause.count} times on {named_ranks(cause.ranks)}"
+        yield _joined(f"recompiled by {cause.kind}: {cause.guard}{values}", times, _source(cause.line), cause.advice)
+
+
+def _source(line: UserLine | None) -> str:
+    """` at file:line in function: code`, empty when the line is not known."""
+    if line is None:
+        return ""
+    code = line.code.strip()
+    return f"at {line}: {code}" if code else f"at {line}"
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,36 @@
+"""Text -> stdout, which may be a closed pipe (`| head`) or a file on a full disk: the exit code stays the verdict's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def forgiving() -> Iterator[None]:
+    """Around all that is printed: a stdout that cannot be written costs the text, and one line on stderr."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        _drop(error)
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    with forgiving():
+        print(text, flush=True)
+
+
+def _drop(error: OSError) -> None:
+    """Send what is left to nowhere: Python would fail on it once more at the end of the process."""
+    if error.errno != errno.EPIPE:  # `| head` closes the pipe on purpose
+        with suppress(OSError):
+            print(f"error: cannot write to stdout: {error.strerror}", file=sys.stderr)
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,114 @@
+"""Lines that torchrun and its ranks write to stderr -> those to show; torchrun's own report of a failure is kept back.
+
+When a rank ends with an error, torchrun logs which ranks it stops and raises ChildFailedError: some forty lines that
+say "exitcode 1" and nothing of the cause, below the verdict that has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+_LOGGED = re.compile(r"^[IWEF]\d{4} \S+ \d+ torch/distributed/(elastic/|run\.py)")
+"""A line of torchrun's logger."""
+_RAISED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+_TRACEBACK = "Traceback (most recent call last):"
+_RULE = re.compile(r"^=+$")
+_NUM_RULES = 2
+"""The report stands between two lines of `=`."""
+
+
+class Folded:
+    """Keeps torchrun's report back: `feed` takes a line and returns the lines to show now, `rest` those at the end."""
+
+    def __init__(self) -> None:
+        self.hidden: list[str] = []
+        """Lines that were kept back."""
+        self._traceback: list[str] = []
+        """Lines of a traceback whose exception is not known yet."""
+        self._rules_left = 0
+        """Lines of `=` before the end of a report that has begun."""
+
+    def feed(self, line: str) -> list[str]:
+        """The lines to show after this one."""
+        if self._rules_left:
+            self.hidden.append(line)
+            self._rules_left -= bool(_RULE.match(line))
+            return []
+        if self._traceback:
+            return self._in_traceback(line)
+        if line == _TRACEBACK:
+            self._traceback = [line]
+            return []
+        if _LOGGED.match(line):
+            self.hidden.append(line)
+            return []
+        return [line]
+
+    def rest(self) -> list[str]:
+        """Lines of a traceback that was cut off."""
+        cut_off, self._traceback = self._traceback, []
+        return cut_off
+
+    def _in_traceback(self, line: str) -> list[str]:
+        is_frame = line.startswith(" ") and line != _TRACEBACK
+        if is_frame:
+            self._traceback.append(line)
+            return []
+        held = self.rest()
+        if line.startswith(_RAISED):
+            self.hidden += [*held, line]
+            self._rules_left = _NUM_RULES
+            return []
+        return [*held, *self.feed(line)]
+
+
+class TorchrunLog:
+    """Writes all that torchrun and its ranks print to a file, and shows it without torchrun's own report."""
+
+    def __init__(self, path: Path, show: Callable[[str], None]) -> None:
+        self.path = path
+        self._show = show
+        self._folded = Folded()
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):  # a full disk costs the file, not the run
+            self._file = self.path.open("w", encoding="utf-8")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for line in self._folded.rest():
+            self._show(line)
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    def line(self, text: str) -> None:
+        """Take one line, without its newline."""
+        self._write(text)
+        for shown in self._folded.feed(text):
+            self._show(shown)
+
+    @property
+    def has_hidden(self) -> bool:
+        """True when lines were kept back."""
+        return bool(self._folded.hidden)
+
+    def show_hidden(self) -> None:
+        """Show what was kept back: where there is no verdict, it is all that is known."""
+        for line in self._folded.hidden:
+            self._show(line)
+
+    def _write(self, text: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(f"{text}\n")
+            self._file.flush()
+        except OSError:
+            self._file = None
