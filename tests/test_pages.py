@@ -23,8 +23,6 @@ from tpcompile.errors import ExitCode
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 ACTION = ROOT / "examples" / "ci" / "gate.yml"
-ELSEWHERE = {"docs/pytest.md"}
-"""Pages of a part that is not merged yet."""
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```$", re.M | re.S)
 _PATH = re.compile(r"\b(?:docs|scripts|results|examples|repro|configs)/[\w./*-]*\w")
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -109,7 +107,7 @@ def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
     text = page.read_text()
     paths = {path for path in _PATH.findall(re.sub(r"^```diff.*?^```$", "", text, flags=re.M | re.S))}
     linked = {str((page.parent / path).resolve().relative_to(ROOT)) for path, _ in _LINK.findall(text)}
-    missing = [path for path in sorted({*paths, *linked} - ELSEWHERE) if not exists(path)]
+    missing = [path for path in sorted({*paths, *linked}) if not exists(path)]
     assert missing == []
 
 

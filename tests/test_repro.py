@@ -74,3 +74,15 @@ def test_transformers_reduces_accumulated_gradients_of_qk_norms_again() -> None:
         assert max(found[1].values()) < 1e-5
         wrong = {name.rpartition("self_attn.")[2] for name, error in found[2].items() if error > 1e-5}
         assert wrong == {"q_norm.weight", "k_norm.weight"}, "transformers is right now: drop the repro and its row"
+
+
+def _second_length() -> tuple[str, str]:
+    module = _module("dtensor_second_length")
+    return module.outcome(), module.outcome(has_gradients=False)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13")
+def test_a_plan_with_gradients_cannot_be_compiled_for_a_second_length() -> None:
+    for found, without_gradients in run_on_ranks(_second_length):
+        assert "RecursionError" in found, "torch is right now: drop the repro and what docs/own-model.md says of it"
+        assert without_gradients == ""

@@ -20,6 +20,8 @@ def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:
 
     A configuration that cannot be used is one line on stderr from rank 0.
     """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a target is looked for, as with `python -m`
     rank = int(os.environ.get("RANK", "0"))
     logs.setup(rank=rank)
     try:
