@@ -4,7 +4,7 @@
 #   scripts/test.sh                                  everything
 #   scripts/test.sh --fast                           format, lint and what neither starts ranks nor compiles
 #   scripts/test.sh tests/evidence -k guards         all lint, some tests
-#   scripts/test.sh --torch 2.11 tests/evidence      tests only, with another torch in a venv of its own
+#   scripts/test.sh --torch 2.11 tests/evidence      tests only, with a different torch in a venv of its own
 #
 # TPCOMPILE_TEST_WORKERS   processes that run tests side by side (default: cores + 1, 24 at most; 0: no xdist)
 set -euo pipefail

@@ -81,7 +81,7 @@ install_packages() {
   "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
   "$python" -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))' 2>/dev/null ||
     "$python" -m pip install --quiet --no-compile --upgrade "pip>=25.1"
-  # torch first and then pinned, so that nothing below can bring another one.
+  # torch first and then pinned, so that nothing below can bring a different one.
   has_torch "$python" "$spec" || "$python" -m pip install --quiet --no-compile "$spec"
   "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch").split("+")[0])' >"$venv/constraints.txt"
   local groups=()

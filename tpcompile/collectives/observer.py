@@ -37,7 +37,7 @@ class Observer(Protocol):
     """Sees every eager wrapper call over a group of more than one rank."""
 
     def observe(self, call: Call, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        """Return the result of the call, by `run()` or another tensor that holds it."""
+        """Return the result of the call, by `run()` or in a different tensor."""
         ...
 
 

@@ -106,7 +106,7 @@ def tp_size() -> int:
 
 
 def add(path: FastPath) -> None:
-    """Register it; ConfigError when another one has its name."""
+    """Register it; ConfigError when a different one has its name."""
     known = _REGISTERED.get(path.name)
     if known is not None and (known.line.file, known.line.function) != (path.line.file, path.line.function):
         raise ConfigError(f"two fast paths are called {path.name}: at {known.line} and at {path.line}; rename one")

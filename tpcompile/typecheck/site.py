@@ -81,7 +81,7 @@ def in_user_function() -> bool:
 
 
 def user_function() -> str:
-    """Name of the autograd.Function whose forward runs the op; empty outside of one that somebody wrote."""
+    """Name of the autograd.Function whose forward runs the op; empty outside of a user-written one."""
     written = [name for name in _functions() if not name.startswith(_GENERATED)]
     return written[0] if written else ""
 

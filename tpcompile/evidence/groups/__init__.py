@@ -1,1 +1,1 @@
-"""One value per rank or group of ranks -> who agrees with whom, and which compiles correspond."""
+"""One value per rank or group of ranks -> which ranks agree, and which compiles correspond."""

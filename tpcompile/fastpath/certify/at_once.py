@@ -97,7 +97,7 @@ def check_unused(exchange: Exchange) -> None:
 
 
 def check_late(run: Callable[[], tuple[Tensor, ...]], exchange: Exchange) -> None:
-    """Raise DivergenceError unless a call whose peers do not come ends, gives NaN, and keeps who was late.
+    """Raise DivergenceError unless a call whose peers never arrive ends, returns NaN, and records the late ranks.
 
     Of odd ranks the even words are missing, of even ranks the odd words. The next call must not wait. It is for one
     rank when all are done; the exchange cannot be used after that.
