@@ -210,4 +210,7 @@ BROKEN = (
     Case(batch_norm_of_a_sharded_batch, NORM, "V(0)", "V(0)"),
     Case(averages_masked_means, SEQ, "V(1)", twin=mean_of_masked_tokens),
 )
+NOT_DECIDED = (experts_keep_the_tokens, best_token_of_local_numbers, drops_whole_features_by_a_seed_per_rank)
+"""Broken ones that our rules do not find: types say neither whose tokens an all-to-all brought, nor from where a number
+counts, nor what a generator was seeded with."""
 CORRECT = tuple(Case(c.twin, c.layouts, c.input_type, c.output_type) for c in BROKEN if c.twin is not None)
