@@ -115,7 +115,8 @@ def _normed_channels(step: Step, dims: set[int]) -> Result:
         return step.all_results(UNKNOWN)
     weights = [step.type_of(tensor) for tensor in step.args[1:3] if isinstance(tensor, Tensor)]
     on_channels = [replace(type_, dim=1) if type_.is_known_shard else type_ for type_ in weights]
-    return step.first_result(join(step, Types([x, *on_channels])))
+    statistics = varying() if x.kind == "V" else CONSTANT
+    return step.first_result(join(step, Types([x, *on_channels])), others=statistics)
 
 
 @rule("aten._weight_norm_interface")
