@@ -44,6 +44,28 @@ def test_a_module_that_is_judged_whole_passes_when_strict() -> None:
     assert str(report) == f"type check passed: judged {report.num_ops} of {report.num_ops} ops on ranks 0, 3 of tp=4"
 
 
+def spectrum(m: Any, x: Tensor) -> Tensor:
+    h = torch.fft.rfft(F.linear(m.comm.copy_to_tp(x), m.up)).real[..., :8].repeat_interleave(2, -1)[..., :8]
+    return m.comm.all_reduce(F.linear(F.pad(h, (0, 8 - h.shape[-1])), m.down))
+
+
+def test_an_op_without_a_rule_on_a_shard_is_not_judged() -> None:
+    """It may mix what the ranks hold, as a Fourier transform along the shard does."""
+    report = check_types(built(spectrum, **PLAIN), (X,), tp=TP, input_types=("I",))
+    assert report.finding is None and not report.is_complete
+    assert "not followed since aten._fft_r2c at test_judged.py:" in str(report)
+
+
+def decided(m: Any, x: Tensor) -> Tensor:
+    best = m.comm.all_gather(F.linear(m.comm.copy_to_tp(x), m.up).detach(), dim=-1).argmax(-1)
+    return x + F.embedding(best, m.table)
+
+
+def test_a_decision_cuts_no_gradient() -> None:
+    build = built(decided, up=PLAIN["up"], table=((32, WIDTH), None))
+    check_types(build, (X,), tp=TP, input_types=("I",)).raise_on_violation()
+
+
 def test_a_module_in_which_nothing_ran_is_no_pass() -> None:
     report = check_types(lambda comm: nn.Identity(), (X,), tp=TP)
     assert str(report).startswith("type check says nothing: no op ran")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.typecheck import fresh, realistic
+from tests.typecheck import fresh, realistic, third
 from tests.typecheck.programs import TP, WIDTH, built
 from tests.typecheck.realistic import Case
 from tpcompile.typecheck import Report, check_types
@@ -23,6 +23,9 @@ LATER = {
     "gathers_a_partial_sum": ("partial-used-as-whole", "m.comm.all_gather(y"),
     "gathers_what_is_replicated": ("double-gather", "m.comm.all_gather(y"),
     "functional_gather_of_features_along_tokens": ("wrong-gather-dim", "funcol.all_gather_tensor"),
+    "weight_norm_of_a_sharded_dim": ("local-statistic", "torch._weight_norm(m.down"),
+    "batch_norm_of_a_sharded_batch": ("local-statistic", "F.batch_norm("),
+    "averages_masked_means": ("partial-used-as-whole", "total / count"),
     "reduces_a_shard": ("shards-added", "m.comm.all_reduce(h)"),
 }
 """Program -> rule and code of the line, for one of each class."""
@@ -40,7 +43,10 @@ def name_of(case: Case) -> str:
     return case.forward.__name__
 
 
-@pytest.mark.parametrize("case", [*realistic.BROKEN, *fresh.BROKEN], ids=name_of)
+FOUND = [case for case in third.BROKEN if case.forward not in third.NOT_DECIDED]
+
+
+@pytest.mark.parametrize("case", [*realistic.BROKEN, *fresh.BROKEN, *FOUND], ids=name_of)
 def test_a_broken_module_is_found(case: Case) -> None:
     report = checked(case)
     assert report.finding is not None, str(report)
@@ -48,8 +54,14 @@ def test_a_broken_module_is_found(case: Case) -> None:
     assert report.finding.rule == rule and code in report.finding.site.source, str(report)
 
 
-@pytest.mark.parametrize("case", [*realistic.CORRECT, *fresh.CORRECT], ids=name_of)
+@pytest.mark.parametrize("case", [*realistic.CORRECT, *fresh.CORRECT, *third.CORRECT], ids=name_of)
 def test_a_correct_module_raises_no_alarm(case: Case) -> None:
     report = checked(case)
     assert report.finding is None, str(report)
     assert str(report).startswith("type check passed" if report.is_complete else "type check found nothing in a part")
+
+
+@pytest.mark.parametrize("forward", third.NOT_DECIDED, ids=lambda forward: forward.__name__)
+def test_what_the_docs_call_not_found_is_not_found(forward: Any) -> None:
+    (case,) = (case for case in third.BROKEN if case.forward is forward)
+    assert checked(case).finding is None

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import in_user_function
 from tpcompile.typecheck.spmd import Origin
+from tpcompile.typecheck.step import is_float
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ class Sources:
         return frozenset().union(*(names for names in found if names))
 
     def add(self, tensors: Iterable[Tensor], operands: Iterable[Tensor]) -> None:
-        """Results depend on what their operands depend on; what was written in place on what it was before, too."""
-        names = self.of(operands)
+        """Results depend on what their operands depend on; what was written in place on what it was before, too.
+
+        Not through integers, such as the place of the largest value: no gradient could go there.
+        """
+        names = self.of(operand for operand in operands if is_float(operand))
         for tensor in tensors:
             known = names | (self._known.get(tensor) or frozenset())
             if known:

@@ -171,14 +171,15 @@ class SpmdTypeMode(TorchDispatchMode):
             self._sources.note_collective(_plain(operands[0]), origin, operand, place=len(self.violations))
 
     def _count(self, step: Step, types: Result, num_violations: int) -> None:
-        """Count an op, and keep the first that made a value of unknown type; a violation says that of itself."""
+        """Count an op, and keep the first that was not judged; a violation says that of itself."""
         self.num_ops += 1
         is_lost = step.types.has("U")
         results = [types] if isinstance(types, SpmdType) else types
         makes_unknown = len(results) > 0 and results[0].kind == "U"  # others are statistics, as of an attention
         has_violation = len(self.violations) > num_violations
-        self.num_judged += has_violation or not (is_lost or makes_unknown)
-        if makes_unknown and not is_lost and not has_violation:
+        is_followed = step.is_judged and not makes_unknown
+        self.num_judged += has_violation or (is_followed and not is_lost)
+        if not (is_followed or is_lost or has_violation):
             self._lost_at(step)
 
     def _lost_at(self, step: Step) -> None:

@@ -46,7 +46,8 @@ class Report:
     num_judged: int = 0
     """Those of them whose types are known, so that a fault in them would have been found."""
     not_followed_since: str = ""
-    """The first op whose result has no known type, as `FunCopy at mlp.py:12`; empty when all were judged."""
+    """The first op that no rule judges, or whose result has no known type, as `FunCopy at mlp.py:12`; empty when all
+    were judged."""
 
     @property
     def finding(self) -> Violation | None:

@@ -6,7 +6,7 @@ from tpcompile.typecheck import layout, rules_collective, rules_convolution, rul
 from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.pending import judge_pending, pending_of
 from tpcompile.typecheck.rules_pointwise import pointwise
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, SpmdType, Types
 from tpcompile.typecheck.step import RULES, Result, Step, rule
 
 __all__ = ["judge", "layout", "rules_collective", "rules_convolution", "rules_matmul", "rules_reduce"]
@@ -25,16 +25,37 @@ def _judge(step: Step) -> Result:
 
 
 def _unknown_op(step: Step) -> Result:
-    """Whole results from whole operands, varying ones from varying operands; nothing is reported."""
+    """Whole results from whole operands, varying ones from varying operands; nothing is reported.
+
+    Of varying operands it may mix what the ranks hold, so it does not count as judged.
+    """
     types = step.types
     if types.has("U", "P"):
         return UNKNOWN
     if types.has("V"):
         may_communicate = not step.name.startswith("aten.")
+        step.is_judged = False
         return UNKNOWN if may_communicate else SpmdType("V", types.grad)
     if types.with_gradient.kinds == {"I", "R"}:
         return UNKNOWN
     return join(step, types)
+
+
+@rule("aten.gather")
+def _gathered(step: Step) -> Result:
+    """Elements by their index along one dim: along the sharded one each rank finds its own."""
+    types = step.types
+    if types.has("U", "P"):
+        return UNKNOWN
+    x = step.args[0]
+    along = step.arg(1, "dim") % max(1, x.dim())
+    return join(step, Types(type_.keep_dim_if(type_.dim != along) for type_ in types))
+
+
+@rule("aten.floor_divide")
+def _floored(step: Step) -> Result:
+    """Elementwise, though torch does not tag it so."""
+    return pointwise(step)
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros")

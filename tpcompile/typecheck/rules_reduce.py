@@ -10,7 +10,7 @@ from torch import Tensor
 from tpcompile.typecheck.gradients import join
 from tpcompile.typecheck.layout import without_dims
 from tpcompile.typecheck.rules_pointwise import aligned, used_as_whole
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, varying
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, SpmdType, Types, varying
 from tpcompile.typecheck.step import Result, Step, rule
 
 _LINEAR = ("sum", "mean")
@@ -90,6 +90,41 @@ def _normed(step: Step) -> Result:
     num_dims = len(step.arg(1, "normalized_shape"))
     dims = range(x.dim() - num_dims, x.dim())
     result = over_last(step, step.type_at(0), dims, "takes the statistic of a norm")
+    if result.kind == "U":
+        return step.all_results(UNKNOWN)
+    return step.first_result(join(step, aligned(step)))
+
+
+@rule("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm", "aten._batch_norm_with_update")
+def _batch_normed(step: Step) -> Result:
+    """In training the statistics are over all dims but the channels, dim 1."""
+    x, training = step.args[0], step.arg(5, "training", True)
+    return _normed_channels(step, {0, *range(2, x.dim())} if training else set())
+
+
+@rule("aten.native_group_norm")
+def _group_normed(step: Step) -> Result:
+    """The statistics are over the places, and over channels: whole groups are on one rank, as far as types say."""
+    return _normed_channels(step, set(range(2, step.args[0].dim())))
+
+
+def _normed_channels(step: Step, dims: set[int]) -> Result:
+    """x [N, C, S...], weight [C] or None, bias [C] or None: a norm over `dims` of x."""
+    x = over_last(step, step.type_at(0), dims, "takes the statistic of a norm")
+    if x.kind == "U":
+        return step.all_results(UNKNOWN)
+    weights = [step.type_of(tensor) for tensor in step.args[1:3] if isinstance(tensor, Tensor)]
+    on_channels = [replace(type_, dim=1) if type_.is_known_shard else type_ for type_ in weights]
+    statistics = varying() if x.kind == "V" else CONSTANT
+    return step.first_result(join(step, Types([x, *on_channels])), others=statistics)
+
+
+@rule("aten._weight_norm_interface")
+def _weight_normed(step: Step) -> Result:
+    """v [out, in...], g [out, 1...], dim: every slice along `dim` is divided by its norm, taken over the other dims."""
+    v = step.args[0]
+    kept = step.arg(2, "dim", 0) % v.dim()
+    result = over_last(step, step.type_at(0), set(range(v.dim())) - {kept}, "takes the norm")
     if result.kind == "U":
         return step.all_results(UNKNOWN)
     return step.first_result(join(step, aligned(step)))

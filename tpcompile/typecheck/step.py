@@ -57,6 +57,8 @@ class Step:
     """Whether a process group, or the name of one, is the checked one."""
     is_across: Callable[[Any], bool] = lambda group: False
     """Whether a process group shares this rank alone with the checked one."""
+    is_judged: bool = True
+    """A rule knows the op; a rule sets it to False where a fault in the op would not be found."""
     violations: list[Violation] = field(default_factory=list)
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:
