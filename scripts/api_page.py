@@ -92,7 +92,8 @@ def _default(value: Any) -> str:
 
 
 def _annotation(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text.replace("typing.", "")  # which Python 3.11 leaves out of some
 
 
 def _sentence(found: Any) -> str:

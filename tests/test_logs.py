@@ -57,7 +57,7 @@ def test_only_the_command_line_and_the_programs_of_ranks_set_sinks_up() -> None:
     root = Path(__file__).resolve().parents[1]
     paths = [*(root / "tpcompile").rglob("*.py"), *(root / "repro").rglob("*.py")]
     callers = {str(path.relative_to(root)) for path in paths if "logs.setup(" in path.read_text()}
-    ranks = {"repro/tp_compile_repro.py", "tpcompile/gate/__main__.py"}
+    ranks = {"tpcompile/gate/in_rank.py", "tpcompile/gate/__main__.py"}
     assert callers == {"tpcompile/cli/gate.py", "tpcompile/faults/__main__.py", *ranks}
 
 

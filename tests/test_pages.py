@@ -25,7 +25,7 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 ACTION = ROOT / "examples" / "ci" / "gate.yml"
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```$", re.M | re.S)
 _PATH = re.compile(r"\b(?:docs|scripts|results|examples|repro|configs)/[\w./*-]*\w")
-_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)")
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -181,9 +182,16 @@ sys.path.insert(0, __file__.rpartition("/")[0])
 LACKS_GLOO = "import torch.distributed as dist; dist.is_gloo_available = lambda: False"
 
 
+IS_INSTALLED = any(importlib.metadata.distributions(name="tpcompile"))
+NEEDS_METADATA = pytest.mark.skipif(not IS_INSTALLED, reason="tpcompile is not installed: its requirements are unknown")
+
+
 @pytest.mark.parametrize(
     ("conftest", "why"),
-    [(OLD_TORCH, "torch 2.10.0 is not in the range"), (NO_FORK, "this platform has no fork")],
+    [
+        pytest.param(OLD_TORCH, "torch 2.10.0 is not in the range", marks=NEEDS_METADATA),
+        (NO_FORK, "this platform has no fork"),
+    ],
 )
 def test_what_cannot_be_checked_is_skipped_with_the_reason(tmp_path: Path, conftest: str, why: str) -> None:
     done = run_session(tmp_path, {"one": ONE, "conftest": conftest}, "-k", "on_ranks")
@@ -235,6 +243,7 @@ def test_it_is_registered_under_the_name_of_its_module() -> None:
     assert entry_points == {"tpcompile.pytest_plugin": "tpcompile.pytest_plugin"}
 
 
+@NEEDS_METADATA
 @pytest.mark.parametrize(("version", "is_known"), [("2.11.0", True), ("2.13.0+cpu", True), ("2.14.0", False)])
 def test_the_range_of_torch_is_that_of_the_package(version: str, is_known: bool) -> None:
     assert (launcher._out_of_range(version) == "") == is_known

@@ -50,7 +50,7 @@ def test_only_a_volatile_load_waits(interpreter, monkeypatch: pytest.MonkeyPatch
     waits: list[float] = []
     monkeypatch.setattr(interpreted.time, "sleep", waits.append)
     monkeypatch.setattr(
-        interpreted, "_interpreter", lambda: interpreted._Interpreter(interpreter, None, lambda *given: given)
+        interpreted, "_interpreter", lambda: interpreted._Interpreter(interpreter, None, lambda *given: given, None)
     )
     interpreted.patient()
     load = interpreter.InterpreterBuilder.create_masked_load

@@ -11,10 +11,17 @@ from tpcompile.report.stdout import say
 
 def _print_and_exit(is_asked: bool) -> None:
     if is_asked:
-        from importlib import metadata
-
-        say(f"tpcompile {metadata.version('tpcompile')}")
+        say(f"tpcompile {_version_of('tpcompile')}")
         raise typer.Exit
+
+
+def _version_of(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # of tpcompile: a checkout on the path
+        return "not installed"
 
 
 def option(
@@ -29,12 +36,7 @@ def option(
 def version() -> None:
     """Print the versions of tpcompile, Python, torch and triton (read from metadata, torch is not imported)."""
     import platform
-    from importlib import metadata
 
     for name in ("tpcompile", "torch", "triton"):
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found = "not installed"
-        say(f"{name} {found}")
+        say(f"{name} {_version_of(name)}")
     say(f"python {platform.python_version()}")

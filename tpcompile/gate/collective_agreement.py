@@ -48,14 +48,17 @@ class Agreement:
         self._store, self._config, self._board, self._end = store, config, board, end
         self._counts: Counter[str] = Counter()  # by phase: a recompile of one rank must not shift the next phase
         self._last: tuple[tuple[str, ...], ...] | None = None
-        self.phase = ""
         self.mode = ""
         self.members: Sequence[int] = range(store.world_size)
         """Ranks that must compile the same as this one."""
 
     @property
+    def _phase(self) -> str:
+        return self._board.phase
+
+    @property
     def _is_steady(self) -> bool:
-        return self.phase == f"{self.mode}/{STEADY}"
+        return self._phase == f"{self.mode}/{STEADY}"
 
     def on_compile(self, compile_: CompileRecord) -> None:
         """Called on every rank after a compile of a frame, before the new code runs."""
@@ -77,11 +80,11 @@ class Agreement:
 
         They are small, so that they travel whole and no rank is asked for details.
         """
-        self._counts[self.phase] += 1
-        store = self._store.under(f"compile/{self.phase}/of {ranks_text(self.members)}/{self._counts[self.phase]}")
+        self._counts[self._phase] += 1
+        store = self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{self._counts[self._phase]}")
         digest = [item.model_dump(mode="json") for item in mine]
         side = Side(digest, answer=lambda question: None, judge=partial(self._judge, compile_))
-        others = _InPhase(self._board, self.phase)
+        others = _InPhase(self._board, self._phase)
         timeout_s = self._config.gate.store_timeout_s
         verdict = Exchange(store, self.members, others=others, timeout_s=timeout_s).verdict(side)
         if verdict is None:
@@ -113,11 +116,11 @@ class Agreement:
         """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others."""
         late = sorted(absent)
         new = ", not as in the calls before" if self._is_steady else ""
-        has_left = all(self._board.has_left(rank, self.phase) for rank in late)
+        has_left = all(self._board.has_left(rank, self._phase) for rank in late)
         until = "before they left the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
         item = issued.first[0]
         check = self._check(
-            f"all ranks compile the collectives of {frame_name(compile_)} in phase {self.phase}",
+            f"all ranks compile the collectives of {frame_name(compile_)} in phase {self._phase}",
             f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
             f"{named_ranks(late)} compiled none {until} ({_seen(absent)})",
             compile_,

@@ -220,7 +220,6 @@ class _Gate:
         """Publish that a phase begins, and set its deadline."""
         self.board.enter(name, doing=doing)
         self.watch.deadline(name, self.config.gate.phase_timeout_s)
-        self.agreement.phase = name
 
     def arrive(self, name: str) -> None:
         """Wait for all ranks at this phase, before any of them issues a collective; a missing rank ends the run."""

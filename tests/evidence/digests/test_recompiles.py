@@ -221,4 +221,4 @@ def test_a_value_that_torch_itself_reads_first_has_the_line_of_the_users_frame(f
         program(torch.ones(2, 4, requires_grad=True))
     (cause,) = recompile_causes([digest_rank(session.record(rank=0, world_size=1))])
     assert cause.line is not None and cause.line.file == normed.__code__.co_filename
-    assert cause.line.line == normed.__code__.co_firstlineno
+    assert cause.line.line - normed.__code__.co_firstlineno in (0, 1)  # 1 with Python 3.12
