@@ -127,6 +127,7 @@ def _published(folder: str) -> dict[str, Any]:
         verdict.raise_for_status()
     except DivergenceError as error:
         raised = (str(error), int(error.exit_code))
+    assert "FAIL (exit 1)" in str(verdict)
     return {"printed": printed.getvalue(), "annotations": annotations.getvalue(), "raised": raised}
 
 

@@ -397,3 +397,11 @@ def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: 
     request = GateRequest(device="cpu", nproc=2, run_dir=tmp_path / "run", fault="rank_constant", fault_rank=rank)
     with pytest.raises(ConfigError, match="the job has ranks 0 to 1"):
         launch.plan(request)
+
+
+@pytest.mark.parametrize("state", ["unwritten", "failed"])
+def test_a_record_that_cannot_be_written_is_the_machine_and_not_a_bug(state: str) -> None:
+    statuses = [status(0, "stopped"), status(1, state, error="cannot write run directory x: No space left on device")]
+    verdict = launch.verdict_without_one(statuses, 2, 1, False)
+    assert verdict.exit_code == (ExitCode.ENVIRONMENT if state == "unwritten" else ExitCode.BUG)
+    assert "rank 1" in verdict.summary and "No space left on device" in verdict.summary

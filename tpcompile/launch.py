@@ -154,6 +154,8 @@ def verdict_without_one(
     elif not statuses:
         code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
         why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
+    elif "unwritten" in {status.state for status in statuses}:
+        code, why = ExitCode.ENVIRONMENT, "the gate ended without a verdict"
     elif torchrun_exit_code == 0 or "failed" in {status.state for status in statuses}:
         code, why = ExitCode.BUG, "the gate ended without a verdict"
     else:
@@ -171,6 +173,7 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
 def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool) -> list[Check]:
     """One check per group of ranks that ended alike, the likeliest root cause first."""
     verbs = {
+        "unwritten": "could not write its record after",
         "failed": "raised an exception in",
         "running": "never left" if timed_out else "was killed or crashed in",
         "stopped": "received a termination signal in",
@@ -185,7 +188,7 @@ def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool
         for status in statuses:
             if status.state == state:
                 alike.setdefault((state, status.phase or "start", status.error), []).append(status.rank)
-    is_caused = bool(missing) or any(state in ("failed", "running") for state, _, _ in alike)
+    is_caused = bool(missing) or any(state in ("failed", "running", "unwritten") for state, _, _ in alike)
     for (state, phase, error), ranks in alike.items():
         is_consequence = is_caused and state in ("stopped", "finished")
         result = Status.INFO if is_consequence else Status.FAIL
@@ -231,14 +234,16 @@ def _read(run_dir: RunDir) -> Verdict | None:
 
 
 def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
-    """A verdict that knows only that the job was stopped, completed by the ranks that died before they reported."""
-    if CheckId.ALIVE not in {check.id for check in _failed(verdict.checks)}:
+    """A verdict that knows only that a rank is missing, or the job stopped, completed by what these ranks left."""
+    is_unwritten = any(status.state == "unwritten" for status in statuses)
+    if not is_unwritten and CheckId.ALIVE not in {check.id for check in _failed(verdict.checks)}:
         return verdict
     dead = _failed(_last_words(statuses, verdict.world_size, False))
     if not dead:
         return verdict
-    summary = "; ".join([*(check.observed for check in dead), verdict.summary])
-    update = {"exit_code": int(ExitCode.FAIL), "summary": summary, "checks": (*dead, *verdict.checks)}
+    summary = "; ".join([*(": ".join([check.observed, *check.details]) for check in dead), verdict.summary])
+    code = ExitCode.ENVIRONMENT if is_unwritten else ExitCode.FAIL
+    update = {"exit_code": int(code), "summary": summary, "checks": (*dead, *verdict.checks)}
     return verdict.model_copy(update=update)
 
 

@@ -54,7 +54,7 @@ class RunRequest:
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
-    fault: Annotated[str, Flag("--fault", "Known fault to inject, so that the gate fails.")] = ""
+    fault: Annotated[str, Flag("--fault", "Known fault to inject; see `tpcompile faults list`.")] = ""
     fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
 
     def config(self, device: Device) -> JobConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import PYTHONPATH, run_python, torchrun
-from tests.gate.runs import AOT, GateRun, compare_offline, run_gate
+from tests.gate.runs import AOT, REPRO, GateRun, compare_offline, run_gate
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, Status
 from tpcompile.evidence.rundir import RunDir
@@ -159,6 +159,27 @@ def test_a_target_that_is_not_there_is_one_line(target: str, text: str, tmp_path
     assert (run.judged.exit_code, text in run.judged.summary) == (ExitCode.USAGE, True)
 
 
+@pytest.mark.parametrize("code", ["import nowhere_at_all", "1 / 0", "def build(ctx:"])
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(code: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(f"# their model\n{code}\n")
+    flags = ["--quiet-report", "--device", "cpu", "--run-dir", "run", "--target", "theirs:build"]
+    ended = torchrun([REPRO, *flags], cwd=tmp_path)
+    verdict = RunDir(tmp_path / "run").read_verdict()
+    assert verdict is not None and (ended.returncode, verdict.exit_code) == (1, ExitCode.FAIL)
+    assert "in phase target/build" in verdict.summary
+    if not code.startswith("def"):
+        assert "theirs.py:2" in verdict.summary
+
+
+def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "rank_1" / "record.json").mkdir(parents=True)  # in the way
+    flags = ["--set", AOT[0], "--device", "cpu", "--nproc", "2", "--run-dir", run_dir]
+    ended = run_python(["-m", "tpcompile.cli", "gate", "--target", "tests.gate.own:pair", *flags])
+    assert ended.returncode == ExitCode.ENVIRONMENT, ended.stdout[-1500:] + ended.stderr[-1500:]
+    assert "rank 1 could not write its record" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -175,7 +196,7 @@ def test_flags_that_do_not_go_together_are_refused_before_a_rank_starts(flags: l
 
 
 def test_a_rank_of_a_job_that_is_there_already_runs_it(tmp_path: Path) -> None:
-    """As `torchrun --no-python tpcompile gate ...`, or srun."""
+    """As `torchrun --no-python tpcompile gate ...`."""
     run_dir, summary = tmp_path / "run", tmp_path / "summary.md"
     flags = ["--target", "tests.gate.own:functional", "--set", "fault=constant", "--set", AOT[0]]
     environ = {**os.environ, "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": PYTHONPATH}

@@ -11,7 +11,7 @@ from tests.report import samples
 from tpcompile.errors import PreflightError
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import junit
-from tpcompile.report.publish import publish
+from tpcompile.report.publish import publish, write
 
 
 def test_publish_writes_junit_prints_the_report_and_leaves_annotations_unwrapped(tmp_path: Path) -> None:
@@ -54,3 +54,17 @@ def test_a_step_summary_that_cannot_be_written_is_one_warning(tmp_path: Path) ->
     publish(samples.failing(), run, Console(file=out, width=80), environ)
     warnings = [line for line in out.getvalue().splitlines() if line.startswith("::warning ")]
     assert warnings == [f"::warning title=tpcompile::no step summary: {tmp_path}: Is a directory"]
+
+
+class Closed(io.StringIO):
+    """The reader of a pipe is gone."""
+
+    def write(self, text: str) -> int:
+        """Refused."""
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_closed_stdout_costs_the_annotations_only(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    write(samples.failing(), run, Console(file=Closed()), {"GITHUB_ACTIONS": "true"})
+    assert run.junit.exists()

@@ -30,7 +30,7 @@ class RankStatus(Frozen):
     """PID namespace of `pid`: host names are not unique."""
     phase: str
     state: str
-    """`running`, `finished`, `failed` (an exception) or `stopped` (by a signal)."""
+    """`running`, `finished`, `failed` (an exception), `stopped` (by a signal) or `unwritten` (its record cannot be)."""
     error: str = ""
 
 

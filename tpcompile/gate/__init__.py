@@ -4,7 +4,7 @@ sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 target.py     what is run of a program of the user's own
 phases.py     one phase on all ranks; what modes and targets share
-in_rank.py    flags of the gate in a rank that some launcher has started
+in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs

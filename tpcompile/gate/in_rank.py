@@ -1,4 +1,4 @@
-"""Flags of the gate, in a rank that any launcher (torchrun, srun) has started -> exit code of this rank."""
+"""Flags of the gate, in a rank that torchrun has started -> exit code of this rank."""
 
 from __future__ import annotations
 

@@ -269,7 +269,11 @@ class _Gate:
         self.board.enter("verdict", doing="compare ranks")
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
         record = self.record()
-        self.directory.write_record(record)
+        try:
+            self.directory.write_record(record)
+        except PreflightError as error:
+            self.watch.stop()
+            return self.unwritten(error)
         exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
@@ -282,10 +286,20 @@ class _Gate:
         if self.session is None:
             return ExitCode.FAIL
         record = self.record()
-        self.directory.write_record(record)
+        try:
+            self.directory.write_record(record)
+        except PreflightError as error:
+            return self.unwritten(error, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config), problems=[check]))
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
+
+    def unwritten(self, error: PreflightError, *, after: str = "") -> ExitCode:
+        """The machine does not take this rank's record: no verdict, and the launcher is told why."""
+        logger.error("rank {}: {}", self.env.rank, error)
+        with suppress(PreflightError):  # the disk may not take these few bytes either
+            self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        return error.exit_code
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
         """Among all ranks, through a client that the calling thread alone uses."""

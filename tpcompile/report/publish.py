@@ -11,6 +11,7 @@ from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.report import console as consoles
 from tpcompile.report import github, junit, show
+from tpcompile.report.stdout import forgiving
 
 
 def publish(
@@ -37,6 +38,7 @@ def write(verdict: Verdict, run_dir: RunDir, console: Console, environ: Mapping[
         run_dir.write_text(run_dir.junit.name, junit.render(verdict))
     except PreflightError as error:
         console.print(f"no {run_dir.junit.name}: {error}", markup=False, soft_wrap=True)
-    for line in github.write(verdict, environ):
-        console.file.write(f"{line}\n")  # as it is: a workflow command must not be wrapped or styled
-    console.file.flush()
+    with forgiving():
+        for line in github.write(verdict, environ):
+            console.file.write(f"{line}\n")  # as it is: a workflow command must not be wrapped or styled
+        console.file.flush()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from pydantic import PrivateAttr
 from rich.console import Console
@@ -49,6 +50,12 @@ class ReportedVerdict(Verdict):
         """Print the verdict to `console`, by default stdout; on rank 0, nothing on the other ranks."""
         if self.is_reporter:
             show.show(self, console or consoles.stdout(), command="check")
+
+    def __str__(self) -> str:
+        """What `print` prints."""
+        console = Console(file=io.StringIO(), width=160)
+        show.show(self, console, command="check")
+        return cast(io.StringIO, console.file).getvalue()
 
     def publish(self, run_dir: Path | str | None = None) -> Path:
         """Write evidence and reports, and return the run directory; every rank calls it.
