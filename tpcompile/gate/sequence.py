@@ -182,6 +182,7 @@ class _Gate:
     def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
         """A program of the user's own: built under the watch, then run phase by phase."""
         self.begin_phase("target/build", f"build {config.target}")
+        self.arrive("target/build")  # a rank that raises at once must find the others able to report
         rank, world_size = self.env.rank, self.env.world_size
         context = TargetContext(rank=rank, world_size=world_size, device=device, mesh=mesh, settings=config.settings)
         target = target_of(config, find(config)(context))
