@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import init_device_mesh
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.typecheck import fresh, realistic, third
+from tests.typecheck.cases import Case
 from tests.typecheck.programs import TP, WIDTH, Program, built
-from tests.typecheck.realistic import Case
 from tpcompile.collectives import api
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.sharding import ShardSpec

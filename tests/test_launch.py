@@ -18,15 +18,10 @@ from tests.gate.runs import leftovers
 from tpcompile import config, launch, process_tree
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
 from tpcompile.evidence.records import Status, Verdict
-from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.request import GateRequest
 
 FAKE = Path(__file__).parent / "fake_gate.py"
-
-
-def status(rank: int, state: str, *, phase: str = "C/first", error: str = "") -> RankStatus:
-    """The last word of one of two ranks."""
-    return RankStatus(rank=rank, world_size=2, pid=1, host="h", phase=phase, state=state, error=error)
 
 
 def a_plan(tmp_path: Path, behaviour: str, *, torchrun: bool = False, timeout_s: float = 120.0) -> launch.Plan:
@@ -237,51 +232,6 @@ def test_omp_threads_share_the_cores_unless_the_user_set_them(tools: Path, tmp_p
     assert "PYTHONHASHSEED" not in plan.environ
 
 
-# The verdict when there is none
-
-
-def test_a_rank_that_was_still_running_died_in_its_phase() -> None:
-    verdict = launch.verdict_without_one([status(0, "stopped"), status(1, "running")], 2, 1, False)
-    assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
-    assert "rank 1 was killed or crashed in phase C/first" in verdict.summary
-    assert [c.ranks for c in verdict.checks if c.status == Status.FAIL] == [(1,)]
-
-
-def test_an_exception_is_the_root_cause_before_those_that_died_with_it() -> None:
-    statuses = [status(0, "running"), status(1, "failed", error="RuntimeError: boom")]
-    verdict = launch.verdict_without_one(statuses, 2, 1, False)
-    assert verdict.exit_code == ExitCode.BUG
-    assert "rank 1 raised an exception in phase C/first: RuntimeError: boom" in verdict.summary
-    assert verdict.checks[0].details == ("RuntimeError: boom",)
-
-
-def test_a_rank_that_never_started_is_named() -> None:
-    verdict = launch.verdict_without_one([status(0, "finished")], 2, 1, False)
-    assert "rank 1 never reported a phase" in verdict.summary
-    assert verdict.exit_code == ExitCode.FAIL
-
-
-def test_at_a_timeout_the_phase_of_every_rank_is_named() -> None:
-    verdict = launch.verdict_without_one([status(0, "running", phase="C/steady"), status(1, "running")], 2, -9, True)
-    assert verdict.exit_code == ExitCode.TIMEOUT
-    assert {c.observed for c in verdict.checks} == {
-        "rank 0 never left phase C/steady",
-        "rank 1 never left phase C/first",
-    }
-
-
-@pytest.mark.parametrize(("code", "expected"), [(1, ExitCode.ENVIRONMENT), (0, ExitCode.BUG)])
-def test_no_word_from_any_rank_is_the_environment_or_a_bug(code: int, expected: ExitCode) -> None:
-    verdict = launch.verdict_without_one([], 2, code, False)
-    assert verdict.exit_code == expected
-    assert "no rank reported" in verdict.summary
-
-
-def test_ranks_that_finished_without_a_verdict_are_our_bug() -> None:
-    verdict = launch.verdict_without_one([status(0, "finished"), status(1, "finished")], 2, 0, False)
-    assert verdict.exit_code == ExitCode.BUG
-
-
 # Whole runs
 
 
@@ -397,11 +347,3 @@ def test_a_fault_on_a_rank_that_does_not_exist_is_refused(tmp_path: Path, rank: 
     request = GateRequest(device="cpu", nproc=2, run_dir=tmp_path / "run", fault="rank_constant", fault_rank=rank)
     with pytest.raises(ConfigError, match="the job has ranks 0 to 1"):
         launch.plan(request)
-
-
-@pytest.mark.parametrize("state", ["unwritten", "failed"])
-def test_a_record_that_cannot_be_written_is_the_machine_and_not_a_bug(state: str) -> None:
-    statuses = [status(0, "stopped"), status(1, state, error="cannot write run directory x: No space left on device")]
-    verdict = launch.verdict_without_one(statuses, 2, 1, False)
-    assert verdict.exit_code == (ExitCode.ENVIRONMENT if state == "unwritten" else ExitCode.BUG)
-    assert "rank 1" in verdict.summary and "No space left on device" in verdict.summary

@@ -14,8 +14,8 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.typecheck.cases import HEAD, QKV, SHARED_KV, SQUARE, WIDE, Case, heads, merged
 from tests.typecheck.programs import COLUMN, PLAIN, ROW, TP, WIDTH
-from tests.typecheck.realistic import HEAD, QKV, SHARED_KV, SQUARE, WIDE, Case, heads, merged
 from tpcompile.collectives import api as collectives
 
 

@@ -7,8 +7,6 @@ use: our wrappers, functional collectives, `torch.distributed`, hand-written aut
 # B batch, S sequence, D model width, F hidden width, V vocabulary, H heads; lower case is this rank's share
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,36 +15,9 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.typecheck.programs import BIAS, COLUMN, PLAIN, ROW, TP, WIDTH, Layout
+from tests.typecheck.cases import HEAD, QKV, SHARED_KV, SQUARE, WIDE, Case, heads, merged
+from tests.typecheck.programs import BIAS, COLUMN, PLAIN, ROW, TP, WIDTH
 from tpcompile.collectives import api as collectives
-from tpcompile.nn.sharding import Part, ShardSpec
-
-HEAD = 4
-QKV = ((24, WIDTH), 0)
-SQUARE = ((WIDTH, WIDTH), None)
-SHARED_KV = ((2 * HEAD, WIDTH), ShardSpec(dim=0, parts=(Part(2 * 2 * HEAD, unit=2 * HEAD, replicas=2),)))
-"""Keys and values of 2 kv heads over 4 ranks: two neighbours hold the same head."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A module, and how it is called: x [2, 8, 16], or what the input type says of it."""
-
-    forward: Callable[..., Any]
-    layouts: dict[str, Layout]
-    input_type: str = "I"
-    output_type: str | None = "I"
-    twin: Callable[..., Any] | None = None
-    """The same module without the fault."""
-
-
-def heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, HEAD)).transpose(1, 2)
-
-
-def merged(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(2)
-
 
 # Gathers.
 
@@ -373,7 +344,6 @@ def scaled_before_the_sum(m: Any, x_BsD: Tensor) -> Tensor:
 
 
 SEQ = {"square": SQUARE}
-WIDE = {"wide": ((3 * WIDTH, WIDTH), None)}
 FUNCTIONAL = PLAIN | {"middle": ((WIDTH, 8), 1)}
 
 BROKEN = (

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.typecheck import fresh, realistic, third
+from tests.typecheck.cases import Case
 from tests.typecheck.programs import TP, WIDTH, built
-from tests.typecheck.realistic import Case
 from tpcompile.typecheck import Report, check_types
 
 LATER = {

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.typecheck.cases import HEAD, SQUARE, Case, heads, merged
 from tests.typecheck.programs import BIAS, COLUMN, LOCAL, PLAIN, TP, WIDTH
-from tests.typecheck.realistic import HEAD, SQUARE, Case, heads, merged
 from tpcompile.collectives import api as collectives
 
 
