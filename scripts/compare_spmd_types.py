@@ -115,7 +115,7 @@ def theirs(case: Case, **options: Any) -> Said:
             _run(case, rank, options)
         except SpmdTypeError as error:
             return Said("alarm", str(error).strip().splitlines()[0], _line_of(error))
-        except Exception as error:
+        except Exception as error:  # counted as stopped, and the next module runs
             text = (str(error).strip().splitlines() or [""])[0]
             return Said("stopped", f"{type(error).__name__}: {text}", _line_of(error))
     return Said("nothing")

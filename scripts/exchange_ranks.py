@@ -319,7 +319,7 @@ def run_parts(description: str | None, parts: Callable[[Place, argparse.Namespac
             begun = time.monotonic()
             try:
                 result = part()
-            except Exception as error:
+            except Exception as error:  # reported, and the next part runs
                 failed = True
                 result = {"FAILED": f"{type(error).__name__}: {error}"}
                 traceback.print_exc()

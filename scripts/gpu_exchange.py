@@ -77,7 +77,7 @@ def absent(place: Place, op: str, size: int) -> dict[str, Any]:
     for rank in left:
         try:
             rank.exchange.check()
-        except Exception as error:
+        except Exception as error:  # what `check` says of the late rank, looked at below
             found["messages"].append(str(error))
             found["mismatches"] = int(rank.mismatches)
     wanted = 0 if size == 1 else len(left)

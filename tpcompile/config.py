@@ -135,15 +135,13 @@ class TargetConfig(JobConfig):
         """What is run, as a part of a file's name."""
         return self.target.replace(":", "-")
 
-    def declaring(self, *, allow: Iterable[Allow], tp_aware: Iterable[str]) -> Self:
-        """The same with what the target declares of itself."""
-        gate = self.gate.model_copy(
-            update={
-                "allow": (*self.gate.allow, *allow),
-                "tp_aware_ops": tuple(dict.fromkeys((*self.gate.tp_aware_ops, *tp_aware))),
-            }
-        )
-        return self.model_copy(update={"gate": gate})
+    def declaring(self, *, allow: Iterable[Sequence[str]], tp_aware: Iterable[str]) -> TargetConfig:
+        """The same with what the target declares of itself. Raises ConfigError for an `allow` that cannot be one."""
+        data = self.model_dump()
+        names = tuple(Allow.model_fields)
+        data["gate"]["allow"] += tuple(dict(zip(names, one, strict=False)) for one in allow)
+        data["gate"]["tp_aware_ops"] = tuple(dict.fromkeys((*self.gate.tp_aware_ops, *tp_aware)))
+        return _validated(TargetConfig, data)
 
 
 class RunConfig(JobConfig):

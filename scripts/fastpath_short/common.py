@@ -41,7 +41,7 @@ class Report:
         started = time.monotonic()
         try:
             found = step()
-        except Exception as error:
+        except Exception as error:  # reported, and the next step runs
             found = {"FAILED": f"{type(error).__name__}: {error}"[:400]}
         self.add(name, **found, seconds=round(time.monotonic() - started, 1))
 

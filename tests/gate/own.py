@@ -115,12 +115,30 @@ def planned(ctx: TargetContext) -> tpcompile.Target:
     return _target(Planned(Full(), ctx.mesh["tp"], ctx.settings.get("fault", "")), resized=None)
 
 
+class Averaged(Functional):
+    """The MLP in shards, some times over, then averaged over the data-parallel ranks."""
+
+    dp: dist.ProcessGroup
+    depth = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens -> tokens."""
+        for _ in range(self.depth):
+            x = super().forward(x)
+        return funcol.all_reduce(x, "sum", self.dp) / self.dp.size()
+
+
 def two_axes(ctx: TargetContext) -> tpcompile.Target:
-    """Groups of one axis of a mesh of the target's own; `--set fault=group` makes the last group different."""
+    """Groups of one axis of a mesh of the target's own.
+
+    `--set fault=group` makes a rank of the last group different, `--set fault=depth` that whole group.
+    """
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size // 2, 2), mesh_dim_names=("dp", "tp"))
-    model = Planned(Full(), mesh["tp"], "")
-    if ctx.settings.get("fault") == "group" and mesh.get_local_rank("dp") == 1:
-        model.fault = "constant"
+    model = Averaged(Full(), mesh.get_group("tp"))
+    model.dp, fault = mesh.get_group("dp"), ctx.settings.get("fault")
+    if mesh.get_local_rank("dp") == 1:
+        model.fault = "constant" if fault == "group" else ""
+        model.depth = 2 if fault == "depth" else 1
     return tpcompile.Target(program=model, inputs=_inputs(4), mesh=mesh)
 
 
@@ -152,6 +170,12 @@ def ending(ctx: TargetContext) -> Any:
         raise ValueError("no such checkpoint")
     if how == "returns nothing":
         return None
+    if how == "has no such axis":
+        return tpcompile.Target(program=_functional(ctx), inputs=_inputs(4), axis="model")
+    if how == "allows what cannot be":
+        return tpcompile.Target(
+            program=_functional(ctx), inputs=_inputs(4), allowed=[("graphs", "mul(%0, ", "on purpose")]
+        )
     if how == "never returns":
         time.sleep(1000)
     if how == "never ends":

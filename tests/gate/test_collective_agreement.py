@@ -118,7 +118,7 @@ def test_steady_recompile_with_new_collectives_blames_the_rank_that_made_it(tmp_
     assert unchanged is None
     assert changed.check.ranks == (1,)
     assert "rank 1 compiled all_reduce(" in changed.check.observed
-    assert ", not as in the calls before; rank 0 compiled none within" in changed.check.observed
+    assert ", not as in the calls before; rank 0 did not within" in changed.check.observed
 
 
 def test_recompile_of_one_rank_does_not_shift_the_compiles_of_the_next_phase(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ ALONE = {
     ),
     "one_rank_compiles": Red(
         check=CheckId.AGREED.heading,
-        summary=r"rank 1 compiled all_reduce\(.*; rank 0 compiled none within 8 s .*\.py:\d+ in \w+",
+        summary=r"rank 1 compiled all_reduce\(.*; rank 0 did not within 8 s .*\.py:\d+ in \w+",
         ranks=(0,),
         divergence="compiled on rank 1 only",
     ),

@@ -117,12 +117,12 @@ class Agreement:
         late = sorted(absent)
         new = ", not as in the calls before" if self._is_steady else ""
         has_left = all(self._board.has_left(rank, self._phase) for rank in late)
-        until = "before they left the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
+        until = "before leaving the phase" if has_left else f"within {self._config.gate.store_timeout_s:g} s"
         item = issued.first[0]
         check = self._check(
             f"all ranks compile the collectives of {frame_name(compile_)} in phase {self._phase}",
             f"{named_ranks(issued.ranks)} compiled {item.says}{new}; "
-            f"{named_ranks(late)} compiled none {until} ({_seen(absent)})",
+            f"{named_ranks(late)} did not {until} ({_seen(absent)})",
             compile_,
             ranks=issued.ranks if self._is_steady else late,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -12,7 +13,17 @@ from tpcompile import logs
 from tpcompile.choices import Device
 from tpcompile.errors import ConfigError
 from tpcompile.gate.sequence import run
-from tpcompile.request import RunRequest
+from tpcompile.request import RunRequest, add_flags
+
+
+def main(description: str) -> int:
+    """Run the gate with the flags of this process, a script under torchrun."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, RunRequest)
+    parser.add_argument("--quiet-report", action="store_true", help="Write the verdict, print nothing.")
+    options = vars(parser.parse_args())
+    quiet = options.pop("quiet_report")
+    return run_in_rank(RunRequest(**options), quiet=quiet)
 
 
 def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcompile import logs
 from tpcompile.choices import TARGET
-from tpcompile.config import Allow, JobConfig, RunConfig, TargetConfig
+from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
@@ -34,7 +34,7 @@ from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
-from tpcompile.gate.target import TargetContext, TargetError, find, target_of
+from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
 from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
 from tpcompile.ranks.domain import Domain
@@ -181,15 +181,14 @@ class _Gate:
 
     def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
         """A program of the user's own: built under the watch, then run phase by phase."""
-        self.begin_phase("target/build", f"build {config.target}")
-        self.arrive("target/build")  # a rank that raises at once must find the others able to report
+        self.begin_phase(BUILD, f"build {config.target}")
+        self.arrive(BUILD)  # a rank that raises at once must find the others able to report
         rank, world_size = self.env.rank, self.env.world_size
         context = TargetContext(rank=rank, world_size=world_size, device=device, mesh=mesh, settings=config.settings)
         target = target_of(config, find(config)(context))
-        self.domain = domain = target.domain(mesh)
+        config, domain = declared(config, target, mesh)
+        self.config, self.domain = config, domain
         session.know_groups(domain.roles or {})
-        allow = [Allow(layer=layer, contains=text, reason=reason) for layer, text, reason in target.allowed]
-        self.config = config = config.declaring(allow=allow, tp_aware=target.tp_aware)
         self.write_config(device)
         self.agreement.members, self.agreement.mode = domain.members, TARGET
         self.phases = Phases(

@@ -24,6 +24,9 @@ from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.numerics import measure
 from tpcompile.ranks.domain import Domain, domain_of
 
+BUILD = f"{TARGET}/build"
+"""The phase in which a target is imported and made."""
+
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """One tensor, positional arguments, or keyword arguments."""
 
@@ -78,13 +81,9 @@ class Target:
     tp_aware: Sequence[str] = ()
     """Custom ops and Triton kernels that are right on a shard."""
 
-    def domain(self, mesh: DeviceMesh) -> Domain:
-        """The ranks that must agree with this one, on its own mesh or the given one."""
-        return domain_of(self.mesh or mesh, self.axis)
-
 
 class TargetError(ConfigError):
-    """What `--target` names is not there, or is no target."""
+    """What `--target` names is not there, or declares what cannot be."""
 
 
 def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
@@ -116,14 +115,27 @@ def target_of(config: TargetConfig, built: Any) -> Target:
     )
 
 
+def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[TargetConfig, Domain]:
+    """The configuration with what the target declares, and the ranks that must agree with this one.
+
+    `mesh` is that of a target which has none of its own. Raises TargetError for an axis that it has not, and for an
+    `allowed` that is no (layer, text, reason).
+    """
+    try:
+        domain = domain_of(target.mesh or mesh, target.axis)
+        return config.declaring(allow=target.allowed, tp_aware=target.tp_aware), domain
+    except ConfigError as error:
+        raise TargetError(f"--target {config.target}: {error}") from None
+
+
 def run(phases: Phases, target: Target, *, tp_size: int) -> None:
     """All phases; what is measured stands in `phases.facts`."""
-    declared = Declared(
+    facts = Declared(
         num_graphs=target.num_graphs,
         has_resized=target.resized is not None,
         has_reference=target.reference is not None,
     )
-    phases.facts = phases.facts.changed(declared=declared)
+    phases.facts = phases.facts.changed(declared=facts)
     program = target.program if target.is_compiled else phases.compile(target.program)
 
     def call(inputs: Inputs, *, around: AbstractContextManager[Any] | None = None) -> Any:

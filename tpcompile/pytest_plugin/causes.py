@@ -74,12 +74,17 @@ def failures(phase: Phase) -> list[Failure]:
 
 
 def _reported(phase: Phase) -> list[Failure]:
-    failed = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "failed"}
-    is_lost = any(end.has_died or end.is_stopped or end.is_late for end in phase.ends)
-    if is_lost or any(_is_xfailed(report) for report in phase.reports.values()):
-        failed = {rank: report for rank, report in failed.items() if not _is_unexpected_pass(report)}
-    if is_lost:
-        failed = {rank: report for rank, report in failed.items() if not report.get(IS_LOST_PEER)}
+    """The failures of the ranks themselves, without those that follow from a lost or an expectedly failed rank."""
+    is_lost = any(end.is_lost for end in phase.ends)
+    has_xfailed = any(_is_xfailed(report) for report in phase.reports.values())
+
+    def follows(report: dict[str, Any]) -> bool:
+        if _is_unexpected_pass(report):
+            return is_lost or has_xfailed
+        return is_lost and bool(report.get(IS_LOST_PEER))
+
+    own = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "failed"}
+    failed = {rank: report for rank, report in own.items() if not follows(report)}
     groups = grouped(failed, lambda rank: _cause(failed[rank]))
     return [_of_group(ranks, failed) for ranks in groups.values()]
 

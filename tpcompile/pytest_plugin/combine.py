@@ -40,15 +40,11 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
     for when in _PHASES:
         phase = Phase.of(when, ends, stopped_by)
         # What fails in the teardown after a rank was lost follows from that.
-        found = [] if failed and when == "teardown" and _is_maimed(ends) else failures(phase)
+        found = [] if failed and when == "teardown" and any(end.is_lost for end in ends) else failures(phase)
         yield from (_failed(item, phase, failure) for failure in found)
         if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
         failed.update(rank for failure in found for rank in failure.ranks)
-
-
-def _is_maimed(ends: Sequence[RankEnd]) -> bool:
-    return any(end.has_died or end.is_stopped or end.is_late for end in ends)
 
 
 def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:
