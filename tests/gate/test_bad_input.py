@@ -144,7 +144,7 @@ def test_bad_arguments_of_the_repro_are_one_line(
     repro: ModuleType, arguments: list[str], line: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tp_compile_repro.py", *arguments])
-    assert repro.main() == ExitCode.USAGE
+    assert repro.main(repro.__doc__) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"error: {line}")
