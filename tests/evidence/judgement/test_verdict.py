@@ -61,6 +61,17 @@ def test_a_divergence_is_red_and_the_summary_names_ranks_and_line() -> None:
     assert found.domains == {"tp": ((0,), (1,))}
 
 
+def test_a_failed_compile_is_reported_by_its_exception_not_as_a_difference_from_ranks_that_it_stopped() -> None:
+    """The other rank was in the same compile; where something else ended the run, the difference stays."""
+    failed = healthy(1, compiles=[compiled(call("mul", "%0", "2", at=12), failure="no backward")])
+    found = verdict(plain(0), failed, problems=[problem(CheckId.NO_ERROR)])
+    assert [check.id for check in found.checks if check.is_red] == [CheckId.NO_ERROR]
+    on_rank_0 = problem(CheckId.NO_ERROR).model_copy(update={"ranks": (0,)})
+    for otherwise in (problem(CheckId.TIMED_OUT), on_rank_0):
+        found = verdict(plain(0), failed, problems=[otherwise])
+        assert "compile failed: no backward, on rank 1 only" in [divergence.title for divergence in found.divergences]
+
+
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(errors=errors(forward=99.0)))
     found = verdict(healthy(0), wrong)

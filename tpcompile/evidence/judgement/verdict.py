@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from tpcompile.evidence.records import (
     CheckId,
     Divergence,
     Item,
+    ItemKind,
     Layer,
     RankDigest,
     RankRecord,
@@ -29,6 +30,7 @@ from tpcompile.evidence.records import (
     Taint,
     Verdict,
 )
+from tpcompile.evidence.records.causes import Cause
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def conclude(
 
     `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
     """
-    divergences = rules.revise(compare(digests, fetch, allowed=rules.allowed))
+    divergences = rules.revise(_unreported(compare(digests, fetch, allowed=rules.allowed), problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     found = [*reported, *(_absent_check(rules, rank) for rank in absent), *problems]
@@ -121,6 +123,22 @@ def conclude(
         timings_ms=rules.timings(digests),
         domains=equal_groups(digests),
     )
+
+
+def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
+    """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
+    raised = {rank for check in problems if check.id == CheckId.NO_ERROR for rank in check.ranks}
+    return tuple(
+        divergence
+        for divergence in divergences
+        if divergence.cause != Cause.COMPILE_FAILED or not raised.issuperset(_failed_on(divergence))
+    )
+
+
+def _failed_on(divergence: Divergence) -> Iterator[int]:
+    for group in divergence.groups:
+        if group.item is not None and group.item.kind == ItemKind.FAILURE:
+            yield from group.ranks
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
