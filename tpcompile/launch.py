@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from tpcompile import srun
 from tpcompile.choices import Device
 from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
@@ -80,7 +81,8 @@ def plan(request: GateRequest, environ: Mapping[str, str] = os.environ) -> Plan:
 
 def is_rank(environ: Mapping[str, str]) -> bool:
     """True in a process that a launcher has started as one rank of a job."""
-    return all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+    variables = {**environ, **srun.torchrun_variables(environ)}
+    return all(variables.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
 def become_rank(request: GateRequest) -> NoReturn:

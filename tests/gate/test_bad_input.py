@@ -125,6 +125,8 @@ def test_only_one_rank_prints_the_line(tmp_path: Path, capsys: Capture, monkeypa
     for rank in (1, 0):
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
             monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", "1")  # refused before it is asked
         gate.run(config.load("cpu_smoke", fault="gremlin", device="cpu"), run_dir=tmp_path / "run")
         texts.append(capsys.readouterr().err)
     assert ["unknown fault" in text for text in texts] == [True, False]
@@ -154,7 +156,10 @@ def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None
     command = [REPRO, "--run-dir", tmp_path / "run", "--device", "cpu"]
     found = forked.run_python(command, timeout_s=120)
     assert (found.returncode, found.stdout) == (ExitCode.USAGE, "")
-    assert "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE not set; start with `torchrun --standalone" in found.stderr
+    assert (
+        "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set; start with `torchrun --standalone"
+        in found.stderr
+    )
     assert found.stderr.count("\n") == 1
 
 

@@ -82,6 +82,21 @@ def test_phase_that_takes_too_long_ends_the_run_and_is_named(ending: Ending) -> 
     assert "phase C/first did not end in time" in check.observed
 
 
+def test_rank_that_died_ends_the_run_and_is_named_unless_an_alarm_says_why(ending: Ending) -> None:
+    seen = {1: "running in phase C/first on vm; its process 7 died"}
+    with Watch(stores(1)[0], ending.last_words, mode="C", died=lambda: seen):
+        check = ending.wait()
+    assert (check.name, check.ranks) == (CheckId.ALIVE.heading, (1,))
+    assert check.observed == f"rank 1 died (rank 1: {seen[1]})"
+
+
+def test_alarm_of_a_rank_that_then_died_is_the_cause(ending: Ending) -> None:
+    mine, theirs = stores(2)
+    theirs.put(ALARM, TROUBLE.model_dump(mode="json"))
+    with Watch(mine, ending.last_words, mode="C", died=lambda: {1: "running"}):
+        assert ending.wait() == TROUBLE
+
+
 def test_store_that_went_down_ends_the_run(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: RankStore, *args: object) -> None:
         raise RuntimeError("Connection reset by peer")

@@ -16,8 +16,7 @@ from tpcompile.request import GateRequest, flags_of
 def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
 
-    In a job that torchrun has started (RANK, WORLD_SIZE and MASTER_ADDR are set) and without --nproc, this
-    process is one of the ranks.
+    In a job that torchrun or srun has started and without --nproc, this process is one of the ranks.
     """
     from tpcompile import launch, logs
     from tpcompile.errors import ConfigError

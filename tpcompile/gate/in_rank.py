@@ -9,10 +9,12 @@ import sys
 
 import torch
 
-from tpcompile import logs
+from tpcompile import logs, srun
 from tpcompile.choices import Device
-from tpcompile.errors import ConfigError
+from tpcompile.errors import TpCompileError
 from tpcompile.gate.sequence import run
+from tpcompile.ranks.env import rank_env
+from tpcompile.ranks.served import served_store
 from tpcompile.request import RunRequest, add_flags
 
 
@@ -29,19 +31,22 @@ def main(description: str) -> int:
 def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:
     """Run the gate on this rank; all ranks must call it with the same request, and return the same code.
 
-    A configuration that cannot be used is one line on stderr from rank 0.
+    A configuration that cannot be used is one line on stderr from rank 0. Where srun started the ranks, or a script
+    that sets torchrun's variables, rank 0 serves the job's store.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a target is looked for, as with `python -m`
+    os.environ.update(srun.torchrun_variables(os.environ))
     rank = int(os.environ.get("RANK", "0"))
     logs.setup(rank=rank)
     try:
         config = request.config(_device(request.device))
-    except ConfigError as error:
+        with served_store(rank_env(), timeout_s=config.gate.store_timeout_s):
+            return run(config, run_dir=request.run_dir, quiet=quiet)
+    except TpCompileError as error:
         if rank == 0:
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    return run(config, run_dir=request.run_dir, quiet=quiet)
 
 
 def _device(asked: Device) -> Device:

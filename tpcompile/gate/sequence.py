@@ -135,7 +135,8 @@ class _Gate:
         self.store = RankStore.connect(prefix, **place)
         self.board = StatusBoard(directory, self.store)
         self.watch_store = RankStore.connect(prefix, **place)
-        self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1])
+        others = StatusBoard(directory, self.watch_store)
+        self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1], died=others.died)
         self.agreement = Agreement(RankStore.connect(prefix, **place), config, self.board, self.watch.end)
         self.session: CaptureSession | None = None
         self.phases: Phases | None = None
@@ -291,8 +292,19 @@ class _Gate:
         except PreflightError as error:
             return self.unwritten(error, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
-        verdict = exchange.verdict(record_side(record, gate_rules(self.config), problems=[check]))
+        side = record_side(record, gate_rules(self.config), problems=[check])
+        try:
+            verdict = exchange.verdict(side)
+        except RuntimeError:  # the store is gone: this rank judges what it has
+            verdict = side.judge(
+                {self.env.rank: side.digest}, self.left_behind(), lambda _, question: side.answer(question)
+            )
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
+
+    def left_behind(self) -> dict[int, str]:
+        """Last words of the other ranks in the run directory, where the store is gone."""
+        said = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in self.directory.read_statuses()}
+        return {rank: said.get(rank, "never") for rank in range(self.env.world_size) if rank != self.env.rank}
 
     def unwritten(self, error: PreflightError, *, after: str = "") -> ExitCode:
         """The machine does not take this rank's record: no verdict, and the launcher is told why."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
+
+ENDED = frozenset({"finished", "failed", "stopped", "unwritten"})
+"""States that a rank publishes last."""
 
 
 class StatusBoard:
@@ -32,7 +37,7 @@ class StatusBoard:
         self._publish(what)
 
     def end(self, state: str, *, error: str = "") -> None:
-        """Publish how this rank ended: `finished`, `failed` or `stopped`."""
+        """Publish how this rank ended, one of `ENDED`."""
         self._publish(state, error)
 
     def last_seen(self, rank: int) -> str:
@@ -43,10 +48,19 @@ class StatusBoard:
         gone = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
         return f"{status['state']} in phase {status['phase']} on {status['host']}{gone}"
 
+    def died(self) -> dict[int, str]:
+        """Ranks whose process is known to have died before it could say how it ends -> `last_seen`."""
+        seen = {rank: self._store.peek(f"status/{rank}") for rank in range(self._store.world_size)}
+        return {
+            rank: self.last_seen(rank)
+            for rank, status in seen.items()
+            if status is not None and status["state"] not in ENDED and _is_dead(status)
+        }
+
     def is_gone(self, rank: int) -> bool:
         """True when the rank's process is known to be dead; on a different host that is not known."""
         status = self._store.peek(f"status/{rank}")
-        return status is not None and process_state(status["pid"], status["namespace"]) == "dead"
+        return status is not None and _is_dead(status)
 
     def has_left(self, rank: int, phase: str) -> bool:
         """True when the last phase that a rank published is a different one."""
@@ -65,4 +79,9 @@ class StatusBoard:
             error=error,
         )
         self._run_dir.write_status(status)
-        self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
+        with suppress(RuntimeError):  # a store that is gone is noticed by the watch, and must not hide why a rank ends
+            self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
+
+
+def _is_dead(status: dict[str, Any]) -> bool:
+    return process_state(status["pid"], status["namespace"]) == "dead"

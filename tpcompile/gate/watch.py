@@ -1,4 +1,4 @@
-"""The thread that ends a run in which a rank hangs, has died or has failed.
+"""The thread that ends a run in which some rank hangs, has died or has failed.
 
 A collective that waits for a dead rank cannot be interrupted from Python, so nothing here depends on the main
 thread: the watch has its own store client, learns of SIGTERM through a pipe, and leaves with `os._exit`.
@@ -10,12 +10,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from loguru import logger
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
+from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.ranks.signals import SigtermPipe
 from tpcompile.ranks.store import RankStore
 
@@ -27,10 +28,14 @@ LastWords = Callable[[Check], ExitCode]
 
 
 class Watch:
-    """Watches the alarm key, SIGTERM and the deadline of the current phase, while used as a context manager."""
+    """Watches the alarm key, SIGTERM, the deadline of the current phase, and with `died` (called on the watch's thread:
+    rank -> what was last seen of it) the processes of the ranks, while used as a context manager.
+    """
 
-    def __init__(self, store: RankStore, last_words: LastWords, *, mode: str) -> None:
-        self._store, self._last_words, self._mode = store, last_words, mode
+    def __init__(
+        self, store: RankStore, last_words: LastWords, *, mode: str, died: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
+        self._store, self._last_words, self._mode, self._died = store, last_words, mode, died
         self._deadline: float | None = None
         self._phase = ""
         self._done = threading.Event()
@@ -82,21 +87,26 @@ class Watch:
                 self.end(check)
 
     def _stopped(self) -> Check:
-        return self._check(CheckId.ALIVE, "all ranks run to the end", "torchrun stopped the job (SIGTERM)")
+        return self._lost("torchrun stopped the job (SIGTERM)")
 
     def _trouble(self) -> Check | None:
         try:
-            alarm = self._store.peek(ALARM)
+            died = self._died()
+            alarm = self._store.peek(ALARM)  # after the processes: the rank that raised it may end then
         except RuntimeError:
-            observed = "the job's store does not respond: torchrun or its node died"
-            return self._check(CheckId.ALIVE, "all ranks run to the end", observed)
+            return self._lost("the job's store does not respond: torchrun, rank 0 or its node died")
         if alarm is not None:
             return Check.model_validate(alarm)
-        is_over = self._deadline is not None and time.monotonic() > self._deadline
-        if is_over:
+        if died:
+            seen = "; ".join(f"rank {rank}: {text}" for rank, text in died.items())
+            return self._lost(f"{named_ranks(list(died))} died ({seen})", ranks=tuple(died))
+        if self._deadline is not None and time.monotonic() > self._deadline:
             observed = f"phase {self._phase} did not end in time"
             return self._check(CheckId.TIMED_OUT, "every phase within gate.phase_timeout_s", observed)
         return None
 
-    def _check(self, id: CheckId, expected: str, observed: str) -> Check:
-        return Check(id=id, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed)
+    def _lost(self, observed: str, *, ranks: tuple[int, ...] = ()) -> Check:
+        return self._check(CheckId.ALIVE, "all ranks run to the end", observed, ranks=ranks)
+
+    def _check(self, id: CheckId, expected: str, observed: str, *, ranks: tuple[int, ...] = ()) -> Check:
+        return Check(id=id, mode=self._mode, status=Status.FAIL, expected=expected, observed=observed, ranks=ranks)

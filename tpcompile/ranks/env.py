@@ -30,11 +30,11 @@ class RankEnv:
 def rank_env() -> RankEnv:
     """Read torchrun's variables. Raises ConfigError when one is not set."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    missing = [name for name in names if name not in os.environ]
+    missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} not set; "
-            "start with `torchrun --standalone --nproc-per-node N ...` or `tpcompile gate`"
+            "start with `torchrun --standalone --nproc-per-node N ...`, srun or `tpcompile gate`"
         )
     return RankEnv(*(int(os.environ[name]) for name in names))
 

@@ -1,0 +1,62 @@
+"""What a rank knows of the processes of the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gate.threads import stores
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate import status as module
+from tpcompile.gate.status import ENDED, StatusBoard
+
+
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that was there."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_process_that_died_before_it_said_how_it_ends_is_known(
+    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards = [StatusBoard(RunDir.create(tmp_path), store) for store in stores(3)]
+    boards[0].enter("C/first")
+    assert boards[0].died() == {}  # the others have not started
+    monkeypatch.setattr(os, "getpid", lambda: gone)
+    boards[1].enter("C/first")
+    assert list(boards[0].died()) == [1]
+    assert f"its process {gone} died" in boards[0].died()[1]
+    for state in ENDED:
+        boards[1].end(state)
+        assert boards[0].died() == {}
+
+
+def test_of_a_process_on_a_different_host_nothing_is_known(
+    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards = [StatusBoard(RunDir.create(tmp_path), store) for store in stores(2)]
+    monkeypatch.setattr(os, "getpid", lambda: gone)
+    monkeypatch.setattr(module, "this_host", lambda: "elsewhere")
+    boards[1].enter("C/first")
+    assert boards[0].died() == {}
+
+
+def test_a_store_that_is_gone_keeps_no_status_from_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store,) = stores(1)
+
+    def refuse(*given: object) -> None:
+        raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(store, "put", refuse)
+    StatusBoard(RunDir.create(tmp_path), store).end("failed", error="ValueError")
+    (status,) = RunDir(tmp_path).read_statuses()
+    assert (status.state, status.error) == ("failed", "ValueError")
