@@ -19,8 +19,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return run_session(tmp_path_factory.mktemp("faulty"), {"faulty": source("faulty")})
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The step summary of GitHub Actions."""
+    return tmp_path_factory.mktemp("actions") / "summary.md"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory, summary: Path) -> Session:
+    folder = tmp_path_factory.mktemp("faulty")
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(folder)}
+    return run_session(folder, {"faulty": source("faulty")}, environ=environ)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +50,7 @@ def documented() -> str:
         ("break_on_one_rank", ["graph break", "on rank 1 only (rank 1)", line_of("faulty", "break")]),
         ("dtype", ["x: dtype float32 / float64", line_of("faulty", "dtype")]),
         ("missing_collective", ["all_reduce(reduce_op=sum", "on rank 0 only", line_of("faulty", "missing")]),
+        ("layout", ["is_odd == False / True", line_of("faulty", "layout")]),
         (
             "recompile",
             ["recompiles: expected 0, found 1 on ranks 0-1", "self.count == 0", line_of("faulty", "recompile")],
@@ -70,6 +79,27 @@ def test_a_fault_is_one_failure_that_names_rank_cause_and_line(faulty: Session, 
     (failure,) = faulty.cases[f"test_{name}"].failures
     for text in texts:
         assert text in failure
+
+
+FIVE = {
+    "rank_constant": "rank constant", "break_on_one_rank": "break", "dtype": "dtype", "missing_collective": "missing",
+    "layout": "layout",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_in_actions_the_line_of_the_user_is_annotated_and_the_summary_has_the_test(
+    faulty: Session, summary: Path, name: str
+) -> None:
+    file, _, line = line_of("faulty", FIVE[name]).partition(":")
+    assert f"\n::error file={file},line={line}," in faulty.output
+    text = summary.read_text().replace("\\", "")
+    (section,) = [part for part in text.split("\n## ") if part.startswith((f"test_{name} [", f"## test_{name} ["))]
+    assert f"{file}:{line}" in section
+
+
+def test_in_actions_there_are_ten_annotations_at_most_and_none_from_a_rank(faulty: Session) -> None:
+    assert len(re.findall(r"^::error", faulty.output, re.MULTILINE)) == 10
 
 
 def test_every_test_of_the_session_with_faults_fails(faulty: Session) -> None:

@@ -11,6 +11,7 @@ The text of an error says what is wrong, the numbers, and what to do.
 """
 
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -41,6 +42,8 @@ class DivergenceError(TpCompileError):
     """Ranks disagree, or a check of the gate failed."""
 
     exit_code = ExitCode.FAIL
+    run_dir: Path | None = None
+    """Where the evidence is, if it was written."""
 
 
 class FastPathError(TpCompileError):

@@ -107,6 +107,12 @@ def test_groups_of_an_axis_are_compared_apart(tmp_path: Path) -> None:
         healthy = gate(tmp_path / fault, "tests.gate.own:two_axes", f"fault={fault}", nproc=4)
         assert healthy.exit_code == 0, healthy.judged.summary
         assert set(healthy.judged.domains) == {"tp 0-1", "tp 2-3"}
+        used = {
+            issued.group
+            for compile_ in RunDir(healthy.run_dir).read_records()[0].compiles
+            for issued in compile_.collectives
+        }
+        assert used == {"tp", "dp"}  # names of the target's own mesh
     red = gate(tmp_path / "red", "tests.gate.own:two_axes", "fault=group", nproc=4)
     assert {d.domain for d in red.judged.divergences if d.is_red} == {"tp 2-3"}
 

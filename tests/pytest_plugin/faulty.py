@@ -50,6 +50,17 @@ def test_missing_collective(tp: TensorParallel) -> None:
     tp.check(block, torch.ones(4), **FAST)
 
 
+def test_layout(tp: TensorParallel) -> None:
+    is_odd = tp.rank == 1
+
+    def block(x: Tensor) -> Tensor:
+        if is_odd:  # line: layout
+            x = x.t().contiguous().t()
+        return tp.comm.all_reduce(x * 2)
+
+    tp.check(block, torch.ones(4, 4), **FAST)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()

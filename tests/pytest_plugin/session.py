@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from xml.etree import ElementTree
 
 from tests.forked import PYTHONPATH
@@ -39,7 +41,13 @@ class Session:
     wall_s: float
 
 
-def run_session(folder: Path, sources: dict[str, str], *arguments: str, timeout_s: float = 280.0) -> Session:
+def run_session(
+    folder: Path,
+    sources: dict[str, str],
+    *arguments: str,
+    timeout_s: float = 280.0,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Session:
     """Run the files, by their names without `test_` and `.py`, with the plugin and these arguments of pytest."""
     for name, source in sources.items():
         file = f"test_{name}.py" if name != "conftest" else "conftest.py"
@@ -52,7 +60,7 @@ def run_session(folder: Path, sources: dict[str, str], *arguments: str, timeout_
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, *reports, *arguments],
         cwd=folder,
-        env={**own, "PYTHONPATH": PYTHONPATH},
+        env={**own, "PYTHONPATH": PYTHONPATH, **environ},
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -8,6 +8,7 @@ rank.py        one rank: a pytest session with this one test
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
 combine.py     reports of all ranks -> reports of the test, one per cause
 causes.py      a failure of a rank -> what it has in common with those of other ranks
+github.py      failures -> annotations and step summary of GitHub Actions
 
 Importing this package does not import torch.
 """
@@ -71,6 +72,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from tpcompile.pytest_plugin import launcher
 
         launcher.end_server(config)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """In GitHub Actions: annotations on the user's lines, and the step summary."""
+    failed = [report for key in ("failed", "error") for report in terminalreporter.stats.get(key, ())]
+    if failed:
+        from tpcompile.pytest_plugin import github
+
+        for line in github.write(failed):
+            terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

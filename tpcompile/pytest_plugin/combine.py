@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.pytest_plugin import github
 from tpcompile.pytest_plugin.causes import Failure, Phase, failures, message
 from tpcompile.pytest_plugin.ends import RankEnd
-from tpcompile.pytest_plugin.files import STREAMS, Job
+from tpcompile.pytest_plugin.files import RUN_DIR, STREAMS, Job
 
 _PHASES = ("setup", "call", "teardown")
 
@@ -41,10 +43,21 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
         phase = Phase.of(when, ends, stopped_by)
         # What fails in the teardown after a rank was lost follows from that.
         found = [] if failed and when == "teardown" and any(end.is_lost for end in ends) else failures(phase)
-        yield from (_failed(item, phase, failure) for failure in found)
+        for failure in found:
+            report = _failed(item, phase, failure)
+            github.attach(report, _run_dir(failure, phase, job), item.config.rootpath)
+            yield report
         if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
         failed.update(rank for failure in found for rank in failure.ranks)
+
+
+def _run_dir(failure: Failure, phase: Phase, job: Job) -> Path | None:
+    """Where the evidence of a divergence is; None for any other failure."""
+    if failure.report is not None:
+        named = failure.report.get(RUN_DIR)
+        return Path(named) if named else None
+    return job.files.stopped_by_sentinel if phase.stopped_by and failure.text == phase.stopped_by else None
 
 
 def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:

@@ -99,9 +99,12 @@ class TensorParallel:
         wrong = _wrong(observed, self._expected)
         is_red = _is_red(verdict, self._expected)
         if wrong or is_red:
-            folder = verdict.publish(self._files.folder / f"check_{number}")
+            folder = verdict._write_evidence(self._files.folder / f"check_{number}").path
             found = verdict_text(verdict, folder) if is_red else f"{verdict.summary}; {replay(folder)}"
-            raise DivergenceError("\n".join([*wrong, *_evidence(verdict, verdict._evidence.record, wrong), found]))
+            lines = [*wrong, *_evidence(verdict, verdict._evidence.record, wrong), found]
+            error = DivergenceError("\n".join(lines))
+            error.run_dir = folder
+            raise error
         return output
 
     def _observed(self, name: str, record: RankRecord) -> dict[int, Counter[str]]:

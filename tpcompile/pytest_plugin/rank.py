@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, SHOW_STACK, STREAMS, Job, Place
+from tpcompile.errors import DivergenceError
+from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place
 from tpcompile.ranks.store import RankStore
 from tpcompile.torch_api.forked import keep_trace_from
 
@@ -100,10 +101,13 @@ class RankPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note whether an exception is one of communication."""
+        """Note whether an exception is one of communication, and where the evidence of a divergence is."""
         report = yield
-        if call.excinfo is not None and _is_of_communication(call.excinfo.value):
+        error = call.excinfo.value if call.excinfo is not None else None
+        if error is not None and _is_of_communication(error):
             setattr(report, IS_LOST_PEER, True)
+        if isinstance(error, DivergenceError) and error.run_dir is not None:
+            setattr(report, RUN_DIR, str(error.run_dir))
         return report
 
     @pytest.hookimpl(tryfirst=True)

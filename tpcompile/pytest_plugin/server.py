@@ -194,6 +194,7 @@ def _become(job: Job, rank: int, port: int) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(_ENVIRON | job.environ | _variables(job, rank, port))
+    os.environ.pop("GITHUB_STEP_SUMMARY", None)  # pytest writes it, when it knows which tests failed
     os.chdir(job.cwd)
     sys.path[:] = job.sys_path
     sys.argv = ["pytest", *job.args]

@@ -32,11 +32,16 @@ MAX_SUMMARY_BYTES = 1_000_000
 """GitHub rejects a step summary larger than 1 MiB."""
 
 
-def summary(verdict: Verdict) -> str:
+def is_actions(environ: Mapping[str, str]) -> bool:
+    """True within a job of GitHub Actions."""
+    return environ.get("GITHUB_ACTIONS") == "true"
+
+
+def summary(verdict: Verdict, *, title: str = "tpcompile gate") -> str:
     """The step summary, Markdown."""
     checks = [_checks(mode, checks) for mode, checks in by_mode(verdict).items()]
     text = _paragraphs(
-        f"## tpcompile gate: {outcome(verdict)}",
+        f"## {_cell(title)}: {outcome(verdict)}",
         _cell(verdict.summary),
         f"*{_cell(headline(verdict))}*",
         *checks,
@@ -49,6 +54,11 @@ def summary(verdict: Verdict) -> str:
         return f"{text}\n"
     kept = data[:MAX_SUMMARY_BYTES].decode(errors="ignore")
     return f"{kept}\n\n(cut at 1 MB; verdict.json has all of it)\n"
+
+
+def section(title: str, text: str) -> str:
+    """A part of the step summary that is no verdict."""
+    return _paragraphs(f"## {_cell(title)}", _fence(text.splitlines())) + "\n"
 
 
 def _paragraphs(*texts: str) -> str:
@@ -65,8 +75,8 @@ def annotations(verdict: Verdict, workspace: Path) -> list[str]:
     divergences = [] if causes else _of_one_cause(red(verdict))
     annotated = set(lines_of(divergences))
     others = [] if causes else [check for check in failed(verdict) if _is_own_cause(check, annotated)]
-    errors = [_error(found.line, found.title, _message(found), workspace) for found in divergences]
-    errors += [_error(check.line, check.name, _check_message(check), workspace) for check in (*causes, *others)]
+    errors = [error(found.line, found.title, _message(found), workspace) for found in divergences]
+    errors += [error(check.line, check.name, _check_message(check), workspace) for check in (*causes, *others)]
     if not errors:
         errors = [_of_first_failure(verdict, workspace)] if verdict.exit_code != 0 else []
     return list(dict.fromkeys(errors))[:MAX_ERRORS]
@@ -88,29 +98,33 @@ def _is_own_cause(check: Check, annotated: Container[UserLine]) -> bool:
 def _of_first_failure(verdict: Verdict, workspace: Path) -> str:
     checks = [check for check in failed(verdict) if not check.is_consequence]
     if not checks:
-        return _error(None, "tpcompile gate", verdict.summary, workspace)
-    return _error(None, checks[0].name, _check_message(checks[0]), workspace)
+        return error(None, "tpcompile gate", verdict.summary, workspace)
+    return error(None, checks[0].name, _check_message(checks[0]), workspace)
 
 
 def write(verdict: Verdict, environ: Mapping[str, str]) -> list[str]:
     """In Actions, append the step summary and return the annotation lines to print; elsewhere do nothing."""
-    if environ.get("GITHUB_ACTIONS") != "true":
+    if not is_actions(environ):
         return []
     workspace = Path(environ.get("GITHUB_WORKSPACE") or Path.cwd())
-    found = annotations(verdict, workspace)
+    return annotations(verdict, workspace) + append_summary(summary(verdict), environ)
+
+
+def append_summary(text: str, environ: Mapping[str, str]) -> list[str]:
+    """Append to the step summary, where there is one; return a line that says why it cannot be written."""
     target = environ.get("GITHUB_STEP_SUMMARY")
-    if not target:
-        return found
+    if not target or not text:
+        return []
     try:
         with Path(target).open("a", encoding="utf-8") as file:
-            file.write(summary(verdict))
+            file.write(text)
     except OSError as error:
         problem = _escape(f"no step summary: {target}: {error.strerror}")
-        found.append(f"::warning title=tpcompile::{problem}")
-    return found
+        return [f"::warning title=tpcompile::{problem}"]
+    return []
 
 
-def _error(line: UserLine | None, title: str, message: str, workspace: Path) -> str:
+def error(line: UserLine | None, title: str, message: str, workspace: Path) -> str:
     """The workflow command that annotates a line."""
     properties = {"title": title}
     if line is not None:

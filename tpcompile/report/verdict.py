@@ -64,6 +64,13 @@ class ReportedVerdict(Verdict):
         annotations. `tpcompile compare RUN_DIR` judges it again. `run_dir` is by default runs/<utc time>-check. Raises
         PreflightError when it cannot be written, and on rank 0 DirectoryTakenError when it holds a verdict.
         """
+        directory = self._write_evidence(run_dir)
+        if self.is_reporter:
+            publish.write(self, directory, Console(), os.environ)
+        return directory.path
+
+    def _write_evidence(self, run_dir: Path | str | None = None) -> RunDir:
+        """What `publish` writes for `tpcompile compare`, without the reports."""
         evidence = self._evidence
         directory = RunDir.create(run_dir or evidence.run_dir)
         if self.is_reporter and directory.holds_run():
@@ -73,8 +80,7 @@ class ReportedVerdict(Verdict):
             facts = {"kind": CAPTURED, "timeout_s": evidence.timeout_s, "allowed": list(evidence.allowed)}
             directory.write_run(facts)
             directory.write_verdict(self)
-            publish.write(self, directory, Console(), os.environ)
-        return directory.path
+        return directory
 
     def raise_for_status(self) -> Self:
         """Raise DivergenceError, with the exit code of the verdict, unless it is green; else return it."""

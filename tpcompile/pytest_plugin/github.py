@@ -1,0 +1,61 @@
+"""Failures of tests on ranks -> annotations and the step summary, in GitHub Actions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.report import github
+
+_FIELD = "tp_github"
+"""Field of a report; plain JSON, which xdist hands to the process that prints."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What GitHub is told about one cause."""
+
+    errors: Sequence[str]
+    """`::error` lines."""
+    summary: str
+    """Markdown."""
+
+
+def note_of(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> Note:
+    """A divergence is annotated at the user's lines of its verdict; anything else at the line that raised."""
+    _, _, test = report.location
+    verdict = RunDir(run_dir).read_verdict() if run_dir is not None else None
+    if verdict is not None and verdict.exit_code:
+        return _of_verdict(verdict, test)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    line = UserLine(file=str(rootdir / crash.path), line=crash.lineno) if crash is not None else None
+    return Note([github.error(line, test, text, _workspace())], github.section(test, text))
+
+
+def _of_verdict(verdict: Verdict, test: str) -> Note:
+    return Note(github.annotations(verdict, _workspace()), github.summary(verdict, title=test))
+
+
+def _workspace() -> Path:
+    return Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
+
+
+def attach(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> None:
+    """Keep in the report what GitHub is told of it."""
+    if github.is_actions(os.environ):
+        setattr(report, _FIELD, vars(note_of(report, run_dir, rootdir)))
+
+
+def write(reports: Sequence[Any], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Append to the step summary; return the lines to print, at most ten."""
+    notes = [Note(**getattr(report, _FIELD)) for report in reports if hasattr(report, _FIELD)]
+    errors = list(dict.fromkeys(error for note in notes for error in note.errors))[: github.MAX_ERRORS]
+    return errors + github.append_summary("\n".join(note.summary for note in notes), environ)
