@@ -2,7 +2,8 @@
 
 torchrun ... tests/gate/many.py FOLDER
 
-`FOLDER/jobs.json` maps a name to the keyword arguments of `config.load`; run NAME leaves its files in `FOLDER/NAME`.
+`FOLDER/jobs.json` maps a name to the keyword arguments of `config.load`, or of `load_target` where they name a target;
+run NAME leaves its files in `FOLDER/NAME`.
 A start of torch costs more than a run, and only faults that leave every rank alive can share a process.
 """
 
@@ -23,7 +24,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for name, fields in json.loads((folder / "jobs.json").read_text()).items():
         before = left_behind()
-        code = gate.run(config.load(**fields), run_dir=folder / name, quiet=True)
+        load = config.load_target if "target" in fields else config.load
+        code = gate.run(load(**fields), run_dir=folder / name, quiet=True)
         found = {"exit_code": int(code), "before": before, "after": left_behind()}
         (folder / name / f"process_{os.environ['RANK']}.json").write_text(json.dumps(found))
 

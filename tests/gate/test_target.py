@@ -2,20 +2,82 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.forked import PYTHONPATH, run_python, torchrun
-from tests.gate.runs import AOT, REPRO, GateRun, compare_offline, run_gate
+from tests.forked import PYTHONPATH, ROOT, run_python, torchrun
+from tests.gate.runs import AOT, REPRO, GateRun, compare_offline, run_gate, run_many
 from tpcompile.errors import ExitCode
-from tpcompile.evidence.records import Check, Status
+from tpcompile.evidence.records import Check, CheckId, Status
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.report import github, junit
 
 OWN = Path(__file__).with_name("own.py")
+LLAMA = Path(__file__).with_name("own_llama.py")
 pytestmark = pytest.mark.timeout(300)
+
+ENDINGS = {
+    "returns nothing": (ExitCode.USAGE, "returned NoneType; return a tpcompile.Target or (program, inputs)"),
+    "has no such axis": (ExitCode.USAGE, "the mesh has no axis 'model'; it has tp"),
+    "allows what cannot be": (ExitCode.USAGE, "gate.allow.0.layer='graphs': Input should be 'environment'"),
+    "compiles nothing": (ExitCode.NOTHING_COMPILED, "nothing was compiled"),
+    "NaN": (ExitCode.FAIL, "forward right: worst not finite"),
+}
+"""What leaves all ranks alive."""
+LAST = {
+    "raises": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
+    "raises on one": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
+    "never returns": (ExitCode.TIMEOUT, "phase target/build did not end in time"),
+    "never ends": (ExitCode.TIMEOUT, "phase target/first did not end in time"),
+}
+"""What ends the ranks."""
+NOWHERE = {
+    "nowhere:build": "there is no module tests.gate.nowhere here",
+    "own:nothing": "tests.gate.own has no function nothing",
+}
+ALIVE = ("constant", "break", "dtype")
+"""Faults that leave all ranks alive."""
+SHARED = [
+    *(f"own:functional fault={fault}" for fault in ("", *ALIVE, "layout", "wrong")),
+    *(f"own:planned fault={fault}" for fault in ("", *ALIVE)),
+    *(f"own:trained fault={fault}" for fault in ("", "no copy")),
+    *("own:pair", "own:reading_rank", *NOWHERE),
+    *(f"own:ending how={how}" for how in ENDINGS),
+]
+ON_FOUR = [f"own:two_axes fault={fault}" for fault in ("none", "depth", "group")]
+OF_LLAMA = [f"own_llama:build fault={fault}" for fault in ("", "constant", "dtype")]
+
+
+def together(folder: Path, names: list[str], **options: Any) -> dict[str, GateRun]:
+    """Targets, each with one setting of its own, one after the other in the same ranks."""
+    jobs = {}
+    for number, name in enumerate(names):
+        target, _, setting = name.partition(" ")
+        overrides = [*AOT, *filter(None, [setting])]
+        jobs[f"run{number}"] = {"target": f"tests.gate.{target}", "overrides": overrides, "device": "cpu"}
+    found = run_many(folder, jobs, **options)
+    return dict(zip(names, found.values(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    return together(tmp_path_factory.mktemp("targets"), SHARED)
+
+
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    return together(tmp_path_factory.mktemp("four"), ON_FOUR, nproc=4)
+
+
+@pytest.fixture(scope="module")
+def of_llama(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
+    pytest.importorskip("transformers")
+    return together(tmp_path_factory.mktemp("llama"), OF_LLAMA)
 
 
 def gate(run_dir: Path, target: str, *settings: str, nproc: int = 2) -> GateRun:
@@ -27,14 +89,14 @@ def checks_of(run: GateRun) -> dict[str, Check]:
     return {check.name: check for check in run.judged.checks}
 
 
-def line_of(mark: str) -> int:
-    """The first line of own.py that ends with this comment."""
-    return next(number for number, text in enumerate(OWN.read_text().splitlines(), 1) if text.endswith(f"# {mark}"))
+def line_of(mark: str, file: Path = OWN) -> int:
+    """The first line that ends with this comment."""
+    return next(number for number, text in enumerate(file.read_text().splitlines(), 1) if text.endswith(f"# {mark}"))
 
 
 @pytest.mark.parametrize("style", ["functional", "planned"])
-def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style: str, tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", f"tests.gate.own:{style}")
+def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style: str, runs: dict[str, GateRun]) -> None:
+    run = runs[f"own:{style} fault="]
     assert run.exit_code == 0, run.judged.summary
     assert "mode" not in run.judged.summary
     found = checks_of(run)
@@ -45,35 +107,68 @@ def test_a_healthy_program_passes_with_its_numbers_and_a_different_length(style:
     assert compare_offline(run.run_dir)[0] == 0
 
 
-LINES = {"constant": "constant", "break": "break", "dtype": "dtype", "layout": "layout", "missing": "collective"}
-
-
-@pytest.mark.parametrize("fault", LINES)
-def test_a_fault_is_named_with_the_line_of_the_user(fault: str, tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:functional", f"fault={fault}")
-    assert run.exit_code == 1
-    named = [d.line for d in run.judged.divergences if d.is_red] + [c.line for c in run.failed().values()]
-    lines = {line.line for line in named if line is not None and line.file.endswith("own.py")}
-    assert line_of(LINES[fault]) in lines, run.judged.summary
+def assert_named(run: GateRun, file: Path, line: int) -> None:
+    """In the text, in JUnit, in the step summary, and as the first annotation."""
+    assert run.exit_code == 1, run.judged.summary
+    place = f"{file.name}:{line}"
     code, text = compare_offline(run.run_dir)
-    assert code == 1 and f"own.py:{line_of(LINES[fault])}" in text
+    assert code == 1 and place in text
+    assert place in junit.render(run.judged)
+    assert place in github.summary(run.judged).replace("\\", "")
+    first, *_ = github.annotations(run.judged, ROOT)
+    assert first.startswith(f"::error file=tests/gate/{file.name},line={line},")
+
+
+@pytest.mark.parametrize(
+    ("style", "fault"), [*itertools.product(["functional", "planned"], ALIVE), ("functional", "layout")]
+)
+def test_a_fault_is_named_with_the_line_of_the_user_in_every_report(
+    style: str, fault: str, runs: dict[str, GateRun]
+) -> None:
+    assert_named(runs[f"own:{style} fault={fault}"], OWN, line_of(fault))
+
+
+def test_a_plan_with_a_different_layout_ends_the_run_with_the_line_of_the_collective(tmp_path: Path) -> None:
+    assert_named(gate(tmp_path / "run", "tests.gate.own:planned", "fault=layout"), OWN, line_of("plan"))
 
 
 def test_a_missing_collective_ends_the_run_before_it_hangs(tmp_path: Path) -> None:
     """Long before gate.store_timeout_s: the rank without it has left the phase."""
-    check = gate(tmp_path / "run", "tests.gate.own:functional", "fault=missing").failed()[
-        "same collectives before they run"
-    ]
+    run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=missing")
+    assert_named(run, OWN, line_of("collective"))
+    check = run.failed()["same collectives before they run"]
     assert "rank 0 compiled all_reduce(" in check.observed
     assert "; rank 1 did not before leaving the phase (rank 1 last seen" in check.observed
     assert check.ranks == (1,)
 
 
-@pytest.mark.parametrize("fault", ["constant", "break", "dtype", "layout"])
-def test_under_a_plan_too(fault: str, tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:planned", f"fault={fault}")
-    line = line_of({"layout": "plan"}.get(fault, fault))
-    assert run.exit_code == 1 and f"own.py:{line}" in compare_offline(run.run_dir)[1]
+def test_a_model_of_transformers_under_its_own_plan_passes_with_its_numbers(of_llama: dict[str, GateRun]) -> None:
+    run = of_llama["own_llama:build fault="]
+    assert run.exit_code == 0, run.judged.summary
+    found = checks_of(run)
+    assert {found[name].status for name in ("one graph", "forward right", "eager equals compiled")} == {Status.PASS}
+
+
+@pytest.mark.parametrize("fault", ["constant", "dtype"])
+def test_a_fault_around_it_is_named_with_the_line_of_the_user(fault: str, of_llama: dict[str, GateRun]) -> None:
+    assert_named(of_llama[f"own_llama:build fault={fault}"], LLAMA, line_of(fault, LLAMA))
+
+
+@pytest.mark.parametrize("fault", ["break", "missing"])
+def test_a_fault_around_it_that_ends_the_run_is_named_with_the_line_of_the_user(fault: str, tmp_path: Path) -> None:
+    """A break in a graph whose collectives begin before it: the break is named, not the collectives behind it."""
+    pytest.importorskip("transformers")
+    run = gate(tmp_path / "run", "tests.gate.own_llama:build", f"fault={fault}")
+    assert_named(run, LLAMA, line_of(fault, LLAMA))
+
+
+def test_a_different_plan_on_one_rank_is_a_missing_collective(tmp_path: Path) -> None:
+    """It is issued by a line of transformers."""
+    pytest.importorskip("transformers")
+    run = gate(tmp_path / "run", "tests.gate.own_llama:build", "fault=layout")
+    assert run.exit_code == 1
+    (check,) = (check for check in run.failed().values() if check.id == CheckId.AGREED)
+    assert "all_gather_into_tensor" in check.observed and "all_reduce" in check.observed and check.ranks == (1,)
 
 
 def test_a_rank_that_hangs_while_it_builds_is_named(tmp_path: Path) -> None:
@@ -89,83 +184,69 @@ def test_an_exception_of_the_compiler_is_named_with_the_line_of_the_user(tmp_pat
     assert check.line is not None and check.line.file.endswith("own.py") and check.line.function == "forward"
 
 
-def test_wrong_numbers_on_all_ranks_alike_are_red(tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:functional", "fault=wrong")
-    assert set(run.failed()) == {"forward right"}
+def test_wrong_numbers_on_all_ranks_alike_are_red(runs: dict[str, GateRun]) -> None:
+    assert set(runs["own:functional fault=wrong"].failed()) == {"forward right"}
 
 
-def test_a_train_step_is_compared_with_one_device(tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:trained")
+def test_a_train_step_is_compared_with_one_device(runs: dict[str, GateRun]) -> None:
+    run = runs["own:trained fault="]
     assert run.exit_code == 0, run.judged.summary
-    wrong = gate(tmp_path / "wrong", "tests.gate.own:trained", "fault=no copy")
-    (check,) = wrong.failed().values()
+    (check,) = runs["own:trained fault=no copy"].failed().values()
     assert check.name == "forward right" and "gradient" in check.observed  # that of each rank's shard alone
 
 
-def test_groups_of_an_axis_are_compared_apart(tmp_path: Path) -> None:
-    for fault in ("none", "depth"):  # the second group issues twice as many collectives
-        healthy = gate(tmp_path / fault, "tests.gate.own:two_axes", f"fault={fault}", nproc=4)
-        assert healthy.exit_code == 0, healthy.judged.summary
-        assert set(healthy.judged.domains) == {"tp 0-1", "tp 2-3"}
-        used = {
-            issued.group
-            for compile_ in RunDir(healthy.run_dir).read_records()[0].compiles
-            for issued in compile_.collectives
-        }
-        assert used == {"tp", "dp"}  # names of the target's own mesh
-    red = gate(tmp_path / "red", "tests.gate.own:two_axes", "fault=group", nproc=4)
-    assert {d.domain for d in red.judged.divergences if d.is_red} == {"tp 2-3"}
+@pytest.mark.parametrize("fault", ["none", "depth"])
+def test_groups_of_an_axis_are_compared_apart(fault: str, on_four: dict[str, GateRun]) -> None:
+    """They may issue different collectives: with `depth` the second issues twice as many."""
+    run = on_four[f"own:two_axes fault={fault}"]
+    assert run.exit_code == 0, run.judged.summary
+    assert set(run.judged.domains) == {"tp 0-1", "tp 2-3"}
+    compiles = RunDir(run.run_dir).read_records()[0].compiles
+    used = {issued.group for compile_ in compiles for issued in compile_.collectives}
+    assert used == {"tp", "dp"}  # as the target's own mesh calls them
 
 
-def test_a_program_and_its_inputs_are_a_target_whose_numbers_are_not_compared(tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:pair")
+def test_a_fault_in_a_group_of_an_axis_is_that_group_s(on_four: dict[str, GateRun]) -> None:
+    red = on_four["own:two_axes fault=group"].judged
+    assert {d.domain for d in red.divergences if d.is_red} == {"tp 2-3"}
+
+
+def test_a_program_and_its_inputs_are_a_target_whose_numbers_are_not_compared(runs: dict[str, GateRun]) -> None:
+    run = runs["own:pair"]
     assert run.exit_code == 0
     check = checks_of(run)["forward right"]
     assert (check.status, check.observed) == (Status.SKIPPED, "no reference is declared: the numbers were not compared")
 
 
-def test_what_a_target_allows_is_in_the_run_directory(tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:reading_rank")
+def test_what_a_target_allows_is_in_the_run_directory(runs: dict[str, GateRun]) -> None:
+    run = runs["own:reading_rank"]
     assert run.exit_code == 0, run.judged.summary
     (allow,) = RunDir(run.run_dir).read_config().gate.allow
     assert allow.reason == "each rank scales its own input, on purpose"
     assert compare_offline(run.run_dir)[0] == 0
 
 
-ENDINGS = {
-    "raises": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
-    "raises on one": (ExitCode.FAIL, "ValueError in phase target/build: no such checkpoint"),
-    "returns nothing": (ExitCode.USAGE, "returned NoneType; return a tpcompile.Target or (program, inputs)"),
-    "has no such axis": (ExitCode.USAGE, "the mesh has no axis 'model'; it has tp"),
-    "allows what cannot be": (ExitCode.USAGE, "gate.allow.0.layer='graphs': Input should be 'environment'"),
-    "never returns": (ExitCode.TIMEOUT, "phase target/build did not end in time"),
-    "never ends": (ExitCode.TIMEOUT, "phase target/first did not end in time"),
-    "compiles nothing": (ExitCode.NOTHING_COMPILED, "nothing was compiled"),
-    "NaN": (ExitCode.FAIL, "forward right: worst not finite"),
-}
-
-
 @pytest.mark.parametrize("how", ENDINGS)
-def test_however_a_target_ends_there_is_a_verdict_with_its_exit_code(how: str, tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", "tests.gate.own:ending", f"how={how}", "gate.phase_timeout_s=8")
+def test_however_a_target_ends_there_is_a_verdict_with_its_exit_code(how: str, runs: dict[str, GateRun]) -> None:
     code, text = ENDINGS[how]
-    assert run.judged.exit_code == code
-    assert text in run.judged.summary
+    verdict = runs[f"own:ending how={how}"].judged
+    assert (verdict.exit_code, text in verdict.summary) == (code, True), verdict.summary
+
+
+@pytest.mark.parametrize("how", LAST)
+def test_however_a_target_ends_its_ranks_there_is_a_verdict(how: str, tmp_path: Path) -> None:
+    run = gate(tmp_path / "run", "tests.gate.own:ending", f"how={how}", "gate.phase_timeout_s=8")
+    code, text = LAST[how]
+    assert (run.judged.exit_code, text in run.judged.summary) == (code, True), run.judged.summary
     if "raises" in how:
         (check,) = run.failed().values()
         assert check.line is not None and check.line.file.endswith("own.py")
 
 
-@pytest.mark.parametrize(
-    ("target", "text"),
-    [
-        ("tests.gate.nowhere:build", "there is no module tests.gate.nowhere here"),
-        ("tests.gate.own:nothing", "tests.gate.own has no function nothing"),
-    ],
-)
-def test_a_target_that_is_not_there_is_one_line(target: str, text: str, tmp_path: Path) -> None:
-    run = gate(tmp_path / "run", target)
-    assert (run.judged.exit_code, text in run.judged.summary) == (ExitCode.USAGE, True)
+@pytest.mark.parametrize("target", NOWHERE)
+def test_a_target_that_is_not_there_is_one_line(target: str, runs: dict[str, GateRun]) -> None:
+    verdict = runs[target].judged
+    assert (verdict.exit_code, NOWHERE[target] in verdict.summary) == (ExitCode.USAGE, True)
 
 
 def test_a_rank_that_raises_at_once_waits_for_those_that_still_start(tmp_path: Path) -> None:

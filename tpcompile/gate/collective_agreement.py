@@ -62,8 +62,8 @@ class Agreement:
 
     def on_compile(self, compile_: CompileRecord) -> None:
         """Called on every rank after a compile of a frame, before the new code runs."""
-        if self.mode not in COMPARED or len(self.members) == 1:
-            return
+        if self.mode not in COMPARED or len(self.members) == 1 or compile_.failure:
+            return  # a compile that failed issues nothing; its exception is what went wrong
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
             return  # no rank can hang in it; if only one rank has it, the verdict says so

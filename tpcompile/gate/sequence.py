@@ -184,6 +184,7 @@ class _Gate:
         """A program of the user's own: built under the watch, then run phase by phase."""
         self.begin_phase(BUILD, f"build {config.target}")
         self.arrive(BUILD)  # a rank that raises at once must find the others able to report
+        session.reset_compiler()  # this process may have run the gate before
         rank, world_size = self.env.rank, self.env.world_size
         context = TargetContext(rank=rank, world_size=world_size, device=device, mesh=mesh, settings=config.settings)
         target = target_of(config, find(config)(context))

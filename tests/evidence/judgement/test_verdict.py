@@ -12,7 +12,8 @@ from tpcompile.config import RunConfig, load
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.verdict import Absent, conclude, fetch_from
-from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, GraphBreak, RankRecord, Status, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.gate.replay import gate_rules, replay
 
@@ -70,6 +71,19 @@ def test_a_failed_compile_is_reported_by_its_exception_not_as_a_difference_from_
     for otherwise in (problem(CheckId.TIMED_OUT), on_rank_0):
         found = verdict(plain(0), failed, problems=[otherwise])
         assert "compile failed: no backward, on rank 1 only" in [divergence.title for divergence in found.divergences]
+
+
+def test_a_graph_break_on_one_rank_explains_the_collectives_that_it_did_not_compile() -> None:
+    line = UserLine(file="/app/model.py", line=13, function="forward")
+    broken = healthy(
+        1, compiles=[compiled(call("mul", "%0", "2", at=12), breaks=(GraphBreak(reason="print", line=line),))]
+    )
+    for live in (problem(CheckId.AGREED), problem(CheckId.TIMED_OUT)):
+        found = verdict(plain(0), broken, problems=[live])
+        assert found.lead is not None
+        assert (found.lead.cause == Cause.GRAPH_BREAK) == (live.id == CheckId.AGREED)
+    without = verdict(plain(0), odd(1), problems=[problem(CheckId.AGREED)])
+    assert without.summary.startswith(CheckId.AGREED.heading)
 
 
 def test_a_check_that_fails_alone_is_the_summary() -> None:

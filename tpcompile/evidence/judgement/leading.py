@@ -14,7 +14,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 def of_run(checks: Sequence[Check], divergences: Sequence[Divergence], *, causes: Container[CheckId]) -> Lead | None:
     """The failure to show first: a check of `causes`, else a red divergence, else any other failed check."""
     failed = [check for check in checks if check.is_red]
-    cause = find(failed, lambda check: check.id in causes)
+    cause = find(failed, lambda check: check.id in causes and not check.is_consequence)
     if cause:
         return of_check(cause)
     differing = find(divergences, lambda divergence: divergence.is_red)

@@ -100,7 +100,8 @@ def conclude(
     divergences = rules.revise(_unreported(compare(digests, fetch, allowed=rules.allowed), problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
-    found = [*reported, *(_absent_check(rules, rank) for rank in absent), *problems]
+    explained = [_explained(check, divergences) for check in problems]
+    found = [*reported, *(_absent_check(rules, rank) for rank in absent), *explained]
     found += checks.ended_early(judged) if problems else judged
     if rules.taint != "off":
         taints = find_taints(digests, fetch, allowed=rules.allowed)
@@ -133,6 +134,13 @@ def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) ->
         for divergence in divergences
         if divergence.cause != Cause.COMPILE_FAILED or not raised.issuperset(_failed_on(divergence))
     )
+
+
+def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
+    """Collectives that a rank did not compile, where it broke its graph: a consequence."""
+    is_broken = any(found.is_red and found.cause == Cause.GRAPH_BREAK for found in divergences)
+    is_consequence = is_broken and problem.id == CheckId.AGREED
+    return problem.model_copy(update={"is_consequence": True}) if is_consequence else problem
 
 
 def _failed_on(divergence: Divergence) -> Iterator[int]:
