@@ -118,6 +118,11 @@ def test_uneven_heads_are_refused_unless_padding_is_declared() -> None:
     config.load("cpu_smoke", padded).check_tp(4)
     with pytest.raises(ConfigError, match="tp=8 does not divide num_heads=6"):
         config.load("cpu_smoke", padded).check_tp(8)
+    with pytest.raises(
+        ConfigError, match="tp=8 does not divide"
+    ) as refused:  # more ranks than heads: padding is no help
+        config.load("cpu_smoke", padded[:3]).check_tp(8)
+    assert "pad" not in str(refused.value)
 
 
 def test_sequence_parallel_lengths_must_divide_and_the_default_one_does() -> None:

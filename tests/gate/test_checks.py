@@ -305,6 +305,11 @@ def test_without_generated_code_nothing_is_said_about_what_a_reduce_overwrites()
     assert (found.status, found.observed) == (Status.SKIPPED, "not observed")
 
 
+def test_mode_a_passes_with_breaks_and_its_row_says_that_they_are_expected() -> None:
+    check = judge("A", healthy(0), healthy(1))["every collective call site breaks the graph"]
+    assert (check.status, check.observed) == (Status.PASS, f"breaks, as expected: at all {len(SITES)} sites")
+
+
 def test_mode_a_fails_when_a_collective_does_not_break_the_graph() -> None:
     check = judge("A", healthy(0), healthy(1, facts=facts(breaks=breaks(broken_sites=SITES[:1]))))[
         "every collective call site breaks the graph"
