@@ -144,6 +144,13 @@ def two_axes(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=model, inputs=_inputs(4), mesh=mesh)
 
 
+def own_axis(ctx: TargetContext) -> tpcompile.Target:
+    """All ranks in one axis that has a different name; torch takes the default group for it, as for `ctx.mesh`."""
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,), mesh_dim_names=("model",))
+    model = Functional(Full(), mesh.get_group("model"))
+    return tpcompile.Target(program=model, inputs=_inputs(4), mesh=mesh, axis="model")
+
+
 def trained(ctx: TargetContext) -> tpcompile.Target:
     """A train step whose loss and gradient are compared with those of one device."""
     model = Trained(Full(), ctx.mesh.get_group("tp"))

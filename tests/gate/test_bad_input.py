@@ -19,7 +19,9 @@ from tpcompile.errors import ExitCode, PreflightError
 from tpcompile.evidence.records import Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.faults import injected
+from tpcompile.gate.in_rank import run_in_rank
 from tpcompile.ranks.env import RankEnv, choose_device
+from tpcompile.request import RunRequest
 
 Capture = pytest.CaptureFixture[str]
 
@@ -150,6 +152,16 @@ def test_bad_arguments_of_the_repro_are_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"error: {line}")
+
+
+def test_targets_are_looked_for_in_the_current_folder_whatever_script_started_the_rank(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert run_in_rank(RunRequest(target="no_function")) == ExitCode.USAGE
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sys.path[0] == str(tmp_path)
 
 
 def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None:

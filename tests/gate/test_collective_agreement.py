@@ -86,6 +86,13 @@ def test_compile_without_collectives_does_not_wait_for_anybody(tmp_path: Path) -
     assert not any(key.startswith("compile/") for key in store.written)
 
 
+def test_compile_that_failed_is_not_compared(tmp_path: Path) -> None:
+    """Its graph was not lowered: it lists the collectives that the user wrote, not those of DTensor."""
+    store = stores(2)[0]
+    an_agreement(store, tmp_path).on_compile(a_compile("avg").model_copy(update={"failure": "no backward"}))
+    assert not any(key.startswith("compile/") for key in store.written)
+
+
 @pytest.mark.parametrize("mode", ["A", "B"])
 def test_modes_that_are_wrong_by_design_are_left_alone(tmp_path: Path, mode: str) -> None:
     assert checks_of(tmp_path, [a_compile("sum"), a_compile("max")], mode=mode) == [None, None]

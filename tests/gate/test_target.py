@@ -46,7 +46,7 @@ SHARED = [
     *(f"own:functional fault={fault}" for fault in ("", *ALIVE, "layout", "wrong")),
     *(f"own:planned fault={fault}" for fault in ("", *ALIVE)),
     *(f"own:trained fault={fault}" for fault in ("", "no copy")),
-    *("own:pair", "own:reading_rank", *NOWHERE),
+    *("own:pair", "own:reading_rank", "own:own_axis", *NOWHERE),
     *(f"own:ending how={how}" for how in ENDINGS),
 ]
 ON_FOUR = [f"own:two_axes fault={fault}" for fault in ("none", "depth", "group")]
@@ -201,9 +201,19 @@ def test_groups_of_an_axis_are_compared_apart(fault: str, on_four: dict[str, Gat
     run = on_four[f"own:two_axes fault={fault}"]
     assert run.exit_code == 0, run.judged.summary
     assert set(run.judged.domains) == {"tp 0-1", "tp 2-3"}
+    assert groups_of(run) == {"tp", "dp"}
+
+
+def groups_of(run: GateRun) -> set[str]:
+    """Groups in which rank 0 compiled collectives."""
     compiles = RunDir(run.run_dir).read_records()[0].compiles
-    used = {issued.group for compile_ in compiles for issued in compile_.collectives}
-    assert used == {"tp", "dp"}  # as the target's own mesh calls them
+    return {issued.group for compile_ in compiles for issued in compile_.collectives}
+
+
+def test_groups_are_called_as_the_mesh_of_the_target_calls_them(runs: dict[str, GateRun]) -> None:
+    run = runs["own:own_axis"]
+    assert run.exit_code == 0, run.judged.summary
+    assert groups_of(run) == {"model"}
 
 
 def test_a_fault_in_a_group_of_an_axis_is_that_group_s(on_four: dict[str, GateRun]) -> None:
