@@ -237,7 +237,7 @@ def _equal() -> dict[str, Any]:
         found[f"norm 2 {dtype}"] = errors(Rows(2, tokens=2, dtype=dtype), 2)
     found["qk 4 float32 uneven"] = errors(Heads([2, 1, 3, 1], [1, 1, 2, 1]), 4)
     found["qk 2 bfloat16 more rows than programs"] = errors(
-        Heads([1, 2], [1, 1], tokens=3, batch=2, dtype="bfloat16"), 2, num_programs=1
+        Heads([1, 2], [1, 1], tokens=7, batch=2, dtype="bfloat16"), 2, num_programs=1
     )
     found["norm 4 bfloat16 more rows than programs"] = errors(Rows(4, tokens=5, dtype="bfloat16"), 4, num_programs=2)
     found["qk 2 float32 no tokens"] = errors(Heads([2, 2], [1, 1], tokens=0), 2)

@@ -107,7 +107,8 @@ def norm(x: Tensor | None = None, partial: Tensor | None = None, width: int = 16
         (lambda: qk(k=torch.ones(2, 3, 16)), "q is a batch of 1 and k of 2; they must be equal"),
         (lambda: qk(num_rows=2), "3 rows of 2 words; the exchange holds 2 of 16"),
         (lambda: norm(torch.ones(3, 16, device="meta")), "the tensors are on meta and the exchange on cpu"),
-        (lambda: norm(width=32), "3 rows of 32 words; the exchange holds 8 of 16"),
+        (lambda: norm(width=32), "3 rows of 18 words; the exchange holds 8 of 16"),
+        (lambda: side(row_words=15), "an exchange of rows of 15 words; rows of 16 bytes need an even number"),
         (lambda: norm(partial=torch.ones(3, 8)), r"partial is \[3, 8\], and \[3, 16\] is needed"),
         (lambda: norm(partial=torch.ones(3, 16).half()), "partial is torch.float16 and x torch.float32"),
         (lambda: norm(width=15), "x is 15 wide; pad it to an even number"),
@@ -143,38 +144,64 @@ def ptx_of(kernel: Any, constants: dict[str, Any], dtype: str) -> str:
         else:
             signature[name] = dtype if name in POINTERS else "i32"
     indices = {(index,): constants[name] for index, name in enumerate(kernel.arg_names) if name in constants}
-    compiled = triton.compile(ASTSource(kernel, signature, indices), target=target, options={"num_warps": 4})
+    aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in ALIGNED}
+    source = ASTSource(kernel, signature, indices, aligned)
+    compiled = triton.compile(source, target=target, options={"num_warps": 4})
     return str(compiled.asm["ptx"])
 
 
 POINTERS = {"q", "k", "q_weight", "k_weight", "cos", "sin", "q_out", "k_out", "partial", "x", "weight", "total", "out"}
-HEADS = {"PAIRS_PER_HEAD": 64, "PAIRS": 64, "Q_HEADS": 2, "K_HEADS": 2, "INTERLEAVED": False}
+ALIGNED = POINTERS | {"state", "num_values"}
+HEADS = {"PAIRS_PER_HEAD": 64, "PAIRS": 64, "INTERLEAVED": False}
+KEPT = {**HEADS, "Q_HEADS": 2, "K_HEADS": 2}
+TILED = {**HEADS, "TILE": 2, "Q_TILES": 2, "K_TILES": 1}
 
 
 @pytest.mark.parametrize(
     ("kernel", "constants", "dtype"),
     [
-        (qk_exchange.qk_exchange_kernel, HEADS, "*bf16"),
-        (all_reduce_norm.all_reduce_norm_kernel, {"BLOCK": 256, "DTYPE": tl.bfloat16}, "*i32"),
+        (qk_exchange.qk_exchange_kernel, KEPT, "*bf16"),
+        (qk_exchange.qk_exchange_many_kernel, TILED, "*bf16"),
     ],
 )
-def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
+def test_words_of_pairs_are_read_and_written_by_strong_accesses_of_system_scope(
     kernel: Any, constants: dict[str, Any], dtype: str
 ) -> None:
     """What the argument about memory order rests on; and no multicast."""
     ptx = ptx_of(kernel, {"NUM_RANKS": 2, "INTERPRETED": False, **constants}, dtype)
-    accesses = set(re.findall(r"\b(?:ld|st|atom|red|multimem|fence|membar)\.[\w.:]*b64", ptx))
-    assert accesses <= {
-        "ld.param.b64",
-        "ld.global.b64",
-        "st.global.b64",
+    assert words_accessed(ptx) <= PLAIN | {
         "ld.volatile.global.b64",
         "ld.volatile.global.v2.b64",
         "st.relaxed.sys.global.b64",
         "atom.relaxed.sys.global.cas.b64",
     }
     assert ptx.count("st.global.b64") == 1  # the count of epochs; words are written by st.relaxed.sys
-    assert "st.relaxed.sys.global.b64" in accesses and "multimem" not in ptx
+    assert "st.relaxed.sys.global.b64" in ptx and "multimem" not in ptx
+
+
+def test_a_flag_is_released_behind_a_barrier_and_acquired_before_values_are_read() -> None:
+    constants = {"NUM_RANKS": 2, "INTERPRETED": False, "BLOCK": 1024, "DTYPE": tl.bfloat16}
+    ptx = ptx_of(all_reduce_norm.all_reduce_norm_kernel, constants, "*i32")
+    assert words_accessed(ptx) <= PLAIN | {
+        "ld.volatile.global.b64",  # whether a wait has run out
+        "ld.acquire.sys.global.b64",
+        "atom.global.sys.release.exch.b64",
+        "atom.relaxed.sys.global.cas.b64",
+    }
+    assert ptx.count("st.global.b64") == 1 and "multimem" not in ptx
+    before, after = ptx.split("atom.global.sys.release.exch", 1)
+    # Vectors, without which whole rows are slow.
+    assert 0 < before.rindex("st.global.v4.b32") < before.rindex("bar.sync")
+    assert "st.global.v4.b32" not in after.partition("ld.acquire.sys")[0]
+    assert "ld.global.v4.b32" in after.rpartition("ld.acquire.sys")[2]
+
+
+PLAIN = {"ld.param.b64", "ld.global.b64", "st.global.b64"}
+
+
+def words_accessed(ptx: str) -> set[str]:
+    """Kinds of accesses of 8 bytes."""
+    return set(re.findall(r"\b(?:ld|st|atom|red|multimem|fence|membar)\.[\w.:]*b64", ptx))
 
 
 def test_check_names_all_ranks_that_one_wait_was_for() -> None:

@@ -33,6 +33,8 @@ _ENDLESS = {"cpu": 2**40, "cuda": 2**22}
 """Polls of a kernel that must not poll. What runs on a GPU must end."""
 _POLLS_AT, _LATE_AT = 1, 2
 """Places in `Exchange.state`."""
+_PAIR = 2
+"""Words of a row without a flag."""
 _ALONE = 0
 """The rank whose peers do not come, once."""
 _BEFORE_STATE = (1, 0)
@@ -117,12 +119,13 @@ def check_late(run: Callable[[], tuple[Tensor, ...]], exchange: Exchange) -> Non
 
 
 def _publish_half(exchange: Exchange, epochs: Tensor) -> None:
-    """What the peers of rank 0 write when they stop in the middle of the next exchange."""
+    """What the peers of rank 0 write when they stop in the middle of the next exchange; a flag comes last."""
+    end = exchange.row_words if exchange.row_words == _PAIR else exchange.row_words - 1
     words = exchange.memory.view(2, exchange.num_ranks, exchange.num_rows, exchange.row_words)
     for row in epochs.nonzero().flatten().tolist():
         epoch = int(epochs[row]) + 1
         for rank in range(1, exchange.num_ranks):
-            words[epoch % 2, rank, row, rank % 2 :: 2] = epoch << 32
+            words[epoch % 2, rank, row, rank % 2 : end : 2] = epoch << 32
 
 
 def _check_late_call(outputs: tuple[Tensor, ...], exchange: Exchange, late: int) -> None:

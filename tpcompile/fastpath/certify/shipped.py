@@ -7,7 +7,7 @@ random-normal data alone a norm over the local shard is off by 1 to 3 %, inside 
 # B batch, S sequence, H and G heads of q and k, E head size, R = E / 2
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from tpcompile.fastpath.certify.reasons import (
     UNREACHED,
 )
 from tpcompile.fastpath.certify.trials import Case, PartialSum, trial
+from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.nn.sharding import Part, ShardSpec
 
 _EPS = 1e-6
@@ -70,7 +71,11 @@ HEADS = (
 @trial("qk_norm_rope", refusals=refused.qk_norm_rope, equivalent=EQUIVALENT, unreached=UNREACHED)
 def qk_norm_rope(tp: int) -> Iterator[Case]:
     """Full-width norm of q and k."""
-    for heads in _shapes(tp):
+    return _full_norms(tp, _shapes(tp))
+
+
+def _full_norms(tp: int, shapes: Iterable[Heads]) -> Iterator[Case]:
+    for heads in shapes:
         q_part, kv_part = heads.parts(tp)
         arguments = _activations(heads)
         arguments["q_weight_d"] = _weight(q_part.size)
@@ -124,14 +129,29 @@ def silu_mul(tp: int) -> Iterator[Case]:
 _MOST_ROWS = 16
 
 _QK_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=2, num_programs=1)
-trial(
+_MANY = (
+    Heads("2 x 7 tokens with gaps, 24 and 8 heads of 128", batch=2, tokens=7, q=24, kv=8, size=128, strided=True),
+    Heads(
+        "14 tokens, 5 heads of 80, padded, interleaved", tokens=14, q=5, kv=5, size=80, padded=True, interleaved=True
+    ),
+)
+_MANY_FAR = Heads("5 rows 2^30 elements apart", tokens=5, q=2, kv=2, size=16, far=True)
+"""More rows than the kernel for few takes, and than all programs of the kernel for many; heads in several tiles."""
+
+
+@trial(
     "qk_norm_rope_exchange",
     on_ranks=_QK_AT_ONCE,
     refusals=refused.qk_norm_rope_exchange,
     equivalent=QK_EXCHANGE_EQUIVALENT,
     unreached=EXCHANGE_UNREACHED,
-)(qk_norm_rope)
-_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=_REAL_WIDTH, num_programs=2)
+)
+def qk_norm_rope_exchange(tp: int) -> Iterator[Case]:
+    """As qk_norm_rope, and more rows."""
+    return _full_norms(tp, (*_shapes(tp), *_MANY, *([_MANY_FAR] if tp == 1 else [])))
+
+
+_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=words_of(_REAL_WIDTH, torch.float32), num_programs=2)
 
 
 @trial(

@@ -1,4 +1,4 @@
-"""All-reduce of a row-parallel output, residual add and RMSNorm in one kernel, for small messages.
+"""All-reduce of a row-parallel output, residual add and RMSNorm in one kernel.
 
 One shot: every rank writes its partial rows into the memory of its peers and adds up theirs, in the order of the ranks
 and in float32, so that all ranks have the same bits. For inference: it has no backward.
@@ -21,28 +21,27 @@ from tpcompile.fastpath.kernels.exchange import (
     Exchange,
     begin,
     end,
-    is_late,
     keep_late,
-    lower,
-    poll,
     polls_of,
-    row_of,
-    store_words,
-)  # fmt: skip
+    publish_row,
+    values_of,
+    wait_row,
+)
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_rows, exchange_op, is_interpreted
 from tpcompile.fastpath.registry import TpSupport
 
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _LEAST_BLOCK = 128
-"""Threads of the smallest program: each word of a row is polled by one thread."""
-_WORDS_PER_THREAD = 8
+_VALUES_PER_THREAD = 8
+"""Of 4 bytes, where every program has one row; twice as many where rows wait for programs."""
+_THREADS_PER_SM = 512
 _MAX_REGISTERS = 128
-"""Of a thread, so that a multiprocessor holds the largest program, of 512 threads."""
+"""Of a thread, so that a multiprocessor holds so many."""
 
 
 @triton.jit
 def unpack(values, DTYPE: tl.constexpr):
-    """Values of a word in float32: two of 2 bytes, or one of 4 and zero."""
+    """Elements in 4 bytes, in float32: two of 2 bytes, or one of 4 and zero."""
     if tl.float32 == DTYPE:
         first = values.to(tl.float32, bitcast=True)
         second = tl.zeros_like(first)
@@ -65,18 +64,8 @@ def pack(first, second, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_values(row, at, mask):
-    """Values of words, as bits."""
+    """Of 4 bytes each, as bits."""
     return tl.load(row + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def publish_row(state, row, tag, values, at, mask, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Write a row into the memory of every peer."""
-    rank = tl.load(state)
-    words = tag | values.to(tl.uint64)
-    for owner in tl.static_range(NUM_RANKS):
-        if owner != rank:
-            store_words(row_of(state, owner, rank, row, tag, NUM_RANKS) + at, words, mask, INTERPRETED)
 
 
 @triton.jit
@@ -85,49 +74,47 @@ def sum_of_rows(
 ):
     """This rank's row and those of its peers, added in the order of the ranks; NaN where a rank did not arrive."""
     rank = tl.load(state)
-    polls, is_whole = polls_of(state)
-    late_ranks = tl.full([], 0, tl.int32)
+    max_polls, is_whole = polls_of(state)
+    polls = tl.where(is_whole, max_polls, 0)
+    late_ranks = tl.full([], 0, tl.int64)
     first, second = unpack(tl.zeros_like(own), DTYPE)
     for source in tl.static_range(NUM_RANKS):
         more_first, more_second = unpack(own, DTYPE)
         if source != rank:
-            place = row_of(state, rank, source, row, tag, NUM_RANKS) + at
-            words, missing, polls = poll(place, mask, tag, polls, is_whole)
-            late = is_late(words, tag)
-            late_ranks |= tl.where(missing > 0, 1 << source, 0)
-            more_first, more_second = unpack(lower(words), DTYPE)
-            more_first = tl.where(late, float("nan"), more_first)
-            more_second = tl.where(late, float("nan"), more_second)
+            is_late, polls = wait_row(state, source, row, tag, polls, NUM_RANKS, INTERPRETED)
+            late_ranks |= tl.where(is_late, 1 << source, 0)
+            values = tl.load(values_of(state, rank, source, row, tag, NUM_RANKS) + at, mask=mask, other=0)
+            more_first, more_second = unpack(values, DTYPE)
         first += more_first
         second += more_second
     if late_ranks != 0:
-        keep_late(state, late_ranks.to(tl.int64), tag, INTERPRETED)
-    return first, second
+        keep_late(state, late_ranks, tag, INTERPRETED)
+    return tl.where(late_ranks != 0, float("nan"), first), tl.where(late_ranks != 0, float("nan"), second)
 
 
 @triton.jit
 def all_reduce_norm_kernel(
-    partial, x, weight, total, out, state, num_rows, row_words, width, eps,
+    partial, x, weight, total, out, state, num_rows, num_values, width, eps,
     NUM_RANKS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Every program takes the rows (tokens) index, index + number of programs, ... in order; tensors are of words."""
+    """Every program takes the rows (tokens) index, index + number of programs, ... in order; in values of 4 bytes."""
     at = tl.arange(0, BLOCK)
-    mask = at < row_words
+    mask = at < num_values
     row = tl.program_id(0).to(tl.int64)
     while row < num_rows:
-        own = load_values(partial + row * row_words, at, mask)
+        own = load_values(partial + row * num_values, at, mask)
         tag = begin(state, row, NUM_RANKS)
-        publish_row(state, row, tag, own, at, mask, NUM_RANKS, INTERPRETED)
-        x_first, x_second = unpack(load_values(x + row * row_words, at, mask), DTYPE)
+        publish_row(state, row, tag, own, at, mask, NUM_RANKS)
+        x_first, x_second = unpack(load_values(x + row * num_values, at, mask), DTYPE)
         weight_first, weight_second = unpack(load_values(weight, at, mask), DTYPE)
         first, second = sum_of_rows(state, row, tag, own, at, mask, NUM_RANKS, DTYPE, INTERPRETED)
         rounded = pack(first + x_first, second + x_second, DTYPE)
-        tl.store(total + row * row_words + at, rounded.to(tl.int32, bitcast=True), mask=mask)
+        tl.store(total + row * num_values + at, rounded.to(tl.int32, bitcast=True), mask=mask)
         first, second = unpack(rounded, DTYPE)
         squares = tl.sum(tl.where(mask, first * first + second * second, 0.0))
         inverse = tl.rsqrt(squares / width + eps)
         normed = pack(first * inverse * weight_first, second * inverse * weight_second, DTYPE)
-        tl.store(out + row * row_words + at, normed.to(tl.int32, bitcast=True), mask=mask)
+        tl.store(out + row * num_values + at, normed.to(tl.int32, bitcast=True), mask=mask)
         end(state, row, tag, NUM_RANKS)
         row += tl.num_programs(0)
 
@@ -144,16 +131,17 @@ def all_reduce_norm(
     check_rows("all_reduce_norm", partial=partial_D, x=x_D, weight=weight_D)
     _check_shapes(partial_D, x_D, weight_D)
     width = x_D.shape[-1]
-    row_words = words_of(width, x_D.dtype)
+    num_values = width * x_D.itemsize // 4
     total_D, out_D = (torch.empty(x_D.shape, dtype=x_D.dtype, device=x_D.device) for _ in range(2))
     num_rows = x_D.shape[:-1].numel()
-    block = max(block_of(row_words), _LEAST_BLOCK)
+    block = max(block_of(num_values), _LEAST_BLOCK)
+    num_warps = _num_warps(block, is_a_row_each=num_rows <= num_programs)
+    per_sm = _THREADS_PER_SM // (32 * num_warps)
     if x_D.numel():
-        all_reduce_norm_kernel[(min(num_rows, num_programs),)](
-            _as_words(partial_D), _as_words(x_D), _as_words(weight_D), _as_words(total_D), _as_words(out_D), state,
-            num_rows, row_words, width, eps, NUM_RANKS=num_ranks, BLOCK=block,
-            DTYPE=_TL_DTYPES[x_D.dtype], INTERPRETED=is_interpreted(), num_warps=_num_warps(block),
-            maxnreg=_MAX_REGISTERS,
+        all_reduce_norm_kernel[(min(num_rows, per_sm * num_programs),)](
+            _dense(partial_D), _dense(x_D), _dense(weight_D), _dense(total_D), _dense(out_D), state, num_rows,
+            num_values, width, eps, NUM_RANKS=num_ranks, BLOCK=block, DTYPE=_TL_DTYPES[x_D.dtype],
+            INTERPRETED=is_interpreted(), num_warps=num_warps, maxnreg=_MAX_REGISTERS,
         )  # fmt: skip
     return total_D, out_D
 
@@ -164,16 +152,17 @@ def _(partial: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def words_of(width: int, dtype: torch.dtype) -> int:
-    """Words of a row: what an Exchange for rows of this width needs."""
-    return width * dtype.itemsize // 4
+    """Words of 8 bytes of a row, what an Exchange for rows of this width needs: values, and 16 bytes with a flag."""
+    return 2 * triton.cdiv(width * dtype.itemsize, 16) + 2
 
 
-def _num_warps(block: int) -> int:
-    return min(16, max(_LEAST_BLOCK // 32, block // (32 * _WORDS_PER_THREAD)))
+def _num_warps(block: int, *, is_a_row_each: bool) -> int:
+    per_thread = _VALUES_PER_THREAD if is_a_row_each else 2 * _VALUES_PER_THREAD
+    return min(_THREADS_PER_SM, max(_LEAST_BLOCK, block // per_thread)) // 32
 
 
-def _as_words(x_D: Tensor) -> Tensor:
-    """Dense, [..., D] -> [..., words] of int32."""
+def _dense(x_D: Tensor) -> Tensor:
+    """[..., D] -> [..., D] of int32, of half the width for elements of 2 bytes."""
     dense_D = x_D.contiguous()
     if dense_D.storage_offset() % 2:
         dense_D = dense_D.clone()

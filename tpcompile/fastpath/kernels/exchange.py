@@ -1,15 +1,21 @@
 """Rows of 4-byte values on every rank -> the same rows of all ranks, within one kernel, through each other's memory.
 
-**Words.** A rank owns 2 * num_ranks * num_rows * row_words words of 8 bytes, which its peers write: the upper half of a
-word is an epoch, the lower half a value. `publish` writes a row into the memory of every rank, `wait` polls this rank's
-own memory until the words of a peer carry the epoch. The epoch of a row is counted on the device, so a kernel that is
-replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the epoch before is left.
+A rank owns 2 * num_ranks * num_rows * row_words words of 8 bytes, which its peers write. The epoch of a row is counted
+on the device, so a kernel that is replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the
+epoch before is left.
 
-**Memory order.** An aligned access of 8 bytes is single-copy atomic, also as an element of a vector access, so a value
-is there exactly when its epoch is: there is no second location that the epoch would have to release, and no fence,
-release or acquire is needed. All accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`,
-which PTX defines to synchronise as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write
-after a finite time.
+**Pairs** (`publish_pair`, `sum_of_pairs`), for two values. The upper half of a word is the epoch, the lower half a
+value. An aligned access of 8 bytes is single-copy atomic, also as an element of a vector access, so a value is there
+exactly when its epoch is: there is no second location that the epoch would have to release, and no fence, release or
+acquire is needed. All accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`, which PTX
+defines to synchronise as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write after a
+finite time.
+
+**Rows** (`publish_row`, `wait_row`), for many values, which lie densely; the last word of a row is a flag with the
+epoch. (Rows of words as above took two to four times as long on two H200.) All threads write values by weak stores and
+meet at the barrier of the program. Then one writes the flag, by a release of system scope, which orders the stores of
+the others too: a barrier is part of causality order, and a release is cumulative. Every thread that reads values has
+seen the flag by an acquire of its own. So accesses of values never race.
 
 **Two slots.** Words of even and of odd epochs are apart. A rank may write epoch e + 2 over e when its peer has read e:
 the rank has left the kernel of e + 1, in which it saw the peer's word of e + 1; the peer wrote that in its kernel of
@@ -18,9 +24,9 @@ another. With one slot the same holds no longer: a rank that has seen e of all m
 read e. Kernels of one exchange must not overlap: one stream (or streams that wait for each other), and no programmatic
 dependent launch.
 
-**One decision.** Threads that poll for themselves may see a word come at different times. So what they decide by is a
-sum over all threads that poll for one wait, which holds each word once: a warp polls all words (`sum_of_pairs`), or the
-whole program does, and then each thread has words of its own (a row is padded to a word for each thread).
+**One decision.** Threads that poll for themselves may see a word come at different times. What a warp decides by in
+`sum_of_pairs` is a sum over all threads that poll, which holds each word once. In `wait_row` each thread decides for
+itself: nothing waits for other threads between its polls, and a row of which one thread has no flag is NaN.
 
 **No deadlock.** A program publishes a row before it waits for it, and takes its rows (index, index + num_programs, ...)
 in order. Of all rows that some rank has not finished take the first: its programs have finished all their rows before
@@ -61,7 +67,7 @@ _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
 _PAIR = 2
-"""Words of a row that every warp polls for itself."""
+"""Words of a row of two values, without a flag."""
 MAX_RANKS = 16
 """As many as have two words each in a warp."""
 LIMIT_S = 30.0
@@ -176,6 +182,55 @@ def publish_pair(state, row, tag, first, second, NUM_RANKS: tl.constexpr, INTERP
 
 
 @triton.jit
+def values_of(state, owner, source, row, tag, NUM_RANKS: tl.constexpr):
+    """Where rank `source` writes the values of a row into the memory of rank `owner`."""
+    place = row_of(state, owner, source, row, tag, NUM_RANKS)
+    return tl.multiple_of(place.to(tl.pointer_type(tl.uint32)), 16)
+
+
+@triton.jit
+def flag_of(state, owner, source, row, tag, NUM_RANKS: tl.constexpr):
+    """And the word that says that they are there."""
+    return row_of(state, owner, source, row, tag, NUM_RANKS) + tl.load(state + _ROW_WORDS) - 1
+
+
+@triton.jit
+def publish_row(state, row, tag, values, at, mask, NUM_RANKS: tl.constexpr):
+    """Write the values of a row into the memory of every peer, then its flag."""
+    rank = tl.load(state + _RANK)
+    for owner in tl.static_range(NUM_RANKS):
+        if owner != rank:
+            tl.store(values_of(state, owner, rank, row, tag, NUM_RANKS) + at, values, mask=mask)
+    tl.debug_barrier()
+    for owner in tl.static_range(NUM_RANKS):
+        if owner != rank:
+            tl.atomic_xchg(flag_of(state, owner, rank, row, tag, NUM_RANKS), tag, sem="release", scope="sys")
+
+
+@triton.jit
+def acquire(at, INTERPRETED: tl.constexpr):
+    """A word, by every thread for itself."""
+    if INTERPRETED:
+        word = tl.load(at, volatile=True)
+    else:
+        word = tl.inline_asm_elementwise(
+            "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [at], dtype=tl.uint64, is_pure=False, pack=1
+        )
+    return word
+
+
+@triton.jit
+def wait_row(state, source, row, tag, polls, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """True when the polls are used up and the values of rank `source` have not come; the polls left."""
+    flag = flag_of(state, tl.load(state + _RANK), source, row, tag, NUM_RANKS)
+    word = acquire(flag, INTERPRETED)
+    while is_late(word, tag) & (polls > 0):
+        word = acquire(flag, INTERPRETED)
+        polls -= 1
+    return is_late(word, tag), polls
+
+
+@triton.jit
 def ranks_of(late, word):
     """A bit for each rank of which one of its two words is late."""
     ranks = tl.where(late, 1 << (word // 2), 0)
@@ -245,6 +300,8 @@ class Exchange:
         """
         if len(addresses) > MAX_RANKS:
             raise FastPathError(f"an exchange of {len(addresses)} ranks; at most {MAX_RANKS} write to each other")
+        if row_words % 2:
+            raise FastPathError(f"an exchange of rows of {row_words} words; rows of 16 bytes need an even number")
         if max_polls is None:
             max_polls = polls_in(LIMIT_S, row_words)
         numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
