@@ -85,7 +85,6 @@ def alone_forms(place: Place, op: str, tokens: int) -> dict[str, Any]:
     row_words = OPS[op][1](dtype)
     limits = {"num_rows": tokens, "row_words": row_words, "num_programs": place.num_sms()}
     (exchange,) = place.exchanges(1, **limits)
-    (wider,) = place.exchanges(1, **limits | {"num_programs": tokens})
     torch.compiler.reset()
     if op == "qk":
         arguments, options = qk_shard(tokens, 2, device)
@@ -99,7 +98,6 @@ def alone_forms(place: Place, op: str, tokens: int) -> dict[str, Any]:
         forms = {}
     forms["Inductor"] = [reference]
     forms["one kernel"] = [lambda: run(exchange=exchange)]
-    forms["one kernel, a program a row"] = [lambda: run(exchange=wider)]
     for functions in forms.values():
         functions[0]()
     return with_ratio(times(place, forms))
@@ -129,7 +127,7 @@ def norm_shard(tokens: int, device: torch.device, width: int = WIDTH) -> list[Te
 
 def with_ratio(found: dict[str, float]) -> dict[str, Any]:
     """One kernel over the best of the others."""
-    others = [us for name, us in found.items() if not name.startswith("one kernel")]
+    others = [us for name, us in found.items() if name != "one kernel"]
     return {**found, "ratio": found["one kernel"] / min(others)}
 
 
@@ -162,8 +160,7 @@ def two_forms(place: Place, op: str, tokens: int, *, interleaved: bool = False, 
     group, device, size = place.group, place.device, place.group.size()
     row_words = OPS[op][1](torch.bfloat16)
     limits = {"num_rows": tokens, "row_words": row_words, "max_polls": 2**25}
-    counts = {"": place.num_sms(), ", a program a row": tokens}
-    exchanges = {name: place.exchanges(size, **limits, num_programs=count)[0] for name, count in counts.items()}
+    (exchange,) = place.exchanges(size, **limits, num_programs=place.num_sms())
 
     def oneshot(shape: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         memory = symm.empty(shape, dtype=dtype, device=device)
@@ -205,22 +202,20 @@ def two_forms(place: Place, op: str, tokens: int, *, interleaved: bool = False, 
             "Inductor, NCCL": lambda: add(nccl(own)),
             "Inductor, one-shot": lambda: add(shared(own)),
         }
-    for name, exchange in exchanges.items():
-        forms[f"one kernel{name}"] = partial(run, exchange=exchange)
+    forms["one kernel"] = partial(run, exchange=exchange)
     place.meet()
     for form in forms.values():
         for _ in range(2):
             form()
         place.meet()
     found = times(place, {name: [form] for name, form in forms.items()})
-    for exchange in exchanges.values():
-        exchange.check()
+    exchange.check()
     result = with_ratio(found)
     return result | {"cell": cell(place, op, tokens, result, interleaved=interleaved, width=width)}
 
 
 def timings(place: Place, arguments: argparse.Namespace) -> Iterator[Part]:
-    tokens = {"qk": (2,), "norm": (2,)} if DRY else {"qk": (8, 256, 4680), "norm": (8, 64, 256, 1024)}
+    tokens = {"qk": (2,), "norm": (2,)} if DRY else {"qk": (8, 64, 256, 1024, 4680), "norm": (8, 64, 256, 1024, 4680)}
     for op, numbers in tokens.items():
         for number in numbers:
             if place.group is not None:

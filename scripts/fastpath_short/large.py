@@ -11,6 +11,7 @@ import torch
 
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath import registered
+from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.fastpath.kernels.exchange import Exchange, num_words
 from tpcompile.numerics.measure import relative
 
@@ -82,7 +83,7 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "silu_mul": lambda rows: tokens_of(rows, "gate_f", "up_f"),
     "all_reduce_add_rms_norm": lambda rows: (
         tokens_of(rows, "x_D", "partial_D")
-        | {"weight_D": weight(WIDTH), "eps": EPS, "exchange": alone(rows, WIDTH // 2)}
+        | {"weight_D": weight(WIDTH), "eps": EPS, "exchange": alone(rows, words_of(WIDTH, torch.bfloat16))}
     ),
 }
 """Fast path -> its arguments for so many rows."""

@@ -24,13 +24,15 @@ UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elemen
 _SUM = "a place is the sum of both"
 _BITS = "the same bits"
 _WIDENED = "Triton widens it where it meets a wider number"
+_GRID = "any grid gives the same"
 _BOTH_LATE = "both differ alike"
 
 EXCHANGE_EQUIVALENT = {
     **EQUIVALENT,
     "_check_shapes(* -> _check_shapes(x_D, partial_D, *": "both must have one shape",
     "min(* -> min(*": "the smaller of both is the same",
-    "_PROGRAMS_PER_SM * num_programs -> *": "any grid gives the same",
+    "*per_sm * num_programs -> *": _GRID,
+    "_*_PER_SM * num_programs -> *": _GRID,
     "state + _RANK -> state - _RANK": "_RANK is 0",
     "epoch.to(tl.uint64) -> epoch": _BITS,
     "tag.to(tl.int64, bitcast=True) -> tag": _BITS,
@@ -38,13 +40,15 @@ EXCHANGE_EQUIVALENT = {
     "*.to(tl.int32, bitcast=True) -> *": _BITS,
     "*.to(tl.uint32) -> *": _WIDENED,
     "*.to(tl.uint64) -> *": _WIDENED,
-    "late_ranks.to(tl.int64) -> late_ranks": _WIDENED,
     "(tl.sum(* | tl.sum(*)).to(tl.int64) -> *": _WIDENED,
     "(tag >> 32*.to(tl.int64) -> *": "the same number",
+    "keep_late(state, late_ranks, tag, *": "the bits of both are put together",
+    "row_of(state, owner, source, * -> row_of(state, source, owner, *": "where a peer reads it over the wire",
     "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
     "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
     "is_whole & is_late(*": "the first look: it polls once more than it must",
     "is_late(words, tag) -> is_late(tag, words)": _BOTH_LATE,
+    "is_late(word, tag) -> is_late(tag, word)": _BOTH_LATE,
     "begin(* -> begin(*": _SUM,
     "end(* -> end(row, state, *": _SUM,
     "load_values(* -> load_values(at, *": _SUM,
@@ -60,14 +64,27 @@ EXCHANGE_UNREACHED = {
     "mask.to(tl.int32) -> mask": _PTX,
     "state + _LATE -> *": _PTX,
     "tl.debug_barrier() -> nothing": _ONE_THREAD,
-    "block // (32 * _WORDS_PER_THREAD) -> *": _ONE_THREAD,
-    "32 * _WORDS_PER_THREAD -> *": _ONE_THREAD,
+    "2 * _VALUES_PER_THREAD -> *": _ONE_THREAD,
+    "block // per_thread -> *": _ONE_THREAD,
+    "32 * num_warps -> *": _ONE_THREAD,
+    "tl.store(values_of(*, values, mask=mask) -> *": "zeros behind a row, which the next program writes over",
 }
 
+_TILES = "tiles of other sizes give the same"
+_EITHER = "both kernels give the same, while all their programs are resident"
 _BEYOND = "what is beyond writes to rank 0 again"
 
 QK_EXCHANGE_EQUIVALENT = {
     **EXCHANGE_EQUIVALENT,
     "tl.atomic_xchg(at, words, mask=* -> tl.atomic_xchg(at, words, sem=*": _BEYOND,
     "store_words(place, * -> store_words(place, *, INTERPRETED, mask)": _BEYOND,
+    "num_heads - first -> num_heads + first": "heads that are not there are masked where they are stored",
+    "tiled_*, TILE, *_TILES, INTERLEAVED) -> tiled_*_TILES, TILE, INTERLEAVED)": _TILES,
+    "_TILE_PAIRS // block_of(pairs) -> *": _TILES,
+    "block_of(pairs) -> pairs": _TILES,
+    "max(q_heads, k_heads) -> max(k_heads, q_heads)": "the larger of both is the same",
+    "tiled_rope_pack(q_row, q_weight, * -> tiled_rope_pack(q_weight, q_row, *": "a product has no order",
+    "tiled_rope_pack(k_row, k_weight, * -> tiled_rope_pack(k_weight, k_row, *": "a product has no order",
+    "if 0 < num_rows <= _FEW_PER_SM * * -> if not 0 < *": _EITHER,
+    "0 < num_rows <= _FEW_PER_SM * * -> *": _EITHER,
 }

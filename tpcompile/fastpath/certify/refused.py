@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tpcompile.fastpath.certify.at_once import between, shared_words
 from tpcompile.fastpath.certify.trials import Refusal
+from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.fastpath.kernels.exchange import Exchange, num_words
 
 _ROWS, _WORDS, _WIDTH = 6, 16, 16
@@ -68,6 +69,8 @@ def all_reduce_add_rms_norm(device: torch.device) -> Iterator[Refusal]:
     yield _spoiled(right, "a partial sum that is wider", partial_D=_rows(device, _WIDTH + 2))
     yield _spoiled(right, "a partial sum for more rows", partial_D=torch.ones(3, 3, _WIDTH, device=device))
     yield _spoiled(right, "more rows than the exchange holds", exchange=_exchange(device, num_rows=2))
+    narrow = words_of(_WIDTH, right["x_D"].dtype) - 2
+    yield _spoiled(right, "wider rows than the exchange holds", exchange=_exchange(device, row_words=narrow))
 
 
 def _of_heads(device: torch.device, more: dict[str, Any], *, weight: str) -> Iterator[Refusal]:
@@ -98,8 +101,8 @@ def _vector(device: torch.device, width: int = _WIDTH) -> Tensor:
     return torch.ones(width, device=device)
 
 
-def _exchange(device: torch.device, num_rows: int = _ROWS) -> Exchange:
+def _exchange(device: torch.device, num_rows: int = _ROWS, row_words: int = _WORDS) -> Exchange:
     """Of one rank: a call that is not refused ends."""
-    memory = shared_words(num_words(1, num_rows=num_rows, row_words=_WORDS), device)
-    (side,) = between([memory], num_rows=num_rows, row_words=_WORDS, num_programs=1)
+    memory = shared_words(num_words(1, num_rows=num_rows, row_words=row_words), device)
+    (side,) = between([memory], num_rows=num_rows, row_words=row_words, num_programs=1)
     return side

@@ -129,14 +129,15 @@ def silu_mul(tp: int) -> Iterator[Case]:
 _MOST_ROWS = 16
 
 _QK_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=2, num_programs=1)
+_FEW = Heads("batch of 2, 4 rows with gaps", batch=2, tokens=2, q=5, kv=5, size=24, padded=True, strided=True)
 _MANY = (
-    Heads("2 x 7 tokens with gaps, 24 and 8 heads of 128", batch=2, tokens=7, q=24, kv=8, size=128, strided=True),
+    Heads("2 x 7 tokens with gaps, 24 heads of 128", batch=2, tokens=7, q=24, kv=24, size=128, strided=True),
     Heads(
         "14 tokens, 5 heads of 80, padded, interleaved", tokens=14, q=5, kv=5, size=80, padded=True, interleaved=True
     ),
 )
 _MANY_FAR = Heads("5 rows 2^30 elements apart", tokens=5, q=2, kv=2, size=16, far=True)
-"""More rows than the kernel for few takes, and than all programs of the kernel for many; heads in several tiles."""
+"""As many rows as the kernel for few takes at most, and more than all programs of that for many; heads in tiles."""
 
 
 @trial(
@@ -148,7 +149,7 @@ _MANY_FAR = Heads("5 rows 2^30 elements apart", tokens=5, q=2, kv=2, size=16, fa
 )
 def qk_norm_rope_exchange(tp: int) -> Iterator[Case]:
     """As qk_norm_rope, and more rows."""
-    return _full_norms(tp, (*_shapes(tp), *_MANY, *([_MANY_FAR] if tp == 1 else [])))
+    return _full_norms(tp, (*_shapes(tp), _FEW, *_MANY, *([_MANY_FAR] if tp == 1 else [])))
 
 
 _NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=words_of(_REAL_WIDTH, torch.float32), num_programs=2)
