@@ -25,6 +25,7 @@ _SUM = "a place is the sum of both"
 _BITS = "the same bits"
 _WIDENED = "Triton widens it where it meets a wider number"
 _GRID = "any grid gives the same"
+_WARPS = "any number of warps gives the same"
 _BOTH_LATE = "both differ alike"
 
 EXCHANGE_EQUIVALENT = {
@@ -32,6 +33,9 @@ EXCHANGE_EQUIVALENT = {
     "_check_shapes(* -> _check_shapes(x_D, partial_D, *": "both must have one shape",
     "min(* -> min(*": "the smaller of both is the same",
     "*per_sm * num_programs -> *": _GRID,
+    "32 * num_warps -> *": _GRID,
+    "2 * _VALUES_PER_THREAD -> *": _WARPS,
+    "block // per_thread -> *": _WARPS,
     "_*_PER_SM * num_programs -> *": _GRID,
     "state + _RANK -> state - _RANK": "_RANK is 0",
     "epoch.to(tl.uint64) -> epoch": _BITS,
@@ -64,9 +68,6 @@ EXCHANGE_UNREACHED = {
     "mask.to(tl.int32) -> mask": _PTX,
     "state + _LATE -> *": _PTX,
     "tl.debug_barrier() -> nothing": _ONE_THREAD,
-    "2 * _VALUES_PER_THREAD -> *": _ONE_THREAD,
-    "block // per_thread -> *": _ONE_THREAD,
-    "32 * num_warps -> *": _ONE_THREAD,
     "tl.store(values_of(*, values, mask=mask) -> *": "zeros behind a row, which the next program writes over",
 }
 
