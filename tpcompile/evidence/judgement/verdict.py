@@ -129,11 +129,12 @@ def conclude(
 def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
     """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
     raised = {rank for check in problems if check.id == CheckId.NO_ERROR for rank in check.ranks}
-    return tuple(
-        divergence
-        for divergence in divergences
-        if divergence.cause != Cause.COMPILE_FAILED or not raised.issuperset(ranks_of(divergence.groups[1:]))
-    )
+
+    def is_raised(found: Divergence) -> bool:
+        failed_on = ranks_of(found.groups[1:])  # the odd sides
+        return found.cause == Cause.COMPILE_FAILED and raised.issuperset(failed_on)
+
+    return tuple(found for found in divergences if not is_raised(found))
 
 
 def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
