@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -96,6 +97,13 @@ def torchrun(
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", str(nproc), *arguments]
     variables = {**environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     return run_python(command, environ=variables, cwd=cwd, timeout_s=timeout_s)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nothing listens at."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
 
 
 # In the forked processes

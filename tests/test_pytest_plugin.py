@@ -98,6 +98,17 @@ def test_in_actions_the_line_of_the_user_is_annotated_and_the_summary_has_the_te
     assert f"{file}:{line}" in section
 
 
+def test_in_actions_a_failed_assertion_is_annotated_at_its_line(faulty: Session) -> None:
+    file, _, line = line_of("faulty", "one rank").partition(":")
+    assert f"\n::error file={file},line={line}," in faulty.output
+
+
+@pytest.mark.usefixtures("faulty")
+def test_in_actions_ranks_write_no_section_of_the_summary(summary: Path) -> None:
+    titles = re.findall("^## (.*)", summary.read_text().replace("\\", ""), re.MULTILINE)
+    assert [title for title in titles if not title.startswith("test_")] == []
+
+
 def test_in_actions_there_are_ten_annotations_at_most_and_none_from_a_rank(faulty: Session) -> None:
     assert len(re.findall(r"^::error", faulty.output, re.MULTILINE)) == 10
 

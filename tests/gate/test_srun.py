@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH, Ended, run_python
+from tests.forked import PYTHONPATH, Ended, free_port, run_python
 from tests.gate.runs import AOT
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.rundir import RunDir
@@ -32,12 +32,6 @@ def step(run_dir: Path, target: str, *settings: str, port: int | None = None) ->
     return run_python([Path(__file__).with_name("step.py"), *flags], environ=environ)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
-
-
 def test_a_healthy_target_passes_and_nothing_is_left(tmp_path: Path) -> None:
     ended = step(tmp_path / "run", "functional")
     assert "tasks ended with [0, 0]" in ended.stdout, ended.stderr[-1500:]
@@ -52,12 +46,11 @@ def test_a_divergence_is_named_with_the_line_of_the_user(tmp_path: Path) -> None
 
 
 def test_a_rank_0_that_is_killed_is_named_by_the_rank_that_is_left(tmp_path: Path) -> None:
-    """It served the store, which outlives it."""
     ended = step(tmp_path / "run", "ending", "how=killed on 0")
     assert f"tasks ended with [-9, {ExitCode.FAIL:d}]" in ended.stdout, ended.stderr[-1500:]
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None
-    assert re.search(r"rank 0 .*; its process \d+ died", verdict.summary)  # known through the store
+    assert re.search(r"rank 0 .*; its process \d+ died", verdict.summary)
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

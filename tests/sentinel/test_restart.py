@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.forked import ROOT, TORCHRUN, run_python
+from tests.forked import ROOT, TORCHRUN, free_port, run_python
 
 
 @pytest.mark.slow
 def test_a_job_that_is_started_again_is_not_stopped_by_the_verdict_of_its_first_attempt(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # With a port of its own the store outlives the ranks.
-    command = [*TORCHRUN, "--master-port", str(port), "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*TORCHRUN, "--master-port", str(free_port()), "--nproc-per-node", "2", "--max-restarts", "1"]
     done = run_python([*command, ROOT / "tests/sentinel/restarted.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     finished = {path.name: path.read_text() for path in tmp_path.glob("attempt_*")}

@@ -130,12 +130,17 @@ def _is_unexpected_pass(report: dict[str, Any]) -> bool:
 def _unreported(phase: Phase, *, is_explained: bool) -> list[Failure]:
     """Ranks that died, or that ran until the limit of the test."""
     dead = [end for end in phase.ended_in_it if end.has_died or end.error]
-    if phase.stopped_by and dead:
-        stopped = [end for end in dead if end.exit_code == 1 and not end.error]
-        dead = [end for end in dead if end not in stopped]
-        found = [] if is_explained or not stopped else [Failure(_ranks(stopped), text=phase.stopped_by)]
-        return [*found, *_died(phase, dead), *_late(phase)]
-    return [*_died(phase, dead), *_late(phase)]
+    stopped = [end for end in dead if _is_stopped_by_sentinel(end, phase)]
+    died = [end for end in dead if end not in stopped]
+    found = [*_died(phase, died), *_late(phase)]
+    if stopped and not is_explained:
+        return [Failure(_ranks(stopped), text=phase.stopped_by), *found]
+    return found
+
+
+def _is_stopped_by_sentinel(end: RankEnd, phase: Phase) -> bool:
+    has_code = end.exit_code == 1 and not end.error
+    return phase.stopped_by != "" and has_code
 
 
 def _died(phase: Phase, dead: Sequence[RankEnd]) -> list[Failure]:

@@ -73,6 +73,21 @@ def test_a_failed_compile_is_reported_by_its_exception_not_as_a_difference_from_
         assert "compile failed: no backward, on rank 1 only" in [divergence.title for divergence in found.divergences]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_compile_of_a_frame_that_no_other_rank_compiles_is_red_unless_its_exception_is_reported(
+    rank: int,
+) -> None:
+    """A frame without a counterpart is shown by its first node, not by its failure."""
+    alone = compiled(call("mul", "%0", "2", at=40), failure="no backward", compile_id="1/0")
+    failed = healthy(rank, compiles=[*plain().compiles, alone])
+    raised = problem(CheckId.NO_ERROR).model_copy(update={"ranks": (rank,)})
+    causes = []
+    for problems in ([], [raised]):
+        found = verdict(*sorted([plain(1 - rank), failed], key=lambda record: record.rank), problems=problems)
+        causes.append([divergence.cause for divergence in found.divergences])
+    assert causes == [[Cause.COMPILE_FAILED], []]
+
+
 def test_a_graph_break_on_one_rank_explains_the_collectives_that_it_did_not_compile() -> None:
     line = UserLine(file="/app/model.py", line=13, function="forward")
     broken = healthy(

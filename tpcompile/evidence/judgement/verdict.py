@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,6 @@ from tpcompile.evidence.records import (
     CheckId,
     Divergence,
     Item,
-    ItemKind,
     Layer,
     RankDigest,
     RankRecord,
@@ -31,6 +30,7 @@ from tpcompile.evidence.records import (
     Verdict,
 )
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.findings import ranks_of
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,12 @@ def conclude(
 def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
     """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
     raised = {rank for check in problems if check.id == CheckId.NO_ERROR for rank in check.ranks}
-    return tuple(
-        divergence
-        for divergence in divergences
-        if divergence.cause != Cause.COMPILE_FAILED or not raised.issuperset(_failed_on(divergence))
-    )
+
+    def is_raised(found: Divergence) -> bool:
+        failed_on = ranks_of(found.groups[1:])  # the odd sides
+        return found.cause == Cause.COMPILE_FAILED and raised.issuperset(failed_on)
+
+    return tuple(found for found in divergences if not is_raised(found))
 
 
 def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
@@ -141,12 +142,6 @@ def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
     is_broken = any(found.is_red and found.cause == Cause.GRAPH_BREAK for found in divergences)
     is_consequence = is_broken and problem.id == CheckId.AGREED
     return problem.model_copy(update={"is_consequence": True}) if is_consequence else problem
-
-
-def _failed_on(divergence: Divergence) -> Iterator[int]:
-    for group in divergence.groups:
-        if group.item is not None and group.item.kind == ItemKind.FAILURE:
-            yield from group.ranks
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
