@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_lines_of_now
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
@@ -90,6 +91,8 @@ class LoggedEvents:
         graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
         guards = parse_guards(guard_text, roles=roles, files=_files(stack, graphs))
+        if self.all(FROM_CACHE):
+            graphs = with_lines_of_now(graphs)
         graphs = with_user_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
