@@ -24,6 +24,7 @@ from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import innermost
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
@@ -122,8 +123,14 @@ def _refuse(
         with suppress(TpCompileError):  # rank 0 may be the one that is missing
             is_first = RunDir.create(run_dir).write_verdict(verdict)
     if is_first and not quiet:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say_error(error)
     return error.exit_code
+
+
+def _say_error(error: TpCompileError) -> None:
+    """One line on stderr."""
+    with suppress(OSError):
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 class _Gate:
@@ -146,7 +153,12 @@ class _Gate:
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""
         self.board.enter("start")
-        self.write_config(device)
+        try:
+            self.write_config(device)
+        except PreflightError as error:
+            self.watch.alarm(self.failure(error))  # the others must not wait for this rank
+            self.watch.stop()
+            return self.unwritten(error, self.store)
         try:
             with ExitStack() as stack:
                 # One group serves the block, the roles and the declared collectives. It is the default group, but for
@@ -275,7 +287,7 @@ class _Gate:
             self.directory.write_record(record)
         except PreflightError as error:
             self.watch.stop()
-            return self.unwritten(error)
+            return self.unwritten(error, self.store)
         exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
@@ -291,7 +303,7 @@ class _Gate:
         try:
             self.directory.write_record(record)
         except PreflightError as error:
-            return self.unwritten(error, after=check.observed)
+            return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
         side = record_side(record, gate_rules(self.config), problems=[check])
         try:
@@ -307,12 +319,18 @@ class _Gate:
         said = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in self.directory.read_statuses()}
         return {rank: said.get(rank, "never") for rank in range(self.env.world_size) if rank != self.env.rank}
 
-    def unwritten(self, error: PreflightError, *, after: str = "") -> ExitCode:
-        """The machine does not take this rank's record: no verdict, and the launcher is told why."""
-        logger.error("rank {}: {}", self.env.rank, error)
-        with suppress(PreflightError):  # the disk may not take these few bytes either
-            self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+    def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
+        """The machine does not take this rank's record: no verdict, and the launcher is told why, or the terminal."""
+        self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        if not self.quiet and self.is_first(store, "unwritten"):
+            _say_error(error)
         return error.exit_code
+
+    def is_first(self, store: RankStore, what: str) -> bool:
+        """True on the first rank that asks, and on every one where the store is gone."""
+        with suppress(RuntimeError):
+            return bool(store.put_first(what, self.env.rank) == self.env.rank)
+        return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
         """Among all ranks, through a client that the calling thread alone uses."""
@@ -339,14 +357,15 @@ class _Gate:
 
     def failure(self, error: Exception) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
-        logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
+        if not isinstance(error, PreflightError):  # of the machine's, the message says all
+            logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
         lines = str(error).strip().splitlines() or [""]
         return Check(
             id=CheckId.NO_ERROR,
             mode=self.config.modes[-1],
             status=Status.FAIL,
             expected="no exception",
-            observed=f"{type(error).__name__} in phase {self.board.phase}: {lines[0]}",
+            observed=f"{type(error).__name__} in phase {self.board.phase}: {normalise.error(str(error))}",
             details=tuple(lines[1:12]),
             line=self.line_of(error),
             ranks=(self.env.rank,),

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tpcompile.errors import PreflightError
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
@@ -78,7 +79,8 @@ class StatusBoard:
             state=state,
             error=error,
         )
-        self._run_dir.write_status(status)
+        with suppress(PreflightError):  # a disk that is full is noticed by what has to be written: record and verdict
+            self._run_dir.write_status(status)
         with suppress(RuntimeError):  # a store that is gone is noticed by the watch, and must not hide why a rank ends
             self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
 
