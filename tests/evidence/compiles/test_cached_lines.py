@@ -27,13 +27,18 @@ def graph(kind: str, *lines: UserLine) -> Graph:
 
 def blamed(dynamo: Graph, lowered: Graph) -> list[UserLine | None]:
     """The lines of the collectives."""
-    return [found.line for found in collectives_of(with_lines_of_now([dynamo, lowered]))]
+    return [found.line for found in collectives_of(with_lines_of_now([dynamo], [lowered]))]
 
 
 @pytest.mark.parametrize("file", ["/app/model.py", "/app/copy.py"])
 def test_a_line_that_has_moved_since_is_that_of_now(file: str) -> None:
     """Two lines were put above it, or the program that filled the cache is a copy of this one."""
     assert blamed(graph("dynamo", line(27)), graph("forward", line(25, file=file))) == [line(27)]
+
+
+def test_a_comment_that_was_put_behind_a_line_is_no_different_code() -> None:
+    now = line(27, f"{REDUCE}  # why")
+    assert blamed(graph("dynamo", now), graph("forward", line(25))) == [now]
 
 
 def test_without_a_cache_a_line_of_the_lowered_graph_stays() -> None:

@@ -18,19 +18,17 @@ from tpcompile.evidence.text.lines import is_library
 FROM_CACHE = "aotautograd_cache_hit"
 """The event of torch's trace that says so."""
 _Code = tuple[str, str]
-"""The function and the text of a line: what is left of it when lines above it come or go."""
+"""The function and the text of a line, without a comment: what is left of it when lines above it come or go."""
 
 
-def with_lines_of_now(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
-    """Replace the lines of lowered graphs by those that the Dynamo graph has for the same code.
+def with_lines_of_now(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> list[Graph]:
+    """All graphs; the lowered ones have the lines that the Dynamo graphs, with the user's lines, have for the same code.
 
-    Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither the Dynamo graph nor the
+    Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
     source has is dropped: no line is better than a wrong one.
     """
-    dynamo = [graph for graph in graphs if graph.kind == "dynamo"]
-    lowered = [graph for graph in graphs if graph.kind != "dynamo"]
     moved = _moved(_users_lines(lowered), _users_lines(dynamo))
-    return tuple(graph if graph.kind == "dynamo" else _with(graph, moved) for graph in graphs)
+    return [*dynamo, *(_with(graph, moved) for graph in lowered)]
 
 
 def _users_lines(graphs: Sequence[Graph]) -> list[UserLine]:
@@ -54,7 +52,11 @@ def _moved(cached: Iterable[UserLine], now: Iterable[UserLine]) -> dict[UserLine
 
 def _in_order(lines: Iterable[UserLine]) -> dict[_Code, list[UserLine]]:
     ordered = sorted(set(lines), key=lambda line: (line.file, line.line))
-    return grouped(ordered, lambda line: (line.function, line.code))
+    return grouped(ordered, _code)
+
+
+def _code(line: UserLine) -> _Code:
+    return line.function, line.code.partition("  #")[0].strip()
 
 
 def _with(graph: Graph, moved: Mapping[UserLine, UserLine | None]) -> Graph:
