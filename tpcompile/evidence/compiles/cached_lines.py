@@ -22,7 +22,7 @@ _Code = tuple[str, str]
 
 
 def with_lines_of_now(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> list[Graph]:
-    """All graphs; the lowered ones have the lines that the Dynamo graphs, with the user's lines, have for the same code.
+    """All graphs; the lowered ones have the lines that the Dynamo graphs, with the user's, have for the same code.
 
     Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
     source has is dropped: no line is better than a wrong one.
