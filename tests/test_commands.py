@@ -97,7 +97,7 @@ def test_a_new_command_is_found_in_either_kind_of_block() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose defaults make the gate small, with the target of docs/own-model.md; our commands are on the PATH."""
+    """A project whose defaults make the gate small, with the target of docs/own-model.md and our commands."""
     folder = tmp_path_factory.mktemp("project")
     small = 'device = "cpu"\nset = ["gate.steady_calls=2", "compile.backend=aot_eager"]\n'
     (folder / "pyproject.toml").write_text(f"[tool.tpcompile]\n{small}")
