@@ -51,6 +51,7 @@ def fault_row(fault: Fault, outcome: Outcome) -> dict[str, Any]:
         **fault.judge(outcome),
         "exit status": outcome.returncode,
         "says": verdict[-1:],
+        "lines printed": outcome.text.count("\n"),
         "wall_s": round(outcome.wall_s, 1),
     }
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,36 @@ def test_where_the_disk_is_full_and_no_rank_could_say_so_it_is_the_environment(
     monkeypatch.setattr(RunDir, "_temporary", staticmethod(unwritable))
     with pytest.raises(PreflightError, match=r"cannot write run directory .*: No space left on device"):
         launch.run(plan, Console(file=io.StringIO()))
+
+
+HANGING = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from tests.test_launch import a_plan
+from tpcompile import launch
+launch.run(a_plan(Path(sys.argv[1]), "hang", timeout_s=4), Console())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_has_a_bar_of_phases_and_a_log_no_control_characters(tmp_path: Path, is_terminal: bool) -> None:
+    """`C/first` is the second of six phases; the log would have its first line after 30 s."""
+    ours, theirs = os.openpty() if is_terminal else os.pipe()
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100", "TERM": "xterm"}
+    command = [sys.executable, "-c", HANGING, str(tmp_path)]
+    launcher = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    with suppress(OSError):  # EIO: the last process has closed the terminal
+        while part := os.read(ours, 4096):
+            text += part
+    os.close(ours)
+    assert launcher.wait(60) == 0
+    found = ["\u2501" in text.decode(), "1/6" in text.decode(), "ranks 0-1: C/first" in text.decode()]
+    assert found == [is_terminal] * 3, text.decode()
+    assert (b"\x1b[" in text) is is_terminal
 
 
 KILLED = """

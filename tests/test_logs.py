@@ -71,3 +71,21 @@ def test_setup_sends_warnings_of_the_package_to_stderr(capsys: pytest.CaptureFix
         logger.disable("tpcompile")
         logger.remove()
         logger.add(sys.__stderr__)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_log_lines_on_a_full_disk_are_lost_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="No space left"), open("/dev/full", "w") as file:
+        file.write("what any other file says")
+    sink = logs.LogFile(Path("/dev/full"))
+    handler = logger.add(sink, serialize=True)
+    logger.warning("lost")
+    logger.remove(handler)
+    sink.close()
+    assert "Logging error" not in capfd.readouterr().err
+
+
+def test_a_log_file_that_cannot_be_made_takes_lines_all_the_same(tmp_path: Path) -> None:
+    sink = logs.LogFile(tmp_path / "nowhere" / "rank_0.jsonl")
+    sink.write("lost")
+    sink.close()

@@ -76,6 +76,19 @@ def test_transformers_reduces_accumulated_gradients_of_qk_norms_again() -> None:
         assert wrong == {"q_norm.weight", "k_norm.weight"}, "transformers is right now: drop the repro and its row"
 
 
+def _second_step() -> tuple[list[int], list[int], list[int]]:
+    graphs = _module("transformers_second_step_compile").graphs_per_step
+    return graphs("Llama"), graphs("Qwen3"), graphs("Qwen3", eager_first=True)
+
+
+@pytest.mark.slow
+def test_the_second_step_of_qwen3_compiles_again_unless_an_eager_one_came_first() -> None:
+    pytest.importorskip("transformers")
+    for llama, qwen, after_eager in run_on_ranks(_second_step):
+        assert qwen == [1, 1, 0], "transformers compiles once now: drop the repro and its row in docs/adapters.md"
+        assert llama == after_eager == [1, 0, 0]
+
+
 def _second_length() -> tuple[str, str]:
     module = _module("dtensor_second_length")
     return module.outcome(), module.outcome(has_gradients=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 Mode = Literal["A", "B", "C"]
@@ -12,3 +13,16 @@ AnyMode = Literal["A", "B", "C", "target"]
 ALL_MODES: tuple[Mode, ...] = ("A", "B", "C")
 Device = Literal["auto", "cpu", "cuda", "one_gpu"]
 """`auto` is CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share one, through gloo."""
+
+
+def phases_of(modes: Iterable[AnyMode]) -> tuple[str, ...]:
+    """The phases of a run of the gate, in order; a run may leave some out."""
+    return ("start", *(phase for mode in modes for phase in _PHASES[mode]), "verdict")
+
+
+_PHASES: dict[AnyMode, tuple[str, ...]] = {
+    "A": ("A/eager", "A/first", "A/count", "A/steady"),
+    "B": ("B/first", "B/steady", "B/gradient"),
+    "C": ("C/first", "C/steady", "C/resized", "C/eager"),
+    TARGET: ("target/build", "target/first", "target/steady", "target/resized", "target/eager"),
+}

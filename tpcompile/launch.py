@@ -19,7 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from tpcompile import srun
-from tpcompile.choices import Device
+from tpcompile.choices import Device, phases_of
 from tpcompile.config import JobConfig, RunConfig
 from tpcompile.errors import ConfigError, DirectoryTakenError, ExitCode, PreflightError
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
@@ -85,11 +85,11 @@ def is_rank(environ: Mapping[str, str]) -> bool:
     return all(variables.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
-def become_rank(request: GateRequest) -> NoReturn:
+def become_rank(request: GateRequest, amount: Amount) -> NoReturn:
     """Go on in this process as one rank of the job, which imports torch; a target is found from the folder of now."""
     flags = {field.name: getattr(request, field.name) for field in dataclasses.fields(RunRequest)}
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str)])
+    os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str), amount])
 
 
 def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
@@ -99,7 +99,8 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
     the ranks write to stdout goes there, too.
     """
     run_dir, stderr = RunDir(plan.run_dir), consoles.stderr()
-    progress = Progress(run_dir, plan.nproc, stderr, is_quiet=amount == "last")
+    phases = phases_of(plan.config.modes)
+    progress = Progress(run_dir, plan.nproc, stderr, phases=phases, is_quiet=amount == "last")
     with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
         stdout = sys.stderr if amount == "json" else None
         outcome = run_tree(

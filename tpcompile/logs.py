@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from loguru import logger
 
@@ -21,12 +22,35 @@ def setup(*, rank: int, verbose: bool = False) -> None:
     logger.add(sys.stderr, level=level, format=f"[rank {rank}] {{level}}: {{message}}", diagnose=False)
 
 
+class LogFile:
+    """A file of log lines. A disk that is full or gone costs lines, and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO | None = None
+        with suppress(OSError):
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, text: str) -> None:
+        """Append the text at once; loguru calls it with a line."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.write(text)
+                self._file.flush()
+
+    def close(self) -> None:
+        """No line will follow."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+
 @contextmanager
 def kept(folder: Path, *, rank: int) -> Iterator[None]:
     """Also write the package's log lines to `folder/rank_N.jsonl`; empty unless the program enabled the package."""
-    path = folder / f"rank_{rank}.jsonl"
-    sink = logger.add(path, level="DEBUG", filter="tpcompile", serialize=True, diagnose=False)
+    file = LogFile(folder / f"rank_{rank}.jsonl")
+    sink = logger.add(file, level="DEBUG", filter="tpcompile", serialize=True, diagnose=False)
     try:
         yield
     finally:
         logger.remove(sink)
+        file.close()

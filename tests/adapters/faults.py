@@ -24,8 +24,6 @@ class Fault:
     """Pattern of what names the ranks."""
     line: str = FAULT
     """Comment of the line that must be named: that of the call where the fault is in what goes into the region."""
-    has_line: bool = True
-    """False where that falls short: the line that is named is not in the user's file."""
 
     @property
     def adapter(self) -> Adapter:
@@ -233,6 +231,5 @@ FAULTS = (
         cause="extra or missing collective",
         ranks="on rank 0 only",
         line=CALL,
-        has_line=False,  # the line is that of transformers, which issues the collective
     ),
 )

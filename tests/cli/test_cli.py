@@ -120,16 +120,15 @@ def test_gate_hands_every_option_to_the_launcher(tpcompile: Run, monkeypatch: py
     ]
 
 
-def test_a_rank_of_a_job_that_is_started_already_refuses_what_only_a_launcher_can_print(
-    tpcompile: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("flags", "amount"), [([], "all"), (["-q"], "last"), (["--json"], "json")])
+def test_in_a_job_that_is_started_already_this_process_becomes_a_rank(
+    flags: list[str], amount: str, tpcompile: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    became: list[GateRequest] = []
-    monkeypatch.setattr(launch, "become_rank", lambda request: became.append(request) or sys.exit(0))
+    became: list[str] = []
+    monkeypatch.setattr(launch, "become_rank", lambda request, amount: became.append(amount) or sys.exit(0))
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "1")
-    code, _, err = tpcompile("gate", "--json")
-    assert (code, became) == (2, []) and err.startswith("error: -q and --json need a gate that starts its ranks")
-    assert tpcompile("gate")[0] == 0 and len(became) == 1
+    assert (tpcompile("gate", *flags)[0], became) == (0, [amount])
 
 
 def test_compare_replays_a_run_and_ends_with_its_code(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.forked import torchrun
+from tests.gate.runs import AOT
 from tests.gate.threads import stores
+from tpcompile.choices import ALL_MODES, TARGET, AnyMode, phases_of
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate import status as module
 from tpcompile.gate.status import ENDED, StatusBoard
@@ -60,3 +64,22 @@ def test_a_store_that_is_gone_keeps_no_status_from_the_run_directory(
     StatusBoard(RunDir.create(tmp_path), store).end("failed", error="ValueError")
     (status,) = RunDir(tmp_path).read_statuses()
     assert (status.state, status.error) == ("failed", "ValueError")
+
+
+@pytest.mark.parametrize(
+    ("flags", "modes"),
+    [(["--mode", "all", "--layers", "1"], ALL_MODES), (["--target", "tests.gate.own:functional"], (TARGET,))],
+)
+def test_the_phases_of_the_bar_are_those_of_a_run(flags: list[str], modes: Sequence[AnyMode], tmp_path: Path) -> None:
+    command = [Path(__file__).with_name("telling_phases.py"), *flags, "--set", AOT[0], "--run-dir", tmp_path / "run"]
+    ended = torchrun([*command, "--device", "cpu", "--quiet-report"], nproc=1)
+    entered = [line.removeprefix("enters ") for line in ended.stdout.splitlines() if line.startswith("enters ")]
+    assert tuple(entered) == phases_of(modes), ended.stderr[-1500:]
+
+
+def test_a_run_directory_that_is_gone_keeps_no_status_from_the_store(tmp_path: Path) -> None:
+    boards = [StatusBoard(RunDir(tmp_path / "file" / "run"), store) for store in stores(2)]
+    (tmp_path / "file").write_text("")
+    boards[0].enter("C/first")
+    boards[0].end("failed", error="ValueError")
+    assert boards[1].last_seen(0).startswith("failed in phase C/first")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT, run_python, torchrun
+from tests.forked import PYTHONPATH, ROOT, Ended, run_python, torchrun
 from tests.gate.runs import AOT, REPRO, GateRun, compare_offline, run_gate, run_many
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status
@@ -306,14 +306,30 @@ def test_flags_that_do_not_go_together_are_refused_before_a_rank_starts(flags: l
     assert text in ended.stderr
 
 
+def in_job(run_dir: Path, *flags: str, **environ: str) -> Ended:
+    """As `torchrun --no-python tpcompile gate FLAGS`."""
+    command = ["-m", "tpcompile.cli", "gate", *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
+    return torchrun(command, environ={**os.environ, **environ, "PYTHONPATH": PYTHONPATH})
+
+
 def test_a_rank_of_a_job_that_is_there_already_runs_it(tmp_path: Path) -> None:
-    """As `torchrun --no-python tpcompile gate ...`."""
     run_dir, summary = tmp_path / "run", tmp_path / "summary.md"
-    flags = ["--target", "tests.gate.own:functional", "--set", "fault=constant", "--set", AOT[0]]
-    environ = {**os.environ, "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": PYTHONPATH}
-    command = ["-m", "tpcompile.cli", "gate", *flags, "--run-dir", run_dir, "--device", "cpu"]
-    ended = torchrun(command, environ=environ)
+    flags = ["--target", "tests.gate.own:functional", "--set", "fault=constant"]
+    ended = in_job(run_dir, *flags, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
     assert ended.returncode == 1
     assert f"own.py,line={line_of('constant')}" in ended.stdout
     assert "own.py" in summary.read_text() and (run_dir / "junit.xml").exists()
     assert json.loads((run_dir / "verdict.json").read_text())["exit_code"] == 1
+
+
+def test_with_json_such_a_job_has_the_verdict_alone_on_stdout(tmp_path: Path) -> None:
+    """Rank 1 prints, which breaks its graph."""
+    ended = in_job(tmp_path / "run", "--json", "--target", "tests.gate.own:functional", "--set", "fault=break")
+    assert json.loads(ended.stdout) == json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert ended.returncode == 1 and "hidden torch.Size" in ended.stderr
+
+
+def test_with_q_such_a_job_prints_the_last_lines_alone(tmp_path: Path) -> None:
+    ended = in_job(tmp_path / "run", "-q", "--target", "tests.gate.own:pair")
+    assert ended.stdout.splitlines()[0].startswith("PASS (exit 0): 2 ranks agree")
+    assert ended.stdout.splitlines()[1:] == [f"replay: tpcompile compare {tmp_path / 'run'}"]

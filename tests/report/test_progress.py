@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tpcompile.evidence.rundir import RankStatus, RunDir
-from tpcompile.report.progress import Progress, progress_line
+from tpcompile.report.progress import Progress, num_ended, progress_line
 
 
 def status(rank: int, state: str = "running", phase: str = "C/first") -> RankStatus:
@@ -48,13 +49,33 @@ def test_a_quiet_run_and_a_short_one_print_nothing(tmp_path: Path) -> None:
     assert out.getvalue() == ""
 
 
-def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=True)
-    with Progress(RunDir.create(tmp_path), 2, console, every_s=0.01) as progress:
-        assert became(lambda: "ranks 0-1: starting" in out.getvalue())
+PHASES = ("start", "C/first", "C/steady", "verdict")
+
+
+def test_on_a_terminal_a_bar_has_the_phases_and_what_the_ranks_do(tmp_path: Path) -> None:
+    run, out = RunDir.create(tmp_path), io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    with Progress(run, 2, console, phases=PHASES, every_s=0.01) as progress:
+        assert became(lambda: "0/4" in out.getvalue() and "ranks 0-1: starting" in out.getvalue())
+        for rank in (0, 1):
+            run.write_status(status(rank, "compiling 0/0"))
+        assert became(lambda: "1/4" in out.getvalue() and "ranks 0-1: C/first, compiling 0/0" in out.getvalue())
         progress.show("a line of a rank")
     assert "a line of a rank\n" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended"),
+    [
+        ([status(0, phase="C/steady")], 0),  # the other has not started
+        ([status(0, phase="C/steady"), status(1, phase="C/first")], 1),
+        ([status(0, phase="C/localise"), status(1, phase="C/localise")], 0),  # not known: the bar stays where it is
+        ([status(0, "finished", phase="verdict"), status(1, phase="verdict")], 3),
+        ([status(0, "finished", phase="verdict"), status(1, "finished", phase="verdict")], 4),
+    ],
+)
+def test_a_phase_counts_when_the_slowest_rank_has_ended_it(statuses: list[RankStatus], ended: int) -> None:
+    assert num_ended(statuses, 2, PHASES) == ended
 
 
 def test_a_status_file_that_is_damaged_costs_the_line_and_not_the_run(tmp_path: Path) -> None:

@@ -19,16 +19,13 @@ def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -
     In a job that torchrun or srun has started and without --nproc, this process is one of the ranks.
     """
     from tpcompile import launch, logs
-    from tpcompile.errors import ConfigError
     from tpcompile.report import console, show
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
     request = GateRequest(**options)
     if request.nproc is None and launch.is_rank(os.environ):
-        if quiet or json:
-            raise ConfigError("-q and --json need a gate that starts its ranks: give --nproc, or read verdict.json")
-        launch.become_rank(request)
+        launch.become_rank(request, show.amount(quiet=quiet, json=json))
     logs.setup(rank=0)
     plan = launch.plan(request)
     if not (quiet or json):

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
+from typing import cast
 
 import torch
+from rich.console import Console
 
 from tpcompile import logs, srun
 from tpcompile.choices import Device
@@ -15,6 +17,7 @@ from tpcompile.errors import TpCompileError
 from tpcompile.gate.sequence import run
 from tpcompile.ranks.env import rank_env
 from tpcompile.ranks.served import served_store
+from tpcompile.report.show import Amount
 from tpcompile.request import RunRequest, add_flags
 
 
@@ -28,8 +31,10 @@ def main(description: str) -> int:
     return run_in_rank(RunRequest(**options), quiet=quiet)
 
 
-def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:
+def run_in_rank(request: RunRequest, *, quiet: bool = False, amount: Amount = "all") -> int:
     """Run the gate on this rank; all ranks must call it with the same request, and return the same code.
+
+    Rank 0 prints that amount of the report unless all are `quiet`; with `json`, stdout has nothing else.
 
     A configuration that cannot be used is one line on stderr from rank 0. Where srun started the ranks, or a script
     that sets torchrun's variables, rank 0 serves the job's store.
@@ -42,11 +47,20 @@ def run_in_rank(request: RunRequest, *, quiet: bool = False) -> int:
     try:
         config = request.config(_device(request.device))
         with served_store(rank_env(), timeout_s=config.gate.store_timeout_s):
-            return run(config, run_dir=request.run_dir, quiet=quiet)
+            console = _verdict_alone() if amount == "json" else None
+            return run(config, run_dir=request.run_dir, quiet=quiet, amount=amount, console=console)
     except TpCompileError as error:
         if rank == 0:
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _verdict_alone() -> Console:
+    """stdout; what else this process and its libraries print goes to stderr from now on."""
+    stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return Console(file=stdout, force_terminal=False)
 
 
 def _device(asked: Device) -> Device:
@@ -58,5 +72,5 @@ def _device(asked: Device) -> Device:
 
 
 if __name__ == "__main__":
-    (flags,) = sys.argv[1:]
-    sys.exit(run_in_rank(RunRequest(**json.loads(flags))))
+    flags, amount = sys.argv[1:]
+    sys.exit(run_in_rank(RunRequest(**json.loads(flags)), amount=cast(Amount, amount)))

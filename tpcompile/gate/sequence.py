@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
@@ -24,6 +24,7 @@ from tpcompile.config import JobConfig, RunConfig, TargetConfig
 from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCompileError
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import innermost
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
@@ -44,18 +45,28 @@ from tpcompile.ranks.mesh import mesh_roles
 from tpcompile.ranks.recorded import record_side
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
+from tpcompile.report import console as consoles
 from tpcompile.report.publish import publish
+from tpcompile.report.show import Amount
 from tpcompile.torch_api.compiler import failed_compile
 
 _LAST_WORDS_TIMEOUT_S = 8.0
 _RUN_NUMBERS = itertools.count()
 
 
-def run(config: JobConfig, *, run_dir: Path | str | None = None, quiet: bool = False) -> ExitCode:
+def run(
+    config: JobConfig,
+    *,
+    run_dir: Path | str | None = None,
+    quiet: bool = False,
+    amount: Amount = "all",
+    console: Console | None = None,
+) -> ExitCode:
     """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
 
     Writes records, verdict and reports to `run_dir` before it returns, by default a new directory under runs/; one
-    that holds a run is refused. `quiet` leaves the terminal to the launcher. A problem with the arguments or the
+    that holds a run is refused. `quiet` leaves the terminal to the launcher; else that `amount` of the report is
+    printed to `console`, by default stdout. A problem with the arguments or the
     machine is one line on stderr from rank 0. May be called again, on all ranks alike; but a run that some rank
     cannot finish ends the process, for that rank cannot be waited for.
     """
@@ -84,7 +95,8 @@ def run(config: JobConfig, *, run_dir: Path | str | None = None, quiet: bool = F
             stack.enter_context(process_group(env, device, prefix=prefix, **limits))
         except TpCompileError as error:
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
-        gate = _Gate(config, env, directory, prefix=prefix, quiet=quiet)
+        output = _Output(quiet, amount, console or consoles.stdout())
+        gate = _Gate(config, env, directory, prefix=prefix, output=output)
         stack.enter_context(gate.watch)
         try:
             return gate.run(device, fault, context)
@@ -122,18 +134,34 @@ def _refuse(
         with suppress(TpCompileError):  # rank 0 may be the one that is missing
             is_first = RunDir.create(run_dir).write_verdict(verdict)
     if is_first and not quiet:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say_error(error)
     return error.exit_code
+
+
+def _say_error(error: TpCompileError) -> None:
+    """One line on stderr."""
+    with suppress(OSError):
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+class _Output(NamedTuple):
+    """What this rank prints, and where."""
+
+    quiet: bool
+    """The launcher prints."""
+    amount: Amount
+    console: Console
 
 
 class _Gate:
     """One rank's run."""
 
-    def __init__(self, config: JobConfig, env: RankEnv, directory: RunDir, *, prefix: str, quiet: bool) -> None:
-        self.config, self.env, self.directory, self.quiet = config, env, directory, quiet
+    def __init__(self, config: JobConfig, env: RankEnv, directory: RunDir, *, prefix: str, output: _Output) -> None:
+        self.config, self.env, self.directory, self.output = config, env, directory, output
         place = {"rank": env.rank, "world_size": env.world_size}
         self.store = RankStore.connect(prefix, **place)
-        self.board = StatusBoard(directory, self.store)
+        is_told = output.amount == "all"
+        self.board = StatusBoard(directory, self.store, is_told=is_told)
         self.watch_store = RankStore.connect(prefix, **place)
         others = StatusBoard(directory, self.watch_store)
         self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1], died=others.died)
@@ -146,7 +174,12 @@ class _Gate:
     def run(self, device: torch.device, fault: Fault, context: FaultContext) -> ExitCode:
         """All modes, then the exchange; any failure ends in a verdict."""
         self.board.enter("start")
-        self.write_config(device)
+        try:
+            self.write_config(device)
+        except PreflightError as error:
+            self.watch.alarm(self.failure(error))  # the others must not wait for this rank
+            self.watch.stop()
+            return self.unwritten(error, self.store)
         try:
             with ExitStack() as stack:
                 # One group serves the block, the roles and the declared collectives. It is the default group, but for
@@ -159,7 +192,7 @@ class _Gate:
                     self.run_block(self.config, device, mesh, self.session, fault, context)
         except TargetError as error:
             self.watch.stop()
-            return _refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.quiet)
+            return _refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.output.quiet)
         except Exception as error:  # any failure of any rank must end in a verdict on all of them
             self.watch.end(self.failure(error))
         return self.finish()
@@ -275,7 +308,7 @@ class _Gate:
             self.directory.write_record(record)
         except PreflightError as error:
             self.watch.stop()
-            return self.unwritten(error)
+            return self.unwritten(error, self.store)
         exchange = self.exchange(self.store, timeout_s=self.config.gate.store_timeout_s)
         verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
@@ -291,7 +324,7 @@ class _Gate:
         try:
             self.directory.write_record(record)
         except PreflightError as error:
-            return self.unwritten(error, after=check.observed)
+            return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
         side = record_side(record, gate_rules(self.config), problems=[check])
         try:
@@ -307,12 +340,18 @@ class _Gate:
         said = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in self.directory.read_statuses()}
         return {rank: said.get(rank, "never") for rank in range(self.env.world_size) if rank != self.env.rank}
 
-    def unwritten(self, error: PreflightError, *, after: str = "") -> ExitCode:
-        """The machine does not take this rank's record: no verdict, and the launcher is told why."""
-        logger.error("rank {}: {}", self.env.rank, error)
-        with suppress(PreflightError):  # the disk may not take these few bytes either
-            self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+    def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
+        """The machine does not take this rank's record: no verdict, and the launcher is told why, or the terminal."""
+        self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
+        if not self.output.quiet and self.is_first(store, "unwritten"):
+            _say_error(error)
         return error.exit_code
+
+    def is_first(self, store: RankStore, what: str) -> bool:
+        """True on the first rank that asks, and on every one where the store is gone."""
+        with suppress(RuntimeError):
+            return bool(store.put_first(what, self.env.rank) == self.env.rank)
+        return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
         """Among all ranks, through a client that the calling thread alone uses."""
@@ -324,8 +363,8 @@ class _Gate:
         if verdict is None:
             return ExitCode.FAIL
         is_first = judge and self.directory.write_verdict(verdict)
-        if is_first and not self.quiet:
-            publish(verdict, self.directory, Console(), os.environ)
+        if is_first and not self.output.quiet:
+            publish(verdict, self.directory, self.output.console, os.environ, amount=self.output.amount)
         return ExitCode(verdict.exit_code)
 
     def line_of(self, error: Exception) -> UserLine | None:
@@ -339,14 +378,15 @@ class _Gate:
 
     def failure(self, error: Exception) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
-        logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
+        if not isinstance(error, PreflightError):  # of the machine's, the message says all
+            logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
         lines = str(error).strip().splitlines() or [""]
         return Check(
             id=CheckId.NO_ERROR,
             mode=self.config.modes[-1],
             status=Status.FAIL,
             expected="no exception",
-            observed=f"{type(error).__name__} in phase {self.board.phase}: {lines[0]}",
+            observed=f"{type(error).__name__} in phase {self.board.phase}: {normalise.error(str(error))}",
             details=tuple(lines[1:12]),
             line=self.line_of(error),
             ranks=(self.env.rank,),

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tpcompile.errors import PreflightError
 from tpcompile.evidence.rundir import RankStatus, RunDir
 from tpcompile.ranks.liveness import process_state, this_host
 from tpcompile.ranks.store import RankStore
@@ -20,8 +21,9 @@ ENDED = frozenset({"finished", "failed", "stopped", "unwritten"})
 class StatusBoard:
     """Publishes the state of this rank; `last_seen` describes the state of a different rank."""
 
-    def __init__(self, run_dir: RunDir, store: RankStore) -> None:
-        self._run_dir, self._store = run_dir, store
+    def __init__(self, run_dir: RunDir, store: RankStore, *, is_told: bool = True) -> None:
+        """With `is_told`, rank 0 tells a terminal each phase."""
+        self._run_dir, self._store, self._is_told = run_dir, store, is_told
         self._console = Console(stderr=True)
         self.phase = "start"
 
@@ -29,7 +31,7 @@ class StatusBoard:
         """Publish that a phase begins; on a terminal, rank 0 also prints it."""
         self.phase = phase
         self._publish("running")
-        if self._store.rank == 0 and self._console.is_terminal:
+        if self._is_told and self._store.rank == 0 and self._console.is_terminal:
             self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
 
     def doing(self, what: str) -> None:
@@ -78,7 +80,8 @@ class StatusBoard:
             state=state,
             error=error,
         )
-        self._run_dir.write_status(status)
+        with suppress(PreflightError):  # a disk that is full is noticed by what has to be written: record and verdict
+            self._run_dir.write_status(status)
         with suppress(RuntimeError):  # a store that is gone is noticed by the watch, and must not hide why a rank ends
             self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
 

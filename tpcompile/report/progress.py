@@ -1,16 +1,17 @@
-"""Status files of a run directory -> what every rank does: a live line on a terminal, a line every 30 s in a log."""
+"""Status files of a run directory -> what every rank does: a bar on a terminal, a line every 30 s in a log."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.status import Status
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from tpcompile.errors import ConfigError
@@ -19,7 +20,7 @@ from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.report.wording import plain
 
 LIVE_EVERY_S = 0.5
-"""Seconds between two updates of the live line."""
+"""Seconds between two updates of the bar."""
 LOG_EVERY_S = 30.0
 """Seconds between two lines in a log."""
 
@@ -33,10 +34,12 @@ class Progress:
         world_size: int,
         console: Console,
         *,
+        phases: Sequence[str] = (),
         is_quiet: bool = False,
         every_s: float | None = None,
     ) -> None:
-        self._run_dir, self._world_size, self._console = run_dir, world_size, console
+        """`phases` are those of the run, in order: the bar shows how many of them every rank has ended."""
+        self._run_dir, self._world_size, self._console, self._phases = run_dir, world_size, console, phases
         usual_s = LIVE_EVERY_S if console.is_terminal else LOG_EVERY_S
         self._every_s = usual_s if every_s is None else every_s
         self._is_quiet = is_quiet
@@ -55,28 +58,50 @@ class Progress:
             self._thread.join(timeout=10)
 
     def show(self, text: str) -> None:
-        """Print a line of the ranks above the live line."""
+        """Print a line of the ranks above the bar."""
         with suppress(OSError):
             self._console.print(Text(plain(text)), soft_wrap=True)
 
     def _run(self) -> None:
-        with ExitStack() as stack, suppress(OSError):  # a closed stderr costs the progress, not the run
-            live = stack.enter_context(self._console.status(self._text())) if self._console.is_terminal else None
+        tell = self._in_bar if self._console.is_terminal else self._in_log
+        with suppress(OSError):  # a closed stderr costs the progress, not the run
+            tell()
+
+    def _in_log(self) -> None:
+        while not self._done.wait(self._every_s):
+            self._console.print(self._text(self._statuses()), soft_wrap=True)
+
+    def _in_bar(self) -> None:
+        columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)
+        num_done = 0
+        with Bar(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task(str(self._text(())), total=len(self._phases))
             while not self._done.wait(self._every_s):
-                self._tell(live)
+                statuses = self._statuses()
+                num_done = max(num_done, num_ended(statuses, self._world_size, self._phases))
+                bar.update(task, completed=num_done, description=str(self._text(statuses)))
 
-    def _tell(self, live: Status | None) -> None:
-        text = self._text()
-        if live is None:
-            self._console.print(text, soft_wrap=True)
-        else:
-            live.update(text)
-
-    def _text(self) -> Text:
-        statuses: Sequence[RankStatus] = ()
+    def _statuses(self) -> Sequence[RankStatus]:
         with suppress(ConfigError, ValueError):
-            statuses = self._run_dir.read_statuses()
+            return self._run_dir.read_statuses()
+        return ()
+
+    def _text(self, statuses: Sequence[RankStatus]) -> Text:
         return Text(plain(progress_line(statuses, self._world_size, time.monotonic() - self._started_s)))
+
+
+def num_ended(statuses: Sequence[RankStatus], world_size: int, phases: Sequence[str]) -> int:
+    """How many of the phases every rank has ended."""
+    if len(statuses) < world_size:
+        return 0
+    places = {phase: number for number, phase in enumerate(phases)}
+    return min((_num_ended(status, places) for status in statuses), default=0)
+
+
+def _num_ended(status: RankStatus, places: Mapping[str, int]) -> int:
+    if status.state == "finished":
+        return len(places)
+    return places.get(status.phase, 0)
 
 
 def progress_line(statuses: Sequence[RankStatus], world_size: int, after_s: float) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self
+
+from tpcompile.logs import LogFile
 
 _LOGGED = re.compile(r"^[IWEF]\d{4} \S+ \d+ torch/distributed/(elastic/|run\.py)")
 """A line of torchrun's logger."""
@@ -74,23 +75,19 @@ class TorchrunLog:
         self.path = path
         self._show = show
         self._folded = Folded()
-        self._file: TextIO | None = None
+        self._file = LogFile(path)
 
     def __enter__(self) -> Self:
-        with suppress(OSError):  # a full disk costs the file, not the run
-            self._file = self.path.open("w", encoding="utf-8")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for line in self._folded.rest():
             self._show(line)
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
+        self._file.close()
 
     def line(self, text: str) -> None:
         """Take one line, without its newline."""
-        self._write(text)
+        self._file.write(f"{text}\n")
         for shown in self._folded.feed(text):
             self._show(shown)
 
@@ -103,12 +100,3 @@ class TorchrunLog:
         """Show what was kept back: where there is no verdict, it is all that is known."""
         for line in self._folded.hidden:
             self._show(line)
-
-    def _write(self, text: str) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(f"{text}\n")
-            self._file.flush()
-        except OSError:
-            self._file = None

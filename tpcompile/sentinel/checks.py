@@ -8,6 +8,7 @@ from tpcompile.evidence.comparison.blamed import of_cause
 from tpcompile.evidence.comparison.compiled_by_some import reason_cause
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Status, UserLine
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.lines import called_at, entered_at
 from tpcompile.evidence.text.reasons import Reason, nearest_reason, parse_reason
 from tpcompile.sentinel.finding import Finding
@@ -82,7 +83,7 @@ def failure_check(
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
         line = failed[-1].failure_line or traced or entered_at(failed[-1].line, failed[-1].stack) or line
     cause = Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED
-    kind, words = type(error).__name__, _first_words(error)
+    kind, words = type(error).__name__, normalise.error(str(error))
     return Check(
         id=CheckId.NO_ERROR,
         mode="",
@@ -93,11 +94,3 @@ def failure_check(
         ranks=(rank,),
         cause=cause,
     )
-
-
-def _first_words(error: BaseException) -> str:
-    """The first line of the message, with the second one if the first ends with a colon."""
-    lines = [text.strip() for text in str(error).splitlines() if text.strip()]
-    if not lines:
-        return ""
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -83,6 +83,16 @@ def test_a_line_of_an_installed_package_is_blamed_for_what_it_does_itself(reason
     assert found.line.file == file
 
 
+def test_a_rank_without_a_collective_of_a_package_is_shown_at_the_program_that_enters_it() -> None:
+    """The collective has the package's line, which is where it is issued; the user's file must be in the text, too."""
+    issued_at = UserLine(file=PACKAGE, line=136, function="forward", code="x = x.redistribute()")
+    frame = {"line": issued_at.model_copy(update={"line": 9}), "stack": (line(44), issued_at)}
+    has = compiled(reduce("%0"), collectives=(collective(line=issued_at),), **frame)
+    (found,) = between(has, compiled(collectives=(), **frame))
+    places = {group.ranks: group.line and group.line.file for group in found.groups}
+    assert (found.cause, places) == (Cause.EXTRA_COLLECTIVE, {(0,): PACKAGE, (1,): "/app/model.py"})
+
+
 @pytest.mark.parametrize(("inside", "cause"), [(33, Cause.REGIONAL_COMPILE), (12, Cause.EXTRA_COMPILE)])
 def test_a_layer_that_was_entered_from_what_others_compile_whole_is_a_part_of_it(inside: int, cause: Cause) -> None:
     layer = UserLine(file=PACKAGE, line=88, function="forward_with_checkpointing")

@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_lines_of_now
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Guard, InputTensor, Kernel, RankRead, UserLine
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text import normalise
@@ -90,7 +91,7 @@ class LoggedEvents:
         graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
         guards = parse_guards(guard_text, roles=roles, files=_files(stack, graphs))
-        graphs = with_user_lines(graphs, guards)
+        graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
             compile_id=self.compile_id,
@@ -114,6 +115,14 @@ class LoggedEvents:
             is_cut=is_ended and self.last("compilation_metrics") is None,
             normalised=normalised((event.name, event.payload) for event in self.events),
         )
+
+    def with_lines(self, graphs: Sequence[Graph], guards: Sequence[Guard]) -> tuple[Graph, ...]:
+        """The graphs with the user's lines in the source as it is now."""
+        if self.all(FROM_CACHE):
+            dynamo = [graph for graph in graphs if graph.kind == "dynamo"]
+            lowered = [graph for graph in graphs if graph.kind != "dynamo"]
+            graphs = with_lines_of_now(with_user_lines(dynamo, guards), lowered)
+        return with_user_lines(graphs, guards)
 
     def graph_events(self) -> list[TraceEvent]:
         """Graphs from the last attempt's Dynamo graph on; Dynamo discards earlier ones when it restarts."""

@@ -105,7 +105,7 @@ def _calls(line: UserLine, names: set[str]) -> bool:
 def _source_around(line: UserLine) -> list[UserLine]:
     """The lines of its function in the source file; none when the file has changed."""
     source = linecache.getlines(line.file)
-    if not _is_there(line, source):
+    if not is_there(line):
         return []
     start, end = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
     definitions = [number for number in range(start, end + 1) if _is_definition(source[number - 1])]
@@ -115,9 +115,9 @@ def _source_around(line: UserLine) -> list[UserLine]:
     return [line.model_copy(update={"line": number, "code": source[number - 1].strip()}) for number in numbers]
 
 
-def _is_there(line: UserLine, source: Sequence[str]) -> bool:
-    """True when the source still has that code on that line."""
-    here = source[max(0, line.line - 1) : line.line]
+def is_there(line: UserLine) -> bool:
+    """True when the source file still has that code on that line."""
+    here = linecache.getlines(line.file)[max(0, line.line - 1) : line.line]
     return bool(line.code) and any(line.code in text for text in here)
 
 

@@ -1,0 +1,69 @@
+"""A torchrun target: the gate, whose run directory cannot be written from a given moment on.
+
+torchrun ... tests/gate/unwritable.py HOW MOMENT FLAGS
+
+HOW is `full`, its disk, or `gone`, with a file in its place. MOMENT is a phase, or the file that would be written then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tpcompile.evidence.rundir import RunDir
+from tpcompile.gate.in_rank import main
+from tpcompile.gate.status import StatusBoard
+
+WRITES = {
+    "config.json": "write_config", "record.json": "write_record", "verdict.json": "write_verdict",
+    "junit.xml": "write_text",
+}  # fmt: skip
+"""Moment -> the method of RunDir that is called then."""
+
+
+def spoil(how: str, run: RunDir) -> None:
+    """Make the run directory unwritable; on every rank, the first to come does it."""
+    with suppress(OSError):
+        fill(run.path) if how == "full" else replace(run.path)
+
+
+def fill(folder: Path) -> None:
+    """Take every byte of the file system of a folder."""
+    with (folder.parent / f"filling_{os.getpid()}").open("wb", buffering=0) as file:
+        size = 65536
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+
+
+def replace(folder: Path) -> None:
+    """Put a file where the folder was."""
+    folder.rename(folder.with_suffix(".before"))
+    folder.write_text("")
+
+
+def before(owner: type, name: str, action: Callable[..., object]) -> None:
+    """Call `action` with the arguments of a method ahead of it."""
+    method = getattr(owner, name)
+
+    def both(*given: Any, **named: Any) -> Any:
+        action(*given)
+        return method(*given, **named)
+
+    setattr(owner, name, both)
+
+
+if __name__ == "__main__":
+    how, moment = sys.argv[1:3]
+    del sys.argv[1:3]
+    if moment in WRITES:
+        before(RunDir, WRITES[moment], lambda run, *_: spoil(how, run))
+    else:
+        before(StatusBoard, "enter", lambda board, phase: spoil(how, board._run_dir) if phase == moment else None)
+    raise SystemExit(main(__doc__ or ""))

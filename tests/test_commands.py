@@ -1,0 +1,137 @@
+"""Every line of the ```bash blocks of README and docs/ is run here, in a small form, or has its reason below."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.forked import PYTHONPATH, ROOT
+from tpcompile.evidence.records import Verdict
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PROGRAMS = re.compile(
+    r"^(\$ )?(\w+=\S+ )?(tpcompile|torchrun|srun|python3?|pip|pytest|git|scripts/\S+) (?!\w+:)[\w./-]"
+)
+"""What the first line of a block looks like that ought to be called one of bash."""
+TRACES = ROOT / "tests/data/jobs/torch-2.13.0/cold_shared"
+
+ELSEWHERE = {
+    "scripts/gate.sh": "makes an environment; the command that it ends in is run here",
+    "scripts/test.sh": "makes an environment and runs these tests",
+    "pip install -e .": "needs a package index; scripts/first_verdict.py does it",
+    "tpcompile gate --nproc 8 --mode C": "8 ranks; `tpcompile gate` is run below on 2",
+    "torchrun --standalone --nproc-per-node 8 repro/tp_compile_repro.py --mode C": "8 ranks; tests/gate run it on 2",
+    "torchrun --standalone --nproc-per-node 2 -m examples.adapters.transformers_plan Qwen3": "tests/adapters runs it",
+    "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
+    "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
+    "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
+}
+"""Line -> why it is not run here."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What becomes of a line: a text that it must print, its exit code, and what is smaller here than on the page."""
+
+    says: str
+    code: int = 0
+    smaller: tuple[str, str] = ("", "")
+
+
+RUN = {
+    "tpcompile gate --json > verdict.json": Run(""),
+    "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree"),
+    "tpcompile compare runs/pass --json": Run('"exit_code": 0'),
+    "tpcompile faults list | grep stride": Run("stride\t"),
+    "tpcompile --version": Run("tpcompile "),
+    "tpcompile --install-completion": Run("completion installed"),
+    "python -m tpcompile gate -h": Run("--fault-rank"),
+    "tpcompile diagnose /shared/trace": Run("PASS (exit 0)", smaller=("/shared/trace", str(TRACES))),
+    "tpcompile gate --target my_model:build --nproc 2 --set width=128": Run("PASS (exit 0): 2 ranks agree"),
+    "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run("PASS (exit 0): 2 ranks"),
+}
+"""Line -> how it must end, in the order in which they are run."""
+
+
+def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
+    """(language, lines) of every block."""
+    for language, body in re.findall(r"^```([a-z]*)\n(.*?)^```$", text, re.M | re.S):
+        yield language, [line for line in body.splitlines() if line.strip()]
+
+
+def commands(text: str) -> list[str]:
+    """The lines of the bash blocks, without comments."""
+    lines = [line for language, body in blocks(text) if language == "bash" for line in body]
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+def unlabelled(text: str) -> list[str]:
+    """First lines of blocks that hold commands and are not called bash."""
+    firsts = [body[0] for language, body in blocks(text) if language in ("", "console", "sh", "shell") and body]
+    return [line for line in firsts if PROGRAMS.match(line)]
+
+
+def test_every_line_is_run_or_has_a_reason() -> None:
+    found = {line for page in PAGES for line in commands(page.read_text())}
+    assert found == {*RUN, *ELSEWHERE}
+
+
+def test_every_block_of_commands_is_called_bash() -> None:
+    assert {page.name: unlabelled(page.read_text()) for page in PAGES} == {page.name: [] for page in PAGES}
+
+
+def test_a_new_command_is_found_in_either_kind_of_block() -> None:
+    assert commands("```bash\ntpcompile gate --new  # why\n```\n") == ["tpcompile gate --new"]
+    assert unlabelled("```\ntorchrun train.py\n```\n") == ["torchrun train.py"]
+    assert unlabelled("```\ntpcompile gate: cpu_smoke, mode C\n```\n") == []  # what it prints
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose defaults make the gate small, with the target of docs/own-model.md and our commands."""
+    folder = tmp_path_factory.mktemp("project")
+    small = 'device = "cpu"\nset = ["gate.steady_calls=2", "compile.backend=aot_eager"]\n'
+    (folder / "pyproject.toml").write_text(f"[tool.tpcompile]\n{small}")
+    page = (ROOT / "docs" / "own-model.md").read_text()
+    (target,) = [body for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "def build(ctx)" in body]
+    (folder / "my_model.py").write_text(target)
+    for name, module in {"tpcompile": "-m tpcompile", "torchrun": "-m torch.distributed.run", "python": ""}.items():
+        tool = folder / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        tool.chmod(0o755)
+    return folder
+
+
+def bash(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The line in that project, with a home of its own."""
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "HOME": str(folder), "PYTHONPATH": PYTHONPATH, "SHELL": "/bin/bash"}
+    command = ["bash", "-o", "pipefail", "-c", line]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("line", RUN)
+def test_it_does_what_the_page_says(line: str, folder: Path) -> None:
+    wanted = RUN[line]
+    if "runs/pass" in line and not (folder / "runs" / "pass").exists():
+        earlier = sorted(folder.glob("runs/*"))
+        if not earlier:
+            pytest.skip("it compares the run of a line above, whose test was left out")
+        shutil.copytree(earlier[0], folder / "runs" / "pass")
+    done = bash(line.replace(*wanted.smaller) if wanted.smaller[0] else line, folder)
+    assert (done.returncode, wanted.says in done.stdout) == (wanted.code, True), done.stdout + done.stderr
+    if line.endswith("> verdict.json"):
+        assert Verdict.model_validate(json.loads((folder / "verdict.json").read_text())).exit_code == 0
