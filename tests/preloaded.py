@@ -26,7 +26,7 @@ import torch.distributed.launcher.api
 import torch.distributed.tensor.experimental
 import torch.distributed.tensor.parallel
 
-import tpcompile.gate
+import tpcompile.gate.sequence
 import tpcompile.preflight
 import tpcompile.sentinel
 import tpcompile.testing
