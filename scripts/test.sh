@@ -13,7 +13,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 cd "$ROOT"
 
-fast=
+fast= types=
 if [ "${1:-}" = --fast ]; then
   fast=1
   shift
@@ -30,8 +30,12 @@ else
   "$bin/ruff" format --check .
   "$bin/ruff" check .
   if [ -z "$fast" ]; then
-    "$bin/mypy"
     "$bin/lint-imports" --no-logo
+    # Beside the tests: the first check of a checkout takes one core for half a minute.
+    types_text="$(mktemp)"
+    "$bin/mypy" >"$types_text" 2>&1 &
+    types=$!
+    trap 'kill "$types" 2>/dev/null || true; rm -f "$types_text"' EXIT
   fi
 fi
 
@@ -48,4 +52,10 @@ default_workers="$("$VENV_PYTHON" -c 'import os; print(min(len(os.sched_getaffin
 workers="${TPCOMPILE_TEST_WORKERS:-$default_workers}"
 # A file stays on one worker: its tests share what its fixtures have compiled.
 if has_modules "$VENV_PYTHON" xdist && [ "$workers" -gt 1 ]; then options+=(-n "$workers" --dist loadfile); fi
-"$VENV_PYTHON" -m pytest "${options[@]}" "$@"
+ended=0
+"$VENV_PYTHON" -m pytest "${options[@]}" "$@" || ended=$?
+if [ -n "$types" ]; then
+  wait "$types" || ended=1
+  cat "$types_text"
+fi
+exit "$ended"

@@ -119,10 +119,17 @@ def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str)
     if tuple(command[:2]) == TORCHRUN:
         from torch.distributed.elastic.multiprocessing.api import SubprocessContext
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
         SubprocessHandler._popen = _start_rank
         SubprocessContext._start = functools.partialmethod(_start_ranks, SubprocessContext._start)
+        dynamic_rendezvous.get_method_name = _method_name
     _play(command)
+
+
+def _method_name(depth: int = 2) -> str:
+    """Stands for torch's, which reads the source of every caller: half a second a job, with all modules imported."""
+    return sys._getframe(depth).f_code.co_name
 
 
 class _Starting:

@@ -11,6 +11,7 @@ gc.disable()
 
 import atexit
 import os
+import weakref
 from tempfile import TemporaryDirectory
 from unittest import mock
 
@@ -25,7 +26,7 @@ import torch.distributed.launcher.api
 import torch.distributed.tensor.experimental
 import torch.distributed.tensor.parallel
 
-import tpcompile.gate
+import tpcompile.gate.sequence
 import tpcompile.preflight
 import tpcompile.sentinel
 import tpcompile.testing
@@ -42,6 +43,10 @@ def _compile_once() -> None:
 # With a GPU the key of the cache asks for its properties, and CUDA does not survive a fork.
 if not torch.cuda.is_available():
     _compile_once()
+
+# A fork that ends need not take apart what it began with: torch's operators are unregistered one by one, for 0.1 s.
+for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+    finalizer.atexit = False
 
 # Forks share what is here now: a collection of garbage that walked it would take 0.1 s and copy its pages.
 gc.collect()

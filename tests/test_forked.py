@@ -52,7 +52,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_the_root_cause(program: Path, for
 
 
 def test_a_job_past_its_limit_is_killed_with_its_ranks_which_show_where_they_stood(program: Path) -> None:
-    ended = torchrun([program, "hangs"], timeout_s=20)
+    ended = torchrun([program, "hangs"], timeout_s=8)
     assert ended.returncode == 124
     assert len(ended.left_running) == 2
     assert ended.stderr.count(f'File "{program}"') >= 2

@@ -28,7 +28,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faulty(tmp_path_factory: pytest.TempPathFactory, summary: Path) -> Session:
     folder = tmp_path_factory.mktemp("faulty")
     environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(folder)}
-    return run_session(folder, {"faulty": source("faulty")}, environ=environ)
+    return run_session(folder, {"faulty": source("faulty"), "uneven": UNEVEN}, environ=environ)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_in_actions_there_are_ten_annotations_at_most_and_none_from_a_rank(fault
 
 
 def test_every_test_of_the_session_with_faults_fails(faulty: Session) -> None:
-    names = re.findall(r"^def (test_\w+)", source("faulty"), re.MULTILINE)
+    names = re.findall(r"^def (test_\w+)", source("faulty") + UNEVEN, re.MULTILINE)
     assert {name for name, case in faulty.cases.items() if case.failures} == set(names)
     assert faulty.returncode == pytest.ExitCode.TESTS_FAILED
 
@@ -265,9 +265,8 @@ def test_on_ranks(tp):
 """
 
 
-def test_a_file_that_one_rank_cannot_import_names_the_rank(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"uneven": UNEVEN})
-    (failure,) = done.cases["test_on_ranks"].failures
+def test_a_file_that_one_rank_cannot_import_names_the_rank(faulty: Session) -> None:
+    (failure,) = faulty.cases["test_on_ranks"].failures
     assert "rank 1 cannot collect the test" in failure and "planted at import" in failure
 
 

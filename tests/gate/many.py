@@ -9,6 +9,7 @@ A start of torch costs more than a run, and only faults that leave every rank al
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from tpcompile import config, gate
 
 def main() -> None:
     """Run every job on this rank; note each exit code and what the run left behind in the process."""
+    gc.freeze()  # each run looks for garbage, among what was imported as well
     folder = Path(sys.argv[1])
     for name, fields in json.loads((folder / "jobs.json").read_text()).items():
         before = left_behind()

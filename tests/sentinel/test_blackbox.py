@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, run_python
 from tpcompile.sentinel.blackbox import forget, has_aborted, last_stack
 
 ABORTS = """
 import faulthandler, os, sys, threading
-from tests.forked import PYTHONPATH
 from tpcompile.sentinel.blackbox import BlackBox
 
 def innermost():
@@ -28,7 +27,7 @@ innermost()
 
 
 def left_by(program: str, tmp_path: Path) -> tuple[str, int]:
-    """Black box and main thread of a process that ran this."""
+    """Black box and main thread of a process that ran this; a new one, which has no frames but those."""
     script = tmp_path / "job.py"
     script.write_text(program)
     environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
@@ -67,7 +66,9 @@ def test_faulthandler_that_the_program_enabled_writes_there_too_and_stays_enable
         first = "faulthandler.enable()\n" if was_enabled else ""
         ends = f"box.close()\nif faulthandler.is_enabled() is not {was_enabled}:\n    print('a third word')\n"
         program = f"import faulthandler\n{first}{ABORTS.removesuffix('innermost()' + chr(10))}{ends}"
-        path, _ = left_by(program, tmp_path)
+        script = tmp_path / "closes.py"
+        script.write_text(program)
+        path, _ = run_python([script]).stdout.split()
         assert not Path(path).exists()
 
 
