@@ -123,7 +123,7 @@ def exchange_of(number: int, tokens: int, row_words: int) -> Any:
     """In symmetric memory; in a file that both processes map where there is no GPU."""
     rows = {"num_rows": tokens, "row_words": row_words}
     if not DRY:
-        polls = polls_in(WAIT_S, row_words)
+        polls = polls_in(WAIT_S)
         return Exchange.of_group(dist.group.WORLD, device=torch.device("cuda", 0), max_polls=polls, **rows)
 
     interpreted.patient()

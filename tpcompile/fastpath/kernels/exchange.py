@@ -66,16 +66,12 @@ _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
-_PAIR = 2
-"""Words of a row of two values, without a flag."""
 MAX_RANKS = 16
 """As many as have two words each in a warp."""
 LIMIT_S = 30.0
 """About how long a wait may take."""
-_PAIR_POLL_US = 0.21
-_ROW_POLL_US = 0.82
-"""A poll of two words by every warp, and of a row by a whole program, which adds up what is missing. Measured on one
-H200 with 8 ranks, 8 tokens of 5120 in bfloat16: the parts `absent rank` of results/h200x1-exchange.json."""
+_POLL_US = 0.2
+"""A poll, measured on two H200: the parts `absent rank` of results/h200x2-exchange.json."""
 
 
 @triton.jit
@@ -303,7 +299,7 @@ class Exchange:
         if row_words % 2:
             raise FastPathError(f"an exchange of rows of {row_words} words; rows of 16 bytes need an even number")
         if max_polls is None:
-            max_polls = polls_in(LIMIT_S, row_words)
+            max_polls = polls_in(LIMIT_S)
         numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
         return cls(
             state=torch.tensor(numbers, dtype=torch.int64, device=memory.device),
@@ -367,10 +363,9 @@ class Exchange:
             raise FastPathError(f"{op}: the tensors are on {x_D.device} and the exchange on {self.state.device}")
 
 
-def polls_in(seconds: float, row_words: int) -> int:
-    """Polls of a wait for rows of so many words, as many as take about that time on an H200."""
-    us = _PAIR_POLL_US if row_words == _PAIR else _ROW_POLL_US
-    return int(seconds / us * 1e6)
+def polls_in(seconds: float) -> int:
+    """As many polls of a wait as take about that time on an H200."""
+    return int(seconds / _POLL_US * 1e6)
 
 
 def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:
