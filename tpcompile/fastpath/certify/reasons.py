@@ -19,7 +19,8 @@ EQUIVALENT = {
     "pairs < PAIRS_PER_HEAD -> pairs <= PAIRS_PER_HEAD": "the pair beyond the head is masked where it is used",
 }
 
-UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": "takes outputs of 2^31 elements"}
+_FAR = "takes outputs of 2^31 elements"
+UNREACHED = {"tl.program_id(0).to(tl.int64) -> *": _FAR}
 
 _SUM = "a place is the sum of both"
 _BITS = "the same bits"
@@ -64,6 +65,7 @@ _ONE_THREAD = "the interpreter runs a program in one thread"
 
 EXCHANGE_UNREACHED = {
     **UNREACHED,
+    "(row // num_tokens).to(tl.int64) -> *": _FAR,
     "*inline_asm_elementwise(* -> *": _PTX,
     "mask.to(tl.int32) -> mask": _PTX,
     "state + _LATE -> *": _PTX,
