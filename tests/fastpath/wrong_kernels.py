@@ -1,4 +1,4 @@
-"""`python -m tests.fastpath.wrong_kernels`: named faults, each in a shipped kernel, and one case that shows it -> JSON."""
+"""`python -m tests.fastpath.wrong_kernels`: named faults in the shipped kernels, each with a case that shows it."""
 
 from __future__ import annotations
 
