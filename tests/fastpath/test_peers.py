@@ -37,7 +37,9 @@ def ended(text: str, other: BaseException | None = None) -> tuple[str, list[str]
             if other is not None:
                 raise other
     except Exception as error:
-        return repr(error), [check.observed for found in sentinel.findings for check in found.checks]
+        return repr(error), [found.checks[0].observed for found in sentinel.findings]
+    finally:
+        exchange.text = ""  # a traceback may keep it
     return "", []
 
 
