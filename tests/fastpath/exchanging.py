@@ -1,4 +1,4 @@
-"""`python -m tests.fastpath.exchanging`: scenarios of the exchange kernels in Triton's interpreter -> one JSON.
+"""Scenarios of the exchange kernels in Triton's interpreter; `tests.fastpath.late_ranks` runs them.
 
 Ranks are processes that are forked from this one and share memory with it.
 """
@@ -6,13 +6,10 @@ Ranks are processes that are forked from this one and share memory with it.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import random
-import signal
 import textwrap
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -213,11 +210,7 @@ def repeated(*data: Heads | Rows, times: int, delays_of: Callable[[int], Skew | 
 
 
 def checked(side: Exchange) -> str:
-    try:
-        side.check()
-    except FastPathError as error:
-        return str(error)
-    return ""
+    return failure_of(side.check)
 
 
 def errors(data: Heads | Rows, size: int, **limits: int) -> list[float]:
@@ -295,26 +288,12 @@ broken("epoch not counted", exchange.end, "(tag >> 32).to(tl.int64)", "((tag >> 
 broken("words of the wrong rank", exchange.sum_of_pairs, "tl.where(mask, at // 2, 0), row", "tl.where(mask, 0, 0), row")
 
 
-@scenario("killed")
-def _killed() -> list[Any]:
-    data = Heads([1, 1, 1], [1, 1, 1], tokens=2)
-
-    def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        (side,) = exchanges
-        for index in range(2):
-            call, wanted = data.call(rank, index)
-            assert off(call(exchange=side), wanted) < TOLERANCE[data.dtype] and not checked(side)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        took = []
-        for index in (2, 3):
-            call, _ = data.call(rank, index)
-            started = time.monotonic()
-            outputs = call(exchange=side)
-            took.append(time.monotonic() - started)
-        return {"seconds": took, "is_nan": all(bool(x.isnan().all()) for x in outputs), "check": checked(side)}
-
-    return on_ranks(3, run, data.rows, max_polls=200)
+def failure_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except FastPathError as error:
+        return str(error)
+    return ""
 
 
 @scenario("certified")
@@ -355,22 +334,3 @@ def _ops() -> int:
         assert off(compiled(*call.args), list(step(*call.args))) == 0
     assert not checked(side)
     return len(graphs)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does, before ranks are forked
-    found = {}
-    for name, run in SCENARIOS.items():
-        started = os.times()
-        try:
-            found[name] = run()
-        except Exception:
-            found[name] = traceback.format_exc()
-        ended = os.times()
-        found[f"{name}: CPU s"] = round(sum(ended[:4]) - sum(started[:4]), 2)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pytest
 
 from tests.fastpath import banned
 from tests.rank_jobs import run_on_ranks
-from tpcompile.evidence.records import Check, CheckId, Verdict
+from tpcompile.evidence.groups.by_group import Items
+from tpcompile.evidence.layers.differing_items import rows_of
+from tpcompile.evidence.layers.kernels import SPEC
+from tpcompile.evidence.layers.spec import Difference
+from tpcompile.evidence.records import Check, CheckId, CompileRecord, Kernel, Layer, Verdict, value_item
+from tpcompile.evidence.records.causes import Cause
+from tpcompile.fastpath import ban
+from tpcompile.fastpath.use import Use
 
 pytest.importorskip("triton")
 NORM = "tests.fastpath.kernels.norm_kernel"
@@ -65,3 +73,37 @@ def test_ranks_with_different_versions_of_a_kernel_are_named(verdicts: dict[str,
         (found,) = (found for found in verdict.divergences if found.is_red)
         assert found.title.startswith("source of vendored.vendored_kernel: ")
         assert [group.ranks for group in found.groups] == [(0,), (1,)]
+
+
+def test_ranks_with_different_versions_differ_by_name_in_the_kernels_layer_too() -> None:
+    """And ranks with one version do not, whatever the order in which they call it."""
+    hashes = {"vendored.mine": "5678", "vendored.theirs": "1234"}
+    mine, reordered = code_of(hashes), code_of(dict(reversed(hashes.items())))
+    assert mine == reordered == ["source of vendored.mine :: 5678", "source of vendored.theirs :: 1234", "buf0 :: pass"]
+    assert code_of(hashes | {"vendored.theirs": "4321"})[1] == "source of vendored.theirs :: 4321"
+
+
+def test_a_compile_whose_generated_code_was_not_seen_has_no_kernels_layer() -> None:
+    assert not ban.with_sources(CompileRecord(compile_id="0/0"), uses_of(["vendored.mine"]), {}).kernels
+
+
+def uses_of(names: Iterable[str]) -> list[Use]:
+    return [Use(value_item(name, "in the dynamo graph")) for name in names]
+
+
+def code_of(hashes: dict[str, str]) -> list[str]:
+    """Items of the layer, of a compile that calls these kernels."""
+    generated = Kernel(phase="forward", name="buf0", kind="extern", code="pass")
+    compile_ = CompileRecord(compile_id="0/0", kernels=(generated,))
+    sourced = ban.with_sources(compile_, uses_of(hashes), hashes)
+    return [item.text for item in SPEC.items(sourced, "forward")]
+
+
+def test_a_different_source_is_what_differs_of_generated_code() -> None:
+    """Not the line of code that follows from it."""
+    mine = [value_item("source of norm", "1234"), value_item("line", "x * 2")]
+    theirs = [value_item("source of norm", "4321"), value_item("line", "x * 3")]
+    items = Items([mine, theirs])
+    rows = rows_of(items, is_ordered=True)
+    found = SPEC.explain(Difference(Layer.KERNELS, ((0,), (1,)), items, rows, compile=None))  # type: ignore[arg-type]
+    assert (found.cause, found.row.first.about) == (Cause.ENVIRONMENT, "source of norm")

@@ -203,6 +203,21 @@ def biggest(all_reduce: Any) -> Any:
     return reduce
 
 
+def average(all_reduce: Any) -> Any:
+    def reduce(partial: Tensor) -> Tensor:
+        return functional_collectives.all_reduce(partial, "avg", all_reduce.func.__self__.group)  # here
+
+    return reduce
+
+
+def residual_before_the_exchange(block: Any) -> None:
+    def fast_path(x_D: Tensor, partial_D: Tensor, weight_D: Tensor, *, eps: float, exchange: Any) -> Any:
+        both_D = partial_D + x_D  # here
+        return plain.all_reduce_add_rms_norm(x_D, both_D, weight_D, eps=eps, all_reduce=exchange.all_reduce)
+
+    block.fast_path = fast_path
+
+
 def reduced_before_the_exchange(block: Any) -> None:
     wo = block.attention.wo
     wo.partial = lambda x: wo.comm.all_reduce(nn.functional.linear(x, wo.weight))
@@ -218,6 +233,8 @@ EXCHANGED = {
     "output: reduced twice": Red(in_exchange(twice, block=True), "double-reduce", form="llama"),
     "output: result dropped": Red(in_exchange(dropped, block=True), "result-dropped", form="llama"),
     "output: maximum": Red(in_exchange(biggest, block=True), "wrong-reduce-op", form="llama"),
+    "output: average": Red(in_exchange(average, block=True), "wrong-reduce-op", form="llama"),
+    "output: residual before": Red(residual_before_the_exchange, "bias-before-reduce", form="llama"),
     "output: reduced before": Red(reduced_before_the_exchange, "double-reduce", "all_reduce(partial_D)", form="llama"),
 }
 

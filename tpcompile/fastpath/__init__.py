@@ -1,7 +1,8 @@
 """Fused kernels and what each assumes of a shard: declared, hashed, refused under TP unless they are right there."""
 
 from tpcompile.fastpath.declare import fast_path
+from tpcompile.fastpath.eager import ban_in_eager
 from tpcompile.fastpath.registry import FastPath, TpSupport, registered, tp_region
 from tpcompile.fastpath.selection import Selection
 
-__all__ = ["FastPath", "Selection", "TpSupport", "fast_path", "registered", "tp_region"]
+__all__ = ["FastPath", "Selection", "TpSupport", "ban_in_eager", "fast_path", "registered", "tp_region"]

@@ -6,7 +6,7 @@ cannot show it, because the result is wrong in the same way on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,7 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tpcompile.evidence.layers.environment import SOURCE_OF
-from tpcompile.evidence.records import Item
+from tpcompile.evidence.layers.kernels import SOURCE
+from tpcompile.evidence.records import CompileRecord, Item, Kernel
 from tpcompile.fastpath.certificate import uncertified
 from tpcompile.fastpath.registry import registered
 from tpcompile.fastpath.use import Seen, Use, uses
@@ -111,6 +112,24 @@ def sources(used: Iterable[Use], kernels: Mapping[str, str]) -> dict[str, str]:
         if sha256:
             hashes[f"{SOURCE_OF}{_label(use)}"] = sha256
     return hashes
+
+
+def with_sources(compile_: CompileRecord, used: Iterable[Use], kernels: Mapping[str, str]) -> CompileRecord:
+    """The compile with the same hashes before its generated code, which does not show the kernels of custom ops.
+
+    `used` are its own. A compile whose generated code was not seen is left as it is.
+    """
+    if not compile_.kernels:
+        return compile_
+    hashed = dict.fromkeys(found for use in used for found in _as_code(use, kernels))
+    ordered = sorted(hashed, key=lambda kernel: (kernel.phase, kernel.name))
+    return compile_.model_copy(update={"kernels": (*ordered, *compile_.kernels)})
+
+
+def _as_code(use: Use, kernels: Mapping[str, str]) -> Iterator[Kernel]:
+    phase = "backward" if use.item.notes.get("graph") == "backward" else "forward"
+    for name, sha256 in sources([use], kernels).items():
+        yield Kernel(phase=phase, name=name, kind=SOURCE, code=sha256)
 
 
 @cache

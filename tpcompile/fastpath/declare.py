@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tpcompile.errors import ConfigError, FastPathError
 from tpcompile.evidence.iterables import first
+from tpcompile.fastpath import peers
 from tpcompile.fastpath.certificate import is_certified, uncertified
 from tpcompile.fastpath.registry import FastPath, TpSupport, add, tp_size
 from tpcompile.fastpath.source import line_of, python_function, source_of
@@ -58,6 +60,8 @@ def fast_path(
         call = _Call(path, inspect.signature(_function(launcher)))
         call.check_declaration()
         add(path)
+        if path.exchanges:
+            _tell_of_ops(path)
         return _guarded(call, launcher)
 
     return register
@@ -163,6 +167,14 @@ class _Call:
         why = requirements(path, bound.arguments)
         if why:
             raise FastPathError(f"fast path {path.name}: {why}")
+        if bound.arguments.get("exchange") is not None:
+            peers.follow(bound.arguments["exchange"])
+
+
+def _tell_of_ops(path: FastPath) -> None:
+    """Have its custom ops tell the peers what they refuse, in compiled code as in eager."""
+    for name in path.source.ops:
+        torch_kernels.run_within(torch_kernels.custom_op(name), peers.telling)
 
 
 def _dtypes_of(values: Iterable[Any]) -> frozenset[str]:
@@ -185,10 +197,14 @@ def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:
     if torch_kernels.custom_op_name(launcher):
         return torch_kernels.checked_op(launcher, call.check)
 
+    within = peers.telling if call.path.exchanges else nullcontext
+
     @functools.wraps(launcher)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return launcher(*args, **kwargs)
+        with within():
             call.check(args, kwargs)
-        return launcher(*args, **kwargs)
+            return launcher(*args, **kwargs)
 
     return checked

@@ -12,6 +12,13 @@ from tpcompile.fastpath.registry import FastPath, registered
 from tpcompile.fastpath.source import line_of, python_function
 from tpcompile.torch_api import kernels as torch_kernels
 
+TORCH_NAMESPACES = frozenset({
+    "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
+    "c10d", "_dtensor", "inductor", "rngprims", "quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn",
+    "sym_size", "_inductor_test", "_quantized", "profiler", "debugprims", "static_input",
+})  # fmt: skip
+"""Namespaces of torch itself; symm_mem is not among them, its fused ops make TP assumptions of their own."""
+
 Stack = tuple[UserLine, ...]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.text.ranks import named_ranks
-from tpcompile.fastpath import plain
+from tpcompile.fastpath import peers, plain
 from tpcompile.fastpath.measured import Decision
 from tpcompile.fastpath.selection import Selection
 from tpcompile.torch_api import symmetric
@@ -121,7 +121,7 @@ def check_exchanges(stack: nn.Module) -> None:
             _check_group(exchange.group, site)
             exchanges[id(exchange)] = exchange
     for exchange in exchanges.values():
-        exchange.check()
+        peers.check(exchange)
 
 
 def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
@@ -186,7 +186,9 @@ def _exchange(decision: Decision, site: Site, group: dist.ProcessGroup, device: 
     shape = decision.shape
     row_words = ROW_WORDS[decision.path](shape.widths[0], getattr(torch, shape.dtype), shape.tokens)
     limits = {} if decision.num_programs is None else {"num_programs": decision.num_programs}
-    return Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
+    exchange = Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
+    peers.follow(exchange)
+    return exchange
 
 
 def _check_group(group: dist.ProcessGroup | None, site: Site) -> None:

@@ -7,13 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from tpcompile.evidence.compiles.collectives import blamed_line
 from tpcompile.evidence.records import CompileRecord, Graph, Item, Node, UserLine, value_item
-
-TORCH_NAMESPACES = frozenset({
-    "aten", "prim", "prims", "higher_order", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
-    "c10d", "_dtensor", "inductor", "rngprims", "quantized", "quantized_decomposed", "mkldnn", "mkl", "onednn",
-    "sym_size", "_inductor_test", "_quantized", "profiler", "debugprims", "static_input",
-})  # fmt: skip
-"""Namespaces of torch itself; symm_mem is not among them, its fused ops make TP assumptions of their own."""
+from tpcompile.fastpath.use import TORCH_NAMESPACES
 
 NAMELESS = "triton kernel"
 """A launch of which only its number in a table of the process is known."""

@@ -19,7 +19,7 @@ from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankR
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
-from tpcompile.fastpath.use import Seen, Stack
+from tpcompile.fastpath.use import Seen, Stack, uses
 from tpcompile.recording.foreign import foreign_ops
 from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
@@ -146,7 +146,8 @@ class CaptureSession:
         """All compiles seen so far, in order of their first event."""
         self._snapshot()
         events = self._events_so_far()
-        return trace.compile_records(events, roles=self._roles, strings=self._strings)
+        compiles = trace.compile_records(events, roles=self._roles, strings=self._strings)
+        return tuple(map(self._with_sources, compiles))
 
     def compile(self, compile_id: str) -> CompileRecord:
         """The newest compile with this id; an empty record when nothing was logged for it."""
@@ -157,7 +158,13 @@ class CaptureSession:
             if event.compile_id == wanted or event.name == "str":  # strings are shared by all compiles
                 events.append(event)
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
-        return found[-1] if found else CompileRecord(compile_id=wanted)
+        return self._with_sources(found[-1]) if found else CompileRecord(compile_id=wanted)
+
+    def _with_sources(self, compile_: CompileRecord) -> CompileRecord:
+        found = foreign_ops([compile_])
+        if not found:
+            return compile_
+        return ban.with_sources(compile_, uses(found, self._seen(found)), self._launches.sources)
 
     def _events_so_far(self) -> list[trace.TraceEvent]:
         with self._lock:
@@ -203,8 +210,7 @@ class CaptureSession:
     def judged(self, compiles: Iterable[CompileRecord], *, tp_size: int, tp_aware: Iterable[str] = ()) -> ban.Judged:
         """What became of the custom ops and Triton kernels in these compiles; `record` has it of all."""
         found = foreign_ops(compiles)
-        seen = Seen(self._stacks_of(found), self._launches.lines)
-        return ban.judge(found, tp_size=tp_size, declared=set(tp_aware), seen=seen)
+        return ban.judge(found, tp_size=tp_size, declared=set(tp_aware), seen=self._seen(found))
 
     def region_counts(self) -> tuple[RegionCount, ...]:
         """Compiled regions entered per call, by phase and compiled callable; empty when they are not counted."""
@@ -220,6 +226,9 @@ class CaptureSession:
             counted = {key: count for (where, key), count in self._counted.items() if where == name}
             found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted))
         return tuple(found)
+
+    def _seen(self, found: Iterable[Item]) -> Seen:
+        return Seen(self._stacks_of(found), self._launches.lines)
 
     def _stacks_of(self, found: Iterable[Item]) -> dict[tuple[str, int], set[Stack]]:
         """The stacks with which these were traced, by file and line."""

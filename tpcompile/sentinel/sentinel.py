@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.evidence.comparison.compare import Allowed
 from tpcompile.evidence.records import Verdict
+from tpcompile.fastpath import peers
 from tpcompile.ranks.domain import domain_of
 from tpcompile.ranks.store import RankStore
 from tpcompile.recording import CaptureSession
@@ -40,7 +41,7 @@ from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.refused_kernels import RefusedKernels
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
-from tpcompile.sentinel.shutdown import Shutdown
+from tpcompile.sentinel.shutdown import Shutdown, is_exit
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
@@ -79,7 +80,8 @@ class Sentinel:
     unresponsive_s: seconds without an answer after which any other rank is given up, e.g. in a paused container.
     skew_limit_s: the longest wait for a rank that compiles or runs other code.
 
-    Raises ConfigError without a process group, and for an axis the mesh does not have.
+    Raises ConfigError without a process group, and for an axis the mesh does not have. The end of the block raises
+    FastPathError where a fast path waited in vain for a rank.
     """
 
     def __init__(
@@ -191,10 +193,13 @@ class Sentinel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        failure = None if _is_exit(error) else error
+        unseen = peers.failure() if error is None else None
+        failure = unseen or (None if is_exit(error) else error)
         if self.is_active:
             self._ends(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
+        if unseen is not None:
+            raise unseen
 
     def close(self, why: str = FINISHED) -> None:
         """Stop watching: end threads, close connections, remove hooks, and tell the other ranks that this one left."""
@@ -383,11 +388,6 @@ class Sentinel:
             known = len(self.findings)
             self._alarms.of_finding(ev.RaiseFinding(found))
             self.wait_for_finding(known)
-
-
-def _is_exit(error: BaseException | None) -> bool:
-    """True for `sys.exit()` with a zero exit code."""
-    return isinstance(error, SystemExit) and not error.code
 
 
 def _in_a_forked_child() -> None:

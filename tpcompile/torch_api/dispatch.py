@@ -2,6 +2,7 @@
 
     name                                     why
     TorchDispatchMode                        sees every op that a program runs in eager
+      .ignore_compile_internals              True lets Dynamo compile below a mode of ours; seen on 2.13.0 only
     AsyncCollectiveTensor                    what plain functional collectives return in eager
     FakeStore (testing._internal)            a group of N ranks of which only one exists
     tree_flatten, tree_unflatten (_pytree)   inputs and outputs of any nesting -> their tensors

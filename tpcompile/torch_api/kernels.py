@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -59,6 +61,18 @@ def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
     """The backward that was registered with a custom op, and its context, if any."""
     parts = (op._backward_fn, op._setup_context_fn)
     return [part for part in parts if part is not None]
+
+
+def run_within(op: CustomOpDef, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the function of a custom op inside a context from here on, in eager and in compiled code."""
+    inner = custom_op_function(op)
+
+    @functools.wraps(inner)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return inner(*args, **kwargs)
+
+    op.register_kernel(["cpu", "cuda"])(run)
 
 
 class _CheckedOp(CustomOpDef):

@@ -1,0 +1,128 @@
+"""`python -m tests.fastpath.late_ranks`: the scenarios of `exchanging`, and ranks that do not arrive -> one JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is declared
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
+
+from tests.fastpath.exchanging import (
+    EPS,
+    SCENARIOS,
+    TOLERANCE,
+    Heads,
+    Rows,
+    checked,
+    failure_of,
+    off,
+    on_ranks,
+    scenario,
+)
+from tpcompile.fastpath import peers
+from tpcompile.fastpath.certify.at_once import shared_words
+from tpcompile.fastpath.kernels import all_reduce_norm, exchange
+from tpcompile.fastpath.kernels.exchange import Exchange
+
+
+class Survivors:
+    """From now on a survivor looks for words when all survivors have written theirs; and its looks are counted."""
+
+    def __init__(self, here: Tensor, rank: int) -> None:
+        self.here, self.rank, self.looks = here, rank, 0
+        """`here`: 1 for each rank that has written; in shared memory."""
+        self.load = InterpreterBuilder.create_masked_load
+        InterpreterBuilder.create_masked_load = lambda *given: self._counted(*given)
+
+    def _counted(self, *given: Any) -> Any:
+        *_, is_volatile = given
+        if is_volatile:
+            self.looks += 1
+            self.here[self.rank] = 1
+            while not self.here.all():
+                time.sleep(1e-3)
+        return self.load(*given)
+
+
+@scenario("killed")
+def _killed() -> list[Any]:
+    """Rank 1 ends after two exchanges. Polls are few only from then on, when no other rank can be late."""
+    data, here = Heads([1, 1, 1], [1, 1, 1], tokens=1), shared_words(3, torch.device("cpu"))
+
+    def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
+        (side,) = exchanges
+        for index in range(2):
+            call, wanted = data.call(rank, index)
+            assert off(call(exchange=side), wanted) < TOLERANCE[data.dtype] and not checked(side)
+        if rank == 1:
+            here[rank] = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        side.state[exchange._MAX_POLLS.value] = 200
+        survivors, looks = Survivors(here, rank), []
+        for index in (2, 3):
+            call, _ = data.call(rank, index)
+            survivors.looks = 0
+            outputs = call(exchange=side)
+            looks.append(survivors.looks)
+        return {"looks": looks, "is_nan": all(bool(x.isnan().all()) for x in outputs), "check": checked(side)}
+
+    return on_ranks(3, run, data.rows)
+
+
+@scenario("refused")
+def _refused() -> list[Any]:
+    """Rank 1 passes a wrong dtype in eager, rank 2 a wrong width in compiled code; rank 0 is right, and waits."""
+    data, told = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+
+    def run(rank: int, exchanges: list[Exchange]) -> dict[str, str]:
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
+        side = replace(exchanges[0], group=dist.group.WORLD)
+        call, _ = data.call(rank, 0)
+        x, partial_D, weight = call.args
+        bad = (partial_D, partial_D.half(), torch.cat((partial_D, partial_D)))[rank]
+        step = partial(all_reduce_norm.all_reduce_add_rms_norm, eps=EPS, exchange=side)
+        run_step = torch.compile(step, backend="aot_eager") if rank == 2 else step
+        found = {"raised": failure_of(lambda: run_step(x, bad, weight))}
+        told[rank] = 1
+        while not told.all():
+            time.sleep(1e-3)
+        return found | {
+            "alone": checked(side),
+            "check": failure_of(lambda: peers.check(side)),
+            "end": str(peers.failure()),
+        }
+
+    return on_ranks(3, run, data.rows, max_polls=200)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.compiler.reset()  # imports Dynamo, as the first call of a custom op does, before ranks are forked
+    found = {}
+    for name, run in SCENARIOS.items():
+        started = os.times()
+        try:
+            found[name] = run()
+        except Exception:
+            found[name] = traceback.format_exc()
+        ended = os.times()
+        found[f"{name}: CPU s"] = round(sum(ended[:4]) - sum(started[:4]), 2)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

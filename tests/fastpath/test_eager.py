@@ -1,0 +1,75 @@
+"""Custom ops are refused in eager where tensors are shards, before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tpcompile.errors import FastPathError
+from tpcompile.fastpath import ban_in_eager, fast_path, registry
+
+CALLS = []
+
+
+@torch.library.custom_op("tpcompile_tests::in_eager", mutates_args=())
+def in_eager(x: Tensor) -> Tensor:
+    CALLS.append(x)
+    return x * 2
+
+
+@in_eager.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture(autouse=True)
+def nothing_called(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    CALLS.clear()
+    yield
+
+
+def block(x: Tensor) -> Tensor:
+    return in_eager(x.sin()).cos()  # the user's line
+
+
+def test_an_op_that_is_not_registered_is_refused_before_it_runs_with_both_lines() -> None:
+    message = (
+        r"tpcompile_tests::in_eager was called at .*test_eager\.py:\d+ in block .* shards of 2 ranks, and it is not "
+        r"registered as a fast path; it is defined at .*test_eager\.py:\d+ in in_eager"
+    )
+    with ban_in_eager(2), pytest.raises(FastPathError, match=message):
+        block(torch.ones(2))
+    assert not CALLS
+
+
+def test_one_for_a_single_gpu_is_refused_by_its_declaration() -> None:
+    fast_path("doubled", replaces=torch.sin)(lambda x: in_eager(x))
+    with ban_in_eager(2), pytest.raises(FastPathError, match="fast path doubled is declared tp=none"):
+        block(torch.ones(2))
+
+
+@pytest.mark.parametrize(("size", "tp_aware"), [(1, ()), (2, ("tpcompile_tests::in_eager",))])
+def test_it_runs_on_one_rank_and_where_the_user_vouches_for_it(size: int, tp_aware: tuple[str, ...]) -> None:
+    x = torch.ones(2)
+    with ban_in_eager(size, tp_aware=tp_aware):
+        assert torch.equal(block(x), (x.sin() * 2).cos())
+    assert len(CALLS) == 1
+
+
+def test_outside_of_the_block_nothing_is_refused() -> None:
+    with ban_in_eager(2):
+        torch.ones(2).sin()
+    block(torch.ones(2))
+
+
+def test_compiled_code_stays_compiled() -> None:
+    graphs = []
+    compiled = torch.compile(lambda x: x.sin().cos(), backend=lambda graph, _: graphs.append(graph) or graph)
+    with ban_in_eager(2):
+        compiled(torch.ones(2))
+        compiled(torch.ones(2))
+    assert len(graphs) == 1
