@@ -178,7 +178,7 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
 
 
 def _last_words(
-    statuses: Sequence[RankStatus], world_size: int, timed_out: bool, ended: str = "was killed or crashed in"
+    statuses: Sequence[RankStatus], world_size: int, timed_out: bool, ended: str = "died in"
 ) -> list[Check]:
     """One check per group of ranks that ended alike, the likeliest root cause first."""
     verbs = {

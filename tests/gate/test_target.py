@@ -294,7 +294,11 @@ def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--target", "tests.gate.own"], "target='tests.gate.own'"),
+        (["--target", "tests.gate.own"], "--target tests.gate.own: write MODULE:FUNCTION"),
+        (
+            ["--target", "./own.py:pair"],
+            "--target ./own.py:pair: write MODULE:FUNCTION, the module as Python imports it",
+        ),
         (["--target", "tests.gate.own:pair", "--preset", "cpu_smoke"], "--preset is for the gate's own block"),
         (["--target", "tests.gate.own:pair", "--fault", "killed"], "--fault is for the gate's own block"),
         (["--target", "tests.gate.own:pair", "--set", "gate.nosuch=1"], "unknown config key 'nosuch'"),

@@ -74,8 +74,10 @@ def innermost(stack: Sequence[UserLine]) -> UserLine | None:
 
 
 def traceback_of(error: BaseException) -> list[UserLine]:
-    """The lines that an exception passed, outermost first."""
+    """The lines that an exception passed, outermost first; of a SyntaxError, the line that cannot be read as well."""
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
     return [UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames]
 
 
