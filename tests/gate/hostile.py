@@ -90,12 +90,6 @@ def destroys(ctx: TargetContext) -> Any:
     return found
 
 
-def compiles_nothing(ctx: TargetContext) -> Any:
-    """A target by its fields, whose program is skipped by Dynamo."""
-    program, inputs = counts(ctx)
-    return torch.compiler.disable(program), inputs
-
-
 def takes_two(ctx: TargetContext, other: object) -> Any:
     """One argument too many."""
     return counts(ctx)

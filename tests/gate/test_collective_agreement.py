@@ -74,7 +74,7 @@ def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> No
     assert [c and c.ranks for c in found] == [(1,), (1,)]
 
 
-@pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), "rank 1"), ((2, 1, 2), "ranks 0, 2")])
+@pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), "rank 1"), ((2, 1, 2), "ranks 0,2")])
 def test_collective_too_many_or_too_few_names_who_issues_it(tmp_path: Path, counts: tuple[int, ...], who: str) -> None:
     found = checks_of(tmp_path, [a_compile(*["sum"] * count) for count in counts])
     assert all(c and c.ranks == (1,) and c.observed.startswith(f"#1 is on {who} only") for c in found)

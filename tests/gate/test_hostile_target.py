@@ -21,7 +21,6 @@ RED = {
     "exits": (ExitCode.FAIL, "SystemExit in phase target/build: 0, expected no exception"),
     "raises_oddly": (ExitCode.FAIL, "Odd in phase target/build: strange, expected no exception"),
     "destroys": (ExitCode.USAGE, "hostile:destroys destroyed the process group; the gate needs it"),
-    "compiles_nothing": (ExitCode.NOTHING_COMPILED, "nothing was compiled"),
 }
 pytestmark = pytest.mark.timeout(300)
 

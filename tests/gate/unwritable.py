@@ -32,8 +32,8 @@ def spoil(how: str, run: RunDir) -> None:
     folder = run.path
     if how.startswith("cache-"):
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        folder.mkdir(exist_ok=True)
     with suppress(OSError):
+        folder.mkdir(exist_ok=True)
         fill(folder) if how.endswith("full") else replace(folder)
 
 
