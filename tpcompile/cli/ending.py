@@ -9,12 +9,13 @@ import traceback
 import typer
 
 from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TpCompileError
-from tpcompile.report.stdout import forgiving
+from tpcompile.report.stdout import forgiving, open_missing
 
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the command that the process was given; ends it with a code of `tpcompile.errors.ExitCode`."""
     code = ExitCode.BUG
+    open_missing()
     try:
         app(prog_name=name)
     except SystemExit as ending:
