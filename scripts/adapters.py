@@ -21,23 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.adapters.faults import FAULTS, Fault
 from tests.adapters.programs import ADAPTERS, Adapter, Outcome, run_adapter, run_edited
 
-_ROW = re.compile(r"^ *(\S.*?)  .*(PASS|FAIL)\s*$")
-
 
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
     """Verdict, checks and errors of a healthy program."""
-    graphs, breaks = (
-        re.search(pattern, outcome.text)
-        for pattern in (r"graph on every rank +(\d+) graph", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)")
-    )
     verdicts = [line for line in outcome.text.splitlines() if line.startswith(("PASS", "FAIL"))]
     errors = outcome.errors or (None, None)
     return {
         "ranks": adapter.nproc,
         "exit status": outcome.returncode,
         "verdict": verdicts[-1] if verdicts else "none",
-        "graphs": int(graphs[1]) if graphs else None,
-        "graph breaks": int(breaks[1]) if breaks else None,
+        "graphs": outcome.number(r"compiled: (\d+) graph"),
+        "graph breaks": outcome.number(r"graph breaks: (\d+)"),
         "forward error": errors[0],
         "gradient error": errors[1],
         "wall_s": round(outcome.wall_s, 1),
