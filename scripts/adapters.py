@@ -1,6 +1,6 @@
 """All adapters and all faults on gloo ranks -> what tpcompile says of each, as a table and as JSON.
 
-python scripts/adapters.py [--only TEXT] [--backend inductor] [--logs FOLDER] [--out FILE]
+python scripts/adapters.py [--only TEXT] [--healthy] [--backend inductor] [--logs FOLDER] [--out FILE]
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the name of an adapter or of STYLE: FAULT")
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--healthy", action="store_true", help="the programs as they are, no faults")
     parser.add_argument("--logs", type=Path, help="folder for what each run printed")
     parser.add_argument("--out", type=Path, help="rows of this call are written into it, over those of earlier calls")
     args = parser.parse_args()
@@ -92,7 +93,7 @@ def main() -> None:
             with TemporaryDirectory() as folder:
                 outcome = run_adapter(adapter, Path(folder), backend=args.backend)
             rows.note(name, adapter_row(adapter, outcome), outcome)
-    for fault in FAULTS:
+    for fault in () if args.healthy else FAULTS:
         name = f"{fault.style}: {fault.name}"
         if args.only in name and not _is_missing(fault.adapter):
             with TemporaryDirectory() as folder:
