@@ -76,6 +76,16 @@ def test_triton_s_cache_on_a_full_disk_is_the_machine(disk: Path, monkeypatch: p
     )
 
 
+def test_a_file_in_the_place_of_triton_s_cache_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the message says why it is the machine: the call was the library's."""
+    cache = pytest.importorskip("triton.runtime.cache")
+    (tmp_path / "triton").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    with raised() as found:
+        cache.get_cache_manager("A" * 64)
+    assert found and found[0].startswith(f"cannot write {tmp_path}/triton")
+
+
 def test_a_full_disk_in_the_words_of_a_compiler_is_the_machine() -> None:
     output = "as: /tmp/ccA.o: No space left on device\n"
     with raised() as found:
