@@ -21,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.adapters.faults import FAULTS, Fault
 from tests.adapters.programs import ADAPTERS, Adapter, Outcome, run_adapter, run_edited
 
+_PLACES = re.compile(r"/\S*/site-packages/|/tmp/\w+/")
+"""Where things are on this machine."""
+
 
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
     """Verdict, checks and errors of a healthy program."""
@@ -40,7 +43,7 @@ def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
 
 def fault_row(fault: Fault, outcome: Outcome) -> dict[str, Any]:
     """Found, named, line; and the last lines of the verdict."""
-    verdict = [line.strip() for line in outcome.text.splitlines() if line.startswith(("FAIL", "PASS"))]
+    verdict = [_PLACES.sub("", line.strip()) for line in outcome.text.splitlines() if line.startswith(("FAIL", "PASS"))]
     return {
         **fault.judge(outcome),
         "exit status": outcome.returncode,

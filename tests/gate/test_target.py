@@ -310,10 +310,19 @@ def test_flags_that_do_not_go_together_are_refused_before_a_rank_starts(flags: l
     assert text in ended.stderr
 
 
-def in_job(run_dir: Path, *flags: str, **environ: str) -> Ended:
+DEFAULTS = """
+[tool.tpcompile]
+preset = "cpu_smoke"
+layers = 1
+train = true
+set = ["gate.steady_calls=3", "block.seq_len=32"]
+"""
+
+
+def in_job(run_dir: Path, *flags: str, cwd: Path | None = None, **environ: str) -> Ended:
     """As `torchrun --no-python tpcompile gate FLAGS`."""
     command = ["-m", "tpcompile.cli", "gate", *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
-    return torchrun(command, environ={**os.environ, **environ, "PYTHONPATH": PYTHONPATH})
+    return torchrun(command, environ={**os.environ, **environ, "PYTHONPATH": PYTHONPATH}, cwd=cwd)
 
 
 def test_a_rank_of_a_job_that_is_there_already_runs_it(tmp_path: Path) -> None:
@@ -334,6 +343,9 @@ def test_with_json_such_a_job_has_the_verdict_alone_on_stdout(tmp_path: Path) ->
 
 
 def test_with_q_such_a_job_prints_the_last_lines_alone(tmp_path: Path) -> None:
-    ended = in_job(tmp_path / "run", "-q", "--target", "tests.gate.own:pair")
+    """In a folder whose pyproject.toml has defaults for the gate's own block, as in docs/ci.md."""
+    (tmp_path / "pyproject.toml").write_text(DEFAULTS)
+    ended = in_job(tmp_path / "run", "-q", "--target", "tests.gate.own:pair", cwd=tmp_path)
+    assert RunDir(tmp_path / "run").read_config().model_dump()["settings"] == {}
     assert ended.stdout.splitlines()[0].startswith("PASS (exit 0): 2 ranks agree")
     assert ended.stdout.splitlines()[1:] == [f"replay: tpcompile compare {tmp_path / 'run'}"]
