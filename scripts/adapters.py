@@ -1,6 +1,6 @@
 """All adapters and all faults on gloo ranks -> what tpcompile says of each, as a table and as JSON.
 
-python scripts/adapters.py [--only TEXT] [--backend inductor] [--logs FOLDER] [--out FILE]
+python scripts/adapters.py [--only TEXT] [--healthy] [--backend inductor] [--logs FOLDER] [--out FILE]
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.adapters.faults import FAULTS, Fault
 from tests.adapters.programs import ADAPTERS, Adapter, Outcome, run_adapter, run_edited
 
-_ROW = re.compile(r"^ *(\S.*?)  .*(PASS|FAIL)\s*$")
+_PLACES = re.compile(r"/\S*/site-packages/|/tmp/\w+/")
+"""Where things are on this machine."""
 
 
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
     """Verdict, checks and errors of a healthy program."""
-    graphs, breaks = (
-        re.search(pattern, outcome.text)
-        for pattern in (r"graph on every rank +(\d+) graph", r"graph breaks .*?(\d+)\s+(?:PASS|FAIL)")
-    )
     verdicts = [line for line in outcome.text.splitlines() if line.startswith(("PASS", "FAIL"))]
     errors = outcome.errors or (None, None)
     return {
         "ranks": adapter.nproc,
         "exit status": outcome.returncode,
         "verdict": verdicts[-1] if verdicts else "none",
-        "graphs": int(graphs[1]) if graphs else None,
-        "graph breaks": int(breaks[1]) if breaks else None,
+        "graphs": outcome.number(r"compiled: (\d+) graph"),
+        "graph breaks": outcome.number(r"graph breaks: (\d+)"),
         "forward error": errors[0],
         "gradient error": errors[1],
         "wall_s": round(outcome.wall_s, 1),
@@ -46,7 +43,7 @@ def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
 
 def fault_row(fault: Fault, outcome: Outcome) -> dict[str, Any]:
     """Found, named, line; and the last lines of the verdict."""
-    verdict = [line.strip() for line in outcome.text.splitlines() if line.startswith(("FAIL", "PASS"))]
+    verdict = [_PLACES.sub("", line.strip()) for line in outcome.text.splitlines() if line.startswith(("FAIL", "PASS"))]
     return {
         **fault.judge(outcome),
         "exit status": outcome.returncode,
@@ -89,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the name of an adapter or of STYLE: FAULT")
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--healthy", action="store_true", help="the programs as they are, no faults")
     parser.add_argument("--logs", type=Path, help="folder for what each run printed")
     parser.add_argument("--out", type=Path, help="rows of this call are written into it, over those of earlier calls")
     args = parser.parse_args()
@@ -98,7 +96,7 @@ def main() -> None:
             with TemporaryDirectory() as folder:
                 outcome = run_adapter(adapter, Path(folder), backend=args.backend)
             rows.note(name, adapter_row(adapter, outcome), outcome)
-    for fault in FAULTS:
+    for fault in () if args.healthy else FAULTS:
         name = f"{fault.style}: {fault.name}"
         if args.only in name and not _is_missing(fault.adapter):
             with TemporaryDirectory() as folder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,27 @@ def run_blocks() -> list[str]:
 def test_every_documented_block_runs_on_two_ranks() -> None:
     first, second = run_on_ranks(run_blocks, timeout_s=250)
     assert first == second and len(first) >= 6
+
+
+def print_verdict() -> tuple[str, str]:
+    """What the README's five lines for a model of the reader's own print: all of them, and without `print`."""
+    server = serve_store()
+    (text,) = [text for where, text in blocks() if where.startswith("README") and "verdict.print()" in text]
+    printed = []
+    for program in (text, text.replace("verdict.print()", "")):
+        torch.compiler.reset()
+        with redirect_stdout(StringIO()) as out:
+            exec(program, names())
+        printed.append(out.getvalue())
+    dist.barrier()
+    del server
+    return printed[0], printed[1]
+
+
+def test_the_lines_of_the_readme_print_the_verdict() -> None:
+    (printed, without), _ = run_on_ranks(print_verdict, timeout_s=120)
+    assert "PASS (exit 0): 2 ranks agree" in printed
+    assert "PASS" not in without
 
 
 def test_a_block_that_asserts_in_vain_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

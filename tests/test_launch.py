@@ -243,7 +243,7 @@ def test_torchrun_ends_with_the_right_code(tmp_path: Path, behaviour: str, code:
     assert RunDir(tmp_path / "run").junit.exists()
     assert f"(exit {code})" in text
     if behaviour == "killed":
-        assert "rank 1 was killed or crashed in phase C/first" in verdict.summary
+        assert "rank 1 died in phase C/first" in verdict.summary
     assert leftovers(tmp_path) == []
 
 
@@ -258,7 +258,7 @@ def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, behaviour: str, co
 def test_a_verdict_that_only_saw_the_job_stop_is_completed_by_the_rank_that_died(tmp_path: Path) -> None:
     code, _, text = run(a_plan(tmp_path, "killed_unknown"))
     assert code == ExitCode.FAIL
-    assert "FAIL (exit 1): rank 1 was killed or crashed in phase C/first; SIGTERM" in " ".join(text.split())
+    assert "FAIL (exit 1): rank 1 died in phase C/first; SIGTERM" in " ".join(text.split())
 
 
 def test_a_crash_after_a_passed_verdict_is_not_a_pass(tmp_path: Path) -> None:

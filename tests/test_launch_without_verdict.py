@@ -18,8 +18,15 @@ def status(rank: int, state: str, *, phase: str = "C/first", error: str = "") ->
 def test_a_rank_that_was_still_running_died_in_its_phase() -> None:
     verdict = launch.verdict_without_one([status(0, "stopped"), status(1, "running")], 2, 1, False)
     assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
-    assert "rank 1 was killed or crashed in phase C/first" in verdict.summary
+    assert "rank 1 died in phase C/first" in verdict.summary
     assert [c.ranks for c in verdict.checks if c.status == Status.FAIL] == [(1,)]
+
+
+def test_a_process_that_leaves_with_0_in_mid_run_is_the_program_s_doing_and_no_pass() -> None:
+    """`os._exit(0)` in a target: nothing was judged."""
+    verdict = launch.verdict_without_one([status(0, "running"), status(1, "running")], 2, 0, False)
+    assert (verdict.exit_code, verdict.status) == (ExitCode.FAIL, Status.FAIL)
+    assert "no verdict: ranks 0-1 left the process with code 0 in phase C/first" in verdict.summary
 
 
 def test_an_exception_is_the_root_cause_before_those_that_died_with_it() -> None:

@@ -109,6 +109,20 @@ def test_in_actions_ranks_write_no_section_of_the_summary(summary: Path) -> None
     assert [title for title in titles if not title.startswith("test_")] == []
 
 
+def test_in_actions_under_xdist_annotations_and_summary_are_the_same(tmp_path: Path) -> None:
+    """Written by the session that has the workers, once."""
+    found = tmp_path / "summary.md"
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(found), "GITHUB_WORKSPACE": str(tmp_path)}
+    chosen = ("rank_constant", "missing_collective")
+    options = ("-n", "2", "-k", " or ".join(chosen))
+    session = run_session(tmp_path, {"faulty": source("faulty")}, *options, environ=environ)
+    lines = [line_of("faulty", FIVE[name]).partition(":")[2] for name in chosen]
+    places = re.findall(r"^::error file=test_faulty.py,line=(\d+),", session.output, re.MULTILINE)
+    assert sorted(places) == sorted(lines)
+    titles = re.findall(r"^## test_(\w+)", found.read_text().replace("\\", ""), re.MULTILINE)
+    assert sorted(titles) == sorted(chosen)
+
+
 def test_in_actions_there_are_ten_annotations_at_most_and_none_from_a_rank(faulty: Session) -> None:
     assert len(re.findall(r"^::error", faulty.output, re.MULTILINE)) == 10
 

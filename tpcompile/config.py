@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tpcompile.block_args import BlockArgs
 from tpcompile.choices import TARGET, AnyMode, Device, Mode
 from tpcompile.errors import ConfigError
+
+_TARGET = r"^[\w.]+:\w+$"
 
 _HERE = Path(__file__).resolve().parent
 
@@ -119,7 +122,7 @@ class JobConfig(Frozen):
 class TargetConfig(JobConfig):
     """A run of the gate on a program of the user's own."""
 
-    target: str = Field(pattern=r"^[\w.]+:\w+$")
+    target: str = Field(pattern=_TARGET)
     """`package.module:build`, a function that makes the program; see `tpcompile.gate.Target`."""
     settings: dict[str, Any] = {}
     """What `build` finds in `ctx.settings`."""
@@ -213,6 +216,9 @@ def load_target(target: str, overrides: Sequence[str] = (), **fields: Any) -> Ta
 
     Raises ConfigError for a target that is not `package.module:build`, an unknown key or a value out of range.
     """
+    if not re.fullmatch(_TARGET, target):
+        wanted = "write MODULE:FUNCTION, the module as Python imports it, such as my_package.my_model:build"
+        raise ConfigError(f"--target {target}: {wanted}")
     data: dict[str, Any] = {"preset": target, "target": target, "settings": {}}
     for override in overrides:
         section = data if override.startswith(("gate.", "compile.")) else data["settings"]

@@ -10,8 +10,15 @@
 The text of an error says what is wrong, the numbers, and what to do.
 """
 
+import errno
 from enum import IntEnum
 from pathlib import Path
+
+REFUSED_BY_MACHINE = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EPIPE, errno.EMFILE,
+    errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG,
+})  # fmt: skip
+"""`errno` of what the machine refuses: a full disk, a directory of a different user. No bug of ours."""
 
 
 class ExitCode(IntEnum):

@@ -151,7 +151,9 @@ def verdict_without_one(
     statuses: Sequence[RankStatus], world_size: int, torchrun_exit_code: int, timed_out: bool
 ) -> Verdict:
     """The verdict when no rank wrote one: which rank ended in which phase, from the ranks' status files."""
-    checks = _last_words(statuses, world_size, timed_out)
+    has_left = torchrun_exit_code == 0 and "running" in {status.state for status in statuses}
+    ended = ("left the process with code 0 in",) if has_left else ()
+    checks = _last_words(statuses, world_size, timed_out, *ended)
     if timed_out:
         code, why = ExitCode.TIMEOUT, "no verdict yet"
     elif not statuses:
@@ -159,6 +161,8 @@ def verdict_without_one(
         why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
     elif "unwritten" in {status.state for status in statuses}:
         code, why = ExitCode.ENVIRONMENT, "the gate ended without a verdict"
+    elif has_left:  # os._exit of the target
+        code, why = ExitCode.FAIL, "no verdict"
     elif torchrun_exit_code == 0 or "failed" in {status.state for status in statuses}:
         code, why = ExitCode.BUG, "the gate ended without a verdict"
     else:
@@ -173,12 +177,14 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.status == Status.FAIL]
 
 
-def _last_words(statuses: Sequence[RankStatus], world_size: int, timed_out: bool) -> list[Check]:
+def _last_words(
+    statuses: Sequence[RankStatus], world_size: int, timed_out: bool, ended: str = "died in"
+) -> list[Check]:
     """One check per group of ranks that ended alike, the likeliest root cause first."""
     verbs = {
         "unwritten": "could not write its record after",
         "failed": "raised an exception in",
-        "running": "never left" if timed_out else "was killed or crashed in",
+        "running": "never left" if timed_out else ended,
         "stopped": "received a termination signal in",
         "finished": "finished after",
     }

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from tpcompile.choices import ALL_MODES, Device, Mode
 
@@ -31,6 +31,8 @@ class Flag:
     help: str
     metavar: str | None = None
     minimum: float | None = None
+    is_of_block: bool = False
+    """It says what the gate's own block is, and nothing about a target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +42,14 @@ class RunRequest:
     target: Annotated[
         str | None, Flag("--target", "A program of your own instead of the gate's block.", "MODULE:FUNCTION")
     ] = None
-    mode: Annotated[Literal[Mode, "all"], Flag("--mode", "How collectives are issued.")] = "C"
+    mode: Annotated[Literal[Mode, "all"], Flag("--mode", "How collectives are issued.", is_of_block=True)] = "C"
     preset: Annotated[
-        str | None, Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.")
+        str | None,
+        Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.", is_of_block=True),
     ] = None
-    layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.")] = None
-    train: Annotated[bool, Flag("--train", "Forward and backward.")] = False
-    dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.")] = None
+    layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.", is_of_block=True)] = None
+    train: Annotated[bool, Flag("--train", "Forward and backward.", is_of_block=True)] = False
+    dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.", is_of_block=True)] = None
     overrides: Annotated[
         list[str] | None, Flag("--set", "A config key, or a setting of the target; repeatable.", "KEY=VALUE")
     ] = None
@@ -54,8 +57,10 @@ class RunRequest:
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
-    fault: Annotated[str, Flag("--fault", "Known fault to inject; see `tpcompile faults list`.")] = ""
-    fault_rank: Annotated[int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.")] = None
+    fault: Annotated[str, Flag("--fault", "Known fault to inject; see `tpcompile faults list`.", is_of_block=True)] = ""
+    fault_rank: Annotated[
+        int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.", is_of_block=True)
+    ] = None
 
     def config(self, device: Device) -> JobConfig:
         """The resolved configuration of a run on `device`, which is not "auto". Raises ConfigError as `config.load`."""
@@ -79,13 +84,28 @@ class RunRequest:
             fault_rank=self.fault_rank,
         )
 
+    def without_defaults_of_block(self, defaults: Collection[str]) -> Self:
+        """This request, where the fields in `defaults` come from a file of defaults.
+
+        That file serves the gate's own block as well: for a target, what only concerns the block is left out.
+        """
+        if self.target is None:
+            return self
+        left_out: dict[str, Any] = {
+            field.name: field.default
+            for field, _, flag in flags_of(type(self))
+            if flag.is_of_block and field.name in defaults
+        }
+        if "overrides" in defaults:
+            left_out["overrides"] = [text for text in self.overrides or () if not text.startswith("block.")]
+        return dataclasses.replace(self, **left_out)
+
     def _check_target_alone(self) -> None:
         """Raise ConfigError when a flag of the gate's own block is given too."""
         from tpcompile.errors import ConfigError
 
         for field, _, flag in flags_of(RunRequest):
-            of_block = field.name in ("mode", "preset", "layers", "train", "dtype", "fault", "fault_rank")
-            if of_block and getattr(self, field.name) != field.default:
+            if flag.is_of_block and getattr(self, field.name) != field.default:
                 raise ConfigError(f"{flag.spelling} is for the gate's own block; with --target, use --set")
 
 

@@ -214,8 +214,8 @@ FAULTS = (
                 f"                dist.all_reduce(found.loss.detach())  {FAULT}\n",
             ),
         ),
-        cause="collective",
-        ranks="rank [01]",
+        cause="stuck in a collective outside compiled code",
+        ranks="rank 1 left out the collective there",
     ),
     Fault(
         style=LLAMA,

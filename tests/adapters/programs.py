@@ -66,6 +66,11 @@ class Outcome:
         found = _ERRORS.search(self.flat)
         return found and (float(found[1]), float(found[2]) if found[2] else None)
 
+    def number(self, pattern: str) -> int | None:
+        """The first number that the text has in that place."""
+        found = re.search(pattern, self.text)
+        return int(found[1]) if found else None
+
     def line_of(self, marker: str) -> int:
         """Number of the one line of the program that ends in this comment."""
         (number,) = (n for n, line in enumerate(self.source.splitlines(), 1) if line.rstrip().endswith(marker))

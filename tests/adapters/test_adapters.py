@@ -34,6 +34,7 @@ def test_a_healthy_program_is_green_with_no_break_and_right_against_one_device(n
     outcome = run_adapter(adapter, tmp_path, backend="aot_eager")
     assert outcome.returncode == 0, outcome.text
     assert f"PASS (exit 0): {adapter.nproc} ranks agree" in outcome.text, outcome.text
+    assert outcome.number(r"compiled: (\d+) graph") and outcome.number(r"graph breaks: (\d+)") == 0
     assert outcome.errors is not None
     forward, gradients = outcome.errors
     assert forward < TOLERANCE and (gradients is None or gradients < TOLERANCE)

@@ -61,6 +61,26 @@ def test_a_flag_is_stronger_than_the_config_and_the_config_than_pyproject(gate: 
     assert (both.nproc, both.preset) == (2, "wan14b_8")
 
 
+@pytest.mark.parametrize("flags", [(), ("--config", "pyproject.toml")])
+def test_what_a_file_says_of_the_gate_s_own_block_is_left_out_for_a_target(
+    gate: Gate, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    table = PROJECT.replace('"block.seq_len=32"', '"block.seq_len=32", "gate.steady_calls=3"')
+    (tmp_path / "pyproject.toml").write_text(table + "layers = 2\npreset = 'cpu_smoke'\n")
+    _, (found,), _ = gate("--target", "mine:build", *flags)
+    assert found == GateRequest(target="mine:build", nproc=4, overrides=["gate.steady_calls=3"], timeout_s=60.0)
+    found.config("cpu")
+
+
+@pytest.mark.parametrize("flag", [("--layers", "3"), ("--mode", "all"), ("--train",), ("--preset", "cpu_smoke")])
+def test_with_a_target_such_a_flag_is_an_error_that_names_it(gate: Gate, tmp_path: Path, flag: tuple[str, ...]) -> None:
+    """The file says the same, and so would be left out."""
+    (tmp_path / "pyproject.toml").write_text(PROJECT + "layers = 2\npreset = 'cpu_smoke'\n")
+    _, (found,), _ = gate("--target", "mine:build", *flag)
+    with pytest.raises(ConfigError, match=f"^{flag[0]} is for the gate's own block; with --target, use --set"):
+        found.config("cpu")
+
+
 def test_without_either_the_flags_have_their_own_defaults(gate: Gate, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'model'\n")
     assert gate()[1] == [GateRequest()]

@@ -51,6 +51,12 @@ def test_a_closed_pipe_is_no_error(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_stdout_that_was_never_opened_is_no_error(closed: str) -> None:
+    done = shell(f"tpcompile version {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 @pytest.mark.parametrize("command", ["presets", "version"])
 def test_a_full_disk_is_one_line_and_no_bug(command: str) -> None:

@@ -74,10 +74,31 @@ def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> No
     assert [c and c.ranks for c in found] == [(1,), (1,)]
 
 
-@pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), 1), ((2, 1, 2), 0)])
-def test_collective_too_many_or_too_few_names_who_issues_it(tmp_path: Path, counts: tuple[int, ...], who: int) -> None:
+@pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), "rank 1"), ((2, 1, 2), "ranks 0,2")])
+def test_collective_too_many_or_too_few_names_who_issues_it(tmp_path: Path, counts: tuple[int, ...], who: str) -> None:
     found = checks_of(tmp_path, [a_compile(*["sum"] * count) for count in counts])
-    assert all(c and c.ranks == (1,) and c.observed.startswith(f"#1 is on rank {who} only") for c in found)
+    assert all(c and c.ranks == (1,) and c.observed.startswith(f"#1 is on {who} only") for c in found)
+
+
+def without(compiled: CompileRecord, number: int) -> CompileRecord:
+    """The same frame with one collective left out; the others keep their lines."""
+    rest = tuple(one for place, one in enumerate(compiled.collectives) if place != number)
+    return compiled.model_copy(update={"collectives": rest})
+
+
+@pytest.mark.parametrize("ops", [("sum", "sum", "sum"), ("max", "sum", "avg")])
+def test_of_several_collectives_the_one_that_a_rank_leaves_out_is_named(tmp_path: Path, ops: tuple[str, ...]) -> None:
+    """Not the last of equal ones, and not the pair that meets in its place."""
+    whole = a_compile(*ops)
+    found = checks_of(tmp_path, [whole, without(whole, 1)])
+    assert {(c.ranks, c.line and c.line.line) for c in found if c} == {((1,), 1)}
+    assert all(c and c.observed.startswith("#1 is on rank 0 only: all_reduce(reduce_op=sum") for c in found)
+
+
+def test_collectives_in_a_different_order_are_named_in_pairs(tmp_path: Path) -> None:
+    found = checks_of(tmp_path, [a_compile("sum", "max"), a_compile("max", "sum")])
+    assert all(c and c.observed.startswith("#0 is all_reduce(reduce_op=max") for c in found)
+    assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
 
 
 def test_compile_without_collectives_does_not_wait_for_anybody(tmp_path: Path) -> None:

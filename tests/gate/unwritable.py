@@ -2,12 +2,14 @@
 
 torchrun ... tests/gate/unwritable.py HOW MOMENT FLAGS
 
-HOW is `full`, its disk, or `gone`, with a file in its place. MOMENT is a phase, or the file that would be written then.
+HOW is `full`, its disk, or `gone`, with a file in its place; `cache-full` and `cache-gone` are the same of Inductor's
+cache directory in place of the run directory. MOMENT is a phase, or the file that would be written then.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,12 +29,18 @@ WRITES = {
 
 def spoil(how: str, run: RunDir) -> None:
     """Make the run directory unwritable; on every rank, the first to come does it."""
+    folder = run.path
+    if how.startswith("cache-"):
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     with suppress(OSError):
-        fill(run.path) if how == "full" else replace(run.path)
+        folder.mkdir(exist_ok=True)
+        fill(folder) if how.endswith("full") else replace(folder)
 
 
 def fill(folder: Path) -> None:
-    """Take every byte of the file system of a folder."""
+    """Take every byte of the file system that a folder is in, which must be a small one made for it."""
+    size_bytes = shutil.disk_usage(folder.parent).total
+    assert size_bytes < 2**26, f"{folder.parent} is in a file system of {size_bytes} bytes"
     with (folder.parent / f"filling_{os.getpid()}").open("wb", buffering=0) as file:
         size = 65536
         while size:

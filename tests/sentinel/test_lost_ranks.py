@@ -60,6 +60,23 @@ def aborted_where_rank_0_had_issued(*lines: int) -> Finding:
     return found
 
 
+def test_a_rank_that_goes_on_with_the_next_step_left_out_what_the_dead_rank_is_in() -> None:
+    """The second step is compiled code of its own: its first collective is new, and its call is that of the first."""
+
+    def called(seq: int, call: int, at: int) -> Issued:
+        return issued(seq, at=at).model_copy(update={"call_line": line(7), "call": call, "region": "f"})
+
+    new = called(3, 2, 11).model_copy(update={"is_done": False})
+    found = stuck(
+        by_rank(state(0, called(1, 1, 10), called(2, 1, 10), new)),
+        Lost(1, "died", stack=(line(30),), aborted=True, is_final=True),
+        before={},
+    )
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(30))
+    assert "; rank 0 left out the collective there, and issued all_reduce #3" in found.observed
+
+
 def test_a_step_that_was_left_out_is_told_from_the_end_of_the_first_step() -> None:
     found = aborted_where_rank_0_had_issued(*STEP, *STEP, 10, 10, 10, 10, 20)
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(10))

@@ -8,19 +8,14 @@ import traceback
 
 import typer
 
-from tpcompile.errors import ExitCode, TpCompileError
-from tpcompile.report.stdout import forgiving
-
-_MACHINE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EPIPE, errno.EMFILE,
-    errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG,
-}  # fmt: skip
-"""What the machine refuses: a full disk, a directory of a different user. No bug of ours."""
+from tpcompile.errors import REFUSED_BY_MACHINE, ExitCode, TpCompileError
+from tpcompile.report.stdout import forgiving, open_missing
 
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the command that the process was given; ends it with a code of `tpcompile.errors.ExitCode`."""
     code = ExitCode.BUG
+    open_missing()
     try:
         app(prog_name=name)
     except SystemExit as ending:
@@ -43,7 +38,7 @@ def _is_closed_pipe(error: BaseException | None) -> bool:
 
 
 def _of_exception(error: Exception) -> ExitCode:
-    if isinstance(error, OSError) and error.errno in _MACHINE:
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}", file=sys.stderr)
         return ExitCode.ENVIRONMENT

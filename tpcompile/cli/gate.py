@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from tpcompile.request import GateRequest, flags_of
 
 
-def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
+def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path | None, **options: Any) -> None:
     """Run the gate on N ranks of this machine; exit 0 only when every rank compiled the same one graph.
 
     In a job that torchrun or srun has started and without --nproc, this process is one of the ranks.
@@ -23,7 +23,7 @@ def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -
     from tpcompile.report.stdout import say
 
     _ = config_file  # read by `_set_defaults`, before the flags that it has defaults for
-    request = GateRequest(**options)
+    request = GateRequest(**options).without_defaults_of_block(_from_file(context, options))
     if request.nproc is None and launch.is_rank(os.environ):
         launch.become_rank(request, show.amount(quiet=quiet, json=json))
     logs.setup(rank=0)
@@ -31,6 +31,12 @@ def gate(*, quiet: bool, json: bool, config_file: Path | None, **options: Any) -
     if not (quiet or json):
         say(f"{plan.nproc} ranks on {plan.device}, {plan.config.title}, run directory {plan.run_dir}")
     raise typer.Exit(launch.run(plan, console.stdout(), amount=show.amount(quiet=quiet, json=json)))
+
+
+def _from_file(context: typer.Context, options: Iterable[str]) -> set[str]:
+    """The options that nobody gave, and which a file of defaults has."""
+    source = {name: context.get_parameter_source(name) for name in options}
+    return {name for name, found in source.items() if found is not None and found.name == "DEFAULT_MAP"}
 
 
 def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
@@ -45,6 +51,7 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
 def _parameters() -> Iterator[inspect.Parameter]:
     """The fields of a request, as typer reads flags off a signature, and what concerns the output only."""
     keyword = inspect.Parameter.KEYWORD_ONLY
+    yield inspect.Parameter("context", keyword, annotation=typer.Context)
     for field, kind, flag in flags_of(GateRequest):
         spelling = f"{flag.spelling}/--no-{flag.spelling.removeprefix('--')}" if kind is bool else flag.spelling
         option = typer.Option(spelling, help=flag.help, metavar=flag.metavar, min=flag.minimum)

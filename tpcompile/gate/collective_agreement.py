@@ -13,9 +13,11 @@ from typing import Any
 from tpcompile.config import JobConfig
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.digests.digest import frame_name, layer_items
+from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
-from tpcompile.evidence.layers.differing_items import first_difference
+from tpcompile.evidence.layers.collectives import explained
+from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.records import Check, CheckId, CompileRecord, Item, Layer, Status, Verdict
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
 from tpcompile.gate.checks import COMPARED, STEADY
@@ -129,12 +131,14 @@ class Agreement:
         return check.model_copy(update={"line": item.line or check.line})
 
     def _differ(self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], odd: Sequence[int]) -> Check:
-        """The first collective that differs between the lowest of the `odd` ranks and the lowest of all other ranks."""
+        """The collective to blame between the lowest of the `odd` ranks and the lowest of all other ranks."""
         sides = [odd[0], issued.without(odd).ranks[0]]
-        number = first_difference(tuple(issued[rank] for rank in sides))
-        said = [(rank, issued[rank][number]) for rank in sides if number < len(issued[rank])]
+        items = Items(issued[rank] for rank in sides)
+        row = explained(items, rows_of(items, is_ordered=True)).row
+        said = [(rank, item) for rank, item in zip(sides, row, strict=True) if item is not None]
         who, item = said[0]
-        what = f"#{number} is on rank {who} only: {item.says}"
+        number = _position(item, issued[who])
+        what = f"#{number} is on {named_ranks(_alike(who, issued))} only: {item.says}"
         if len(said) > 1:
             what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
         check = self._check(_SAME, what, compile_, ranks=odd)
@@ -172,3 +176,13 @@ def _seen(absent: Mapping[int, str]) -> str:
 def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
     """What is compared of each item, in order."""
     return tuple(item.key for item in items)
+
+
+def _alike(rank: int, issued: ByRank[tuple[Item, ...]]) -> list[int]:
+    """The ranks that issue what this one does."""
+    return [other for other in issued.ranks if _keys(issued[other]) == _keys(issued[rank])]
+
+
+def _position(item: Item, items: Sequence[Item]) -> int:
+    """Where it is, of several equal ones this one."""
+    return next(number for number, one in enumerate(items) if one is item)

@@ -6,7 +6,6 @@ import itertools
 import os
 import platform
 import sys
-import traceback
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -25,11 +24,12 @@ from tpcompile.errors import DirectoryTakenError, ExitCode, PreflightError, TpCo
 from tpcompile.evidence.records import Check, CheckId, RankRecord, Status, UserLine, Verdict
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text import normalise
-from tpcompile.evidence.text.lines import innermost
+from tpcompile.evidence.text.lines import innermost, traceback_of
 from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.machine import refused
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
@@ -193,7 +193,9 @@ class _Gate:
         except TargetError as error:
             self.watch.stop()
             return _refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.output.quiet)
-        except Exception as error:  # any failure of any rank must end in a verdict on all of them
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # any failure of any rank, sys.exit too, must end in a verdict on all of them
             self.watch.end(self.failure(error))
         return self.finish()
 
@@ -367,32 +369,30 @@ class _Gate:
             publish(verdict, self.directory, self.output.console, os.environ, amount=self.output.amount)
         return ExitCode(verdict.exit_code)
 
-    def line_of(self, error: Exception) -> UserLine | None:
+    def line_of(self, error: BaseException) -> UserLine | None:
         """The line that was being compiled; else the user's innermost line in the traceback, or the innermost line."""
         failed = failed_compile(error)
         if failed.stack:
             return innermost(failed.stack)
         if failed.compile_id and self.session is not None:
             return self.session.compile(failed.compile_id).line
-        return innermost(_traceback_of(error))
+        return innermost(traceback_of(error))
 
-    def failure(self, error: Exception) -> Check:
+    def failure(self, error: BaseException) -> Check:
         """An exception of this rank as a failed check, with the user's line."""
+        place: dict[str, Any] = {"mode": self.config.modes[-1], "status": Status.FAIL, "ranks": (self.env.rank,)}
+        observed = refused(error)
+        if observed:
+            where = f"{observed} (phase {self.board.phase})"
+            return Check(id=CheckId.MACHINE, expected="room", observed=where, **place)
         if not isinstance(error, PreflightError):  # of the machine's, the message says all
             logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
         lines = str(error).strip().splitlines() or [""]
         return Check(
             id=CheckId.NO_ERROR,
-            mode=self.config.modes[-1],
-            status=Status.FAIL,
             expected="no exception",
             observed=f"{type(error).__name__} in phase {self.board.phase}: {normalise.error(str(error))}",
             details=tuple(lines[1:12]),
             line=self.line_of(error),
-            ranks=(self.env.rank,),
+            **place,
         )
-
-
-def _traceback_of(error: Exception) -> list[UserLine]:
-    frames = traceback.extract_tb(error.__traceback__)
-    return [UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -101,18 +103,53 @@ def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
     found = getattr(module, function, None)
     if not callable(found):
         raise TargetError(f"--target {config.target}: {name} has no function {function}")
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise TargetError(f"--target {config.target}: it is called as {function}(ctx): {error}") from None
+    except ValueError:  # a callable in C: no signature to read
+        pass
     return found
 
 
 def target_of(config: TargetConfig, built: Any) -> Target:
     """What the function returned, as a target. Raises TargetError when it is none."""
-    if isinstance(built, Target):
-        return built
     if isinstance(built, tuple) and len(built) == 2:
-        return Target(program=built[0], inputs=built[1])
-    raise TargetError(
-        f"--target {config.target} returned {type(built).__name__}; return a tpcompile.Target or (program, inputs)"
-    )
+        built = Target(program=built[0], inputs=built[1])
+    if not isinstance(built, Target):
+        raise TargetError(
+            f"--target {config.target} returned {type(built).__name__}; return a tpcompile.Target or (program, inputs)"
+        )
+    for name, (is_right, wanted) in _KINDS.items():
+        value = getattr(built, name)
+        if not is_right(value):
+            raise TargetError(f"--target {config.target}: {name} is {type(value).__name__}; it must be {wanted}")
+    if not dist.is_initialized():
+        raise TargetError(f"--target {config.target} destroyed the process group; the gate needs it")
+    return built
+
+
+def _is_inputs(value: object) -> bool:
+    is_several = isinstance(value, (Sequence, Mapping)) and not isinstance(value, (str, bytes))
+    return isinstance(value, Tensor) or is_several
+
+
+def _is_none_or(kind: type) -> Callable[[object], bool]:
+    return lambda value: value is None or isinstance(value, kind)
+
+
+_INPUTS = "a tensor, a tuple of arguments or a dict of keyword arguments"
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "program": (callable, "a module or a function"),
+    "inputs": (_is_inputs, _INPUTS),
+    "resized": (lambda value: value is None or _is_inputs(value), f"{_INPUTS}, or None"),
+    "step": (lambda value: value is None or callable(value), "a function of (program, inputs), or None"),
+    "reference": (_is_none_or(nn.Module), "a module, or None"),
+    "num_graphs": (_is_none_or(int), "a number, or None"),
+    "mesh": (_is_none_or(DeviceMesh), "a DeviceMesh, or None"),
+    "axis": (lambda value: isinstance(value, str), "the name of an axis"),
+}
+"""Field of a `Target` -> whether a value will do, and what will."""
 
 
 def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[TargetConfig, Domain]:

@@ -110,4 +110,5 @@ def process_group(
         assert world is not None, "init_process_group left no default group"
         yield world
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # a program of the user's may have destroyed it
+            dist.destroy_process_group()

@@ -9,6 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
+def open_missing() -> None:
+    """Give a process that was started without stdout or stderr (`>&-`) one that leads nowhere.
+
+    Without, Python has None there, and the next file that is opened takes the number, with all that ranks print.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
 @contextmanager
 def forgiving() -> Iterator[None]:
     """Around all that is printed: a stdout that cannot be written costs the text, and one line on stderr."""

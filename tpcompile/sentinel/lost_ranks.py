@@ -57,7 +57,7 @@ def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
         return _unlike_sizes(gone, newest.first, says)
     strange = elsewhere if there else _deviating(states, newest)
     if strange:
-        return _met_with_another(strange, states, says)
+        return _met_with_another(gone, strange, states, says)
     through = _through_with(gone, newest, states)
     if through is not None:
         return _unlike_sizes(gone, through, says)
@@ -81,9 +81,12 @@ def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState])
     return here.first if here and here.ranks == newest.ranks else None
 
 
-def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
+def _met_with_another(gone: Lost, strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
     """The finding that blames remaining ranks: they issued a different collective than the dead rank."""
     issued = strange.first
+    if _came_round_without(gone, issued, states[strange.ranks[0]]):
+        says += f"; {named_ranks(strange.ranks)} left out the collective there, and issued {issued}"
+        return Finding(Cause.STUCK_COLLECTIVE, says, strange.ranks, gone.line)
     cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
     says += f"; {named_ranks(strange.ranks)} issued {issued}"
     return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
@@ -96,6 +99,13 @@ def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> 
         return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
     says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
     return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
+
+
+def _came_round_without(gone: Lost, issued: Issued, state: RankState) -> bool:
+    """True when the rank is where it was before, and never issued a collective where the dead rank was."""
+    earlier = [one for one in state.issued if one.seq != issued.seq]
+    is_back = (issued.call_line or issued.line) in [one.call_line or one.line for one in earlier]
+    return is_back and not any(_is_met_by(gone, one) for one in earlier)
 
 
 def _is_a_call_more(issued: Issued, state: RankState) -> bool:

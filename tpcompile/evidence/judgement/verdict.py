@@ -126,9 +126,12 @@ def conclude(
     )
 
 
+_RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)
+
+
 def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
     """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
-    raised = {rank for check in problems if check.id == CheckId.NO_ERROR for rank in check.ranks}
+    raised = {rank for check in problems if check.id in _RAISED for rank in check.ranks}
 
     def is_raised(found: Divergence) -> bool:
         failed_on = ranks_of(found.groups[1:])  # the odd sides
@@ -171,8 +174,12 @@ def _exit_code(found: Sequence[Check], *, is_red: bool) -> ExitCode:
     if not is_red:
         return ExitCode.PASS
     failed = {check.id for check in found if check.is_red}
-    # If nothing was compiled, the outcome of every other check is meaningless.
-    own_codes = {CheckId.TIMED_OUT: ExitCode.TIMEOUT, CheckId.COMPILED: ExitCode.NOTHING_COMPILED}
+    # Where the machine refused it, or nothing was compiled, the outcome of every other check is meaningless.
+    own_codes = {
+        CheckId.MACHINE: ExitCode.ENVIRONMENT,
+        CheckId.TIMED_OUT: ExitCode.TIMEOUT,
+        CheckId.COMPILED: ExitCode.NOTHING_COMPILED,
+    }
     decisive = find(own_codes, lambda check_id: check_id in failed)
     return own_codes[decisive] if decisive else ExitCode.FAIL
 

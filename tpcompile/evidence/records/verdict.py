@@ -21,6 +21,8 @@ class CheckId(StrEnum):
     ALIVE = "alive"
     AGREED = "agreed"
     NO_ERROR = "no error"
+    MACHINE = "machine"
+    """The machine refused something to the program: a full disk."""
     ARRIVED = "arrived"
     REPORTED = "reported"
     UNBROKEN = "unbroken"
@@ -45,6 +47,7 @@ _NAMES = {
     CheckId.ALIVE: "ranks alive",
     CheckId.AGREED: "same collectives before they run",
     CheckId.NO_ERROR: "exceptions",
+    CheckId.MACHINE: "room for the compiler's files",
     CheckId.ARRIVED: "every rank arrived",
     CheckId.REPORTED: "every rank reported",
     CheckId.UNBROKEN: "graph breaks",

@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import sysconfig
+import traceback
 from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -70,6 +71,14 @@ def innermost_own(stack: Sequence[UserLine]) -> UserLine | None:
 def innermost(stack: Sequence[UserLine]) -> UserLine | None:
     """The user's innermost line in a stack; where no line is the user's, the innermost line."""
     return innermost_own(stack) or last(stack)
+
+
+def traceback_of(error: BaseException) -> list[UserLine]:
+    """The lines that an exception passed, outermost first; of a SyntaxError, the line that cannot be read as well."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
+    return [UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames]
 
 
 def with_whole_path(line: UserLine, files: Collection[str]) -> UserLine:

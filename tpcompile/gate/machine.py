@@ -1,0 +1,54 @@
+"""Exception -> what the machine refused to a library, such as a cache directory on a full disk; empty where it is none.
+
+torch.compile writes what it generates to disk: Inductor to TORCHINDUCTOR_CACHE_DIR, Triton to TRITON_CACHE_DIR, the
+C++ compiler to TMPDIR. That a disk is full is no finding about the program.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from tpcompile.errors import REFUSED_BY_MACHINE
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.text.lines import is_installed, is_library, traceback_of
+
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR}
+"""A file stands where a library makes a directory."""
+_FULL = os.strerror(errno.ENOSPC)
+ADVICE = "free it, or set TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR to a directory with room"
+
+
+def refused(error: BaseException) -> str:
+    """`cannot write PATH: REASON`, with what to do; empty for any other exception, and for a file of the user's own."""
+    for cause in _chain(error):
+        reason = _reason(cause)
+        if reason:
+            return f"{reason}; {ADVICE}"
+    return ""
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_MACHINE | _IN_THE_WAY and _is_of_library(error):
+        return f"cannot write {error.filename or 'a file of the compiler'}: {error.strerror}"
+    full = [line.strip() for line in str(error).splitlines() if _FULL in line]
+    return f"cannot write a file: {full[0]}" if full else ""  # a compiler's own words
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception that began it first."""
+    found = [error]
+    while (before := found[-1].__cause__ or found[-1].__context__) and before not in found:
+        found.append(before)
+    return reversed(found)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """True where torch or an installed package made the call, with the standard library's help or without."""
+    callers = [line for line in traceback_of(error) if not _is_standard(line)]
+    return bool(callers) and is_installed(callers[-1])
+
+
+def _is_standard(line: UserLine) -> bool:
+    return is_library(line) and not is_installed(line)
