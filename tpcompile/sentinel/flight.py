@@ -168,7 +168,7 @@ def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
 
 def _line_of(frame: FrameType) -> UserLine | None:
     code = frame.f_code
-    # Between two instructions a frame of another thread may have no line, whatever the annotation says.
+    # Between two instructions a frame of a different thread may have no line, although its annotation is `int`.
     return user_line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
 
 

@@ -196,7 +196,7 @@ def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
 
 @view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
 def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank begins anew; counts of local things are meant so."""
+    """Along the sharded dim every rank starts again; counts of local values are intended."""
     if step.arg(1, "dim") % x.dim() != shard.dim:
         return shard
     if not x.is_floating_point():
@@ -204,7 +204,7 @@ def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     pending = step.pending(
         "product" if step.name == "aten.cumprod" else "scan",
         "crosses-shards",
-        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it begins anew on every rank",
+        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it starts again on every rank",
         fix="add what the ranks before have in total: all_gather the totals, sum those of lower ranks; or gather first",
     )
     return replace(shard, pending=pending)

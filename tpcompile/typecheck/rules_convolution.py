@@ -33,12 +33,17 @@ def _convolution(step: Step) -> Result:
 
 
 def _product(step: Step, x: SpmdType, weight: SpmdType, *, groups: int) -> SpmdType:
-    if groups > 1 and weight.is_known_shard and weight.dim != 0:
+    is_grouped = groups > 1
+    is_within_groups = weight.is_known_shard and weight.dim != 0
+    if is_grouped and is_within_groups:
         return UNKNOWN
-    labels = _WITHIN_CHANNELS if groups > 1 else _OVER_CHANNELS
+    labels = _WITHIN_CHANNELS if is_grouped else _OVER_CHANNELS
     product = einsum_type(step, x, weight, labels)
-    is_over_places = x.is_known_shard and x.dim is not None and x.dim >= 2
-    if product.kind != "V" or not is_over_places:
+    if product.kind != "V" or not x.is_known_shard:
+        return product
+    assert x.dim is not None
+    if x.dim < 2:  # a shard of the batch, or of channels
         return product
     needs_neighbours = step.args[1].shape[x.dim] > 1
-    return replace(x, grad=product.grad, pending=crosses(step, x) if needs_neighbours else None)
+    pending = crosses(step, x) if needs_neighbours else None
+    return replace(x, grad=product.grad, pending=pending)
