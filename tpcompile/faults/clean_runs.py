@@ -27,7 +27,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +133,22 @@ def own_variables(state: str, caches: Path, *, nproc: int, seed: int) -> Mapping
     return found
 
 
-def _programs(args: argparse.Namespace, most: int) -> list[Program]:
-    """The programs that take turns, on `most` ranks at most."""
+def _asked(names: Sequence[str]) -> list[Program]:
+    """The healthy programs of these names; without names, all that are known to be clean."""
     every = {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
-    unknown = sorted(set(args.programs) - every.keys())
+    unknown = sorted(set(names) - every.keys())
     if unknown:
         raise SystemExit(f"no healthy programs: {', '.join(unknown)}; see `tpcompile faults list`")
-    if args.programs:
-        programs = [every[name] for name in args.programs]
-    else:
-        programs = [program for program in every.values() if program.is_clean]
+    if names:
+        return [every[name] for name in names]
+    return [program for program in every.values() if program.is_clean]
+
+
+def _programs(args: argparse.Namespace, most: int) -> list[Program]:
+    """The programs that take turns, on `most` ranks at most."""
     first, of = args.part
-    of_part = [program for program in programs if min(program.sizes) <= most][first - 1 :: of]
+    runnable = [program for program in _asked(args.programs) if min(program.sizes) <= most]
+    of_part = runnable[first - 1 :: of]
     if not of_part:
         raise SystemExit(f"none of the programs of part {first}/{of} runs on {most} ranks")
     return of_part
@@ -248,6 +252,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = merge(args.merge, args.json) if args.merge else all_runs(args.keep or Path(folder), args)
     alarms = [row for row in rows if row["exit_code"] != 0]
-    result = {"runs": len(rows), "false_alarms": len(alarms)} | ({} if args.merge else made_with(sys.argv))
-    print(json.dumps(result | {"alarms": alarms}, indent=1))
+    result: dict[str, Any] = {"runs": len(rows), "false_alarms": len(alarms)}
+    if not args.merge:
+        result |= made_with(sys.argv)
+    result["alarms"] = alarms
+    print(json.dumps(result, indent=1))
     return int(bool(alarms))

@@ -34,8 +34,8 @@ from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
 from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
-from tpcompile.typecheck.step import Result, Step, is_float, tensors_in
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, parse_type, varying
+from tpcompile.typecheck.step import Result, Step, is_float, makes_unknown, tensors_in
 
 _FUNCTIONAL = ("_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
 _PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
@@ -178,7 +178,7 @@ class SpmdTypeMode(TorchDispatchMode):
             return
         if step.types.has("U"):
             return
-        if step.is_judged and not _makes_unknown(types):
+        if step.is_judged and not makes_unknown(types):
             self.num_judged += 1
         else:
             self._lost_at(step)
@@ -243,7 +243,7 @@ class SpmdTypeMode(TorchDispatchMode):
         if base is None:
             return
         old = self.type_of(base)
-        self._types[base] = _of_base(old, kept)
+        self._types[base] = of_base(old, kept)
         was_known = "U" not in (old.kind, kept.kind)
         if was_known and self._types[base].kind == "U":
             self._lost_at(step)
@@ -361,24 +361,6 @@ def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdTy
     grad = type_.grad and differentiable and is_float(tensor)
     has_dim = type_.dim is not None and type_.dim < tensor.dim()
     return replace(type_, grad=grad).keep_dim_if(has_dim)
-
-
-def _makes_unknown(types: Result) -> bool:
-    """Whether the first result is not followed; later ones are statistics, as of an attention."""
-    results = [types] if isinstance(types, SpmdType) else types
-    return len(results) > 0 and results[0].kind == "U"
-
-
-def _of_base(old: SpmdType, part: SpmdType) -> SpmdType:
-    """Type of a tensor after a part of it was written through a view."""
-    part = part.with_dim(None)
-    kinds = old.kind + part.kind
-    if old == part or old.kind == "C":
-        return part
-    if kinds in ("VV", "VC"):
-        grad = Types([old, part]).grad
-        return replace(old, grad=grad).with_dim(None)
-    return old if part.kind == "C" else UNKNOWN
 
 
 def _is_in_place(func: Any) -> bool:

@@ -255,3 +255,15 @@ def _checked_dim(text: str, detail: str | None, ndim: int) -> int | None:
     if not is_number or not -ndim <= int(detail) < ndim:
         raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
     return int(detail) % ndim
+
+
+def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
+    """Type of a tensor after a part of it was written through a view."""
+    part = part.with_dim(None)
+    kinds = old.kind + part.kind
+    if old == part or old.kind == "C":
+        return part
+    if kinds in ("VV", "VC"):
+        grad = Types([old, part]).grad
+        return replace(old, grad=grad).with_dim(None)
+    return old if part.kind == "C" else UNKNOWN

@@ -148,3 +148,9 @@ def is_zero(value: Any) -> bool:
 def is_float(tensor: Tensor) -> bool:
     """Whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def makes_unknown(types: Result) -> bool:
+    """Whether the first result is not followed; later ones are statistics, as of an attention."""
+    results = [types] if isinstance(types, SpmdType) else types
+    return len(results) > 0 and results[0].kind == "U"

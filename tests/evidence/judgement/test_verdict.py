@@ -192,7 +192,7 @@ def test_a_replay_says_of_a_dead_rank_what_the_live_run_saw_of_its_process(run: 
     live = verdict(plain(0), problems=[died])
     run.write_verdict(live)
     again = replay(run)
-    assert "its process died" in again.summary and "last seen never" not in again.summary
+    assert "has died" in again.summary and "last seen never" not in again.summary
     assert (again.summary, again.checks) == (live.summary, live.checks)
 
 

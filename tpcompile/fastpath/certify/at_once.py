@@ -197,7 +197,8 @@ def _load_kernels(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
     before = [exchange.state.clone() for exchange in exchanges]
     for exchange in exchanges:
         exchange.state[_LATE_AT] = 1  # as if a wait had run out: no kernel waits
-    _on_each(call, [_round(*each) for each in zip(ranks, [1.0] * len(ranks), exchanges, strict=True)], streams)
+    rounds = map(_round, ranks, [1.0] * len(ranks), exchanges)
+    _on_each(call, list(rounds), streams)
     for exchange, state in zip(exchanges, before, strict=True):
         exchange.state.copy_(state)
         exchange.memory.zero_()

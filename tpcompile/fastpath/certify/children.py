@@ -53,11 +53,18 @@ def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float) 
         running += _started(left, jobs - len(running), cpu_s)
         if not running:
             return [ended[index] for index in sorted(ended)]
-        next_deadline = min(child.deadline for child in running)
-        wait([child.answer for child in running], timeout=max(0.0, next_deadline - time.monotonic()))
-        for child in [child for child in running if _is_over(child)]:
+        _wait_for_one(running)
+        for child in list(filter(_is_over, running)):
             ended[child.index] = _end_of(child)
             running.remove(child)
+
+
+def _wait_for_one(running: list[_Child]) -> None:
+    """Return when a child has answered, or its time is over."""
+    answers = [child.answer for child in running]
+    deadline = min(child.deadline for child in running)
+    time_left_s = deadline - time.monotonic()
+    wait(answers, timeout=max(0.0, time_left_s))
 
 
 def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: float) -> list[_Child]:

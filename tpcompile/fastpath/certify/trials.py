@@ -50,7 +50,12 @@ class Case:
     memory: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """How tensors lie in memory when not dense: `fences.spaced`, or `far_apart` with `forward_only`."""
     forward_only: bool = False
-    """True when the gradients are not looked at."""
+    """True when the gradients are not compared."""
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """Arguments that ranks hold different slices of."""
+        return frozenset(name for name, spec in self.shards.items() if spec.dim is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
