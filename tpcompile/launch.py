@@ -98,7 +98,8 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
     The report goes to `console`; progress, and what the ranks write to stderr, to stderr. With `amount="json"`, what
     the ranks write to stdout goes there, too.
     """
-    run_dir, stderr = RunDir(plan.run_dir), consoles.stderr()
+    run_dir = RunDir(plan.run_dir)
+    stderr = consoles.stderr()
     phases = phases_of(plan.config.modes)
     progress = Progress(run_dir, plan.nproc, stderr, phases=phases, is_quiet=amount == "last")
     with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
@@ -223,7 +224,8 @@ def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     verdict = _read(run_dir)
     if verdict is None:
         run_dir.check_writable()  # on a full disk no rank can say why it ended
-        statuses, cut_short = run_dir.read_statuses(), outcome.timed_out or outcome.signal != 0
+        statuses = run_dir.read_statuses()
+        cut_short = outcome.timed_out or outcome.signal != 0
         verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, cut_short)
         facts = {"preset": plan.config.preset, "modes": plan.config.modes}
         verdict = _cut_short(verdict.model_copy(update=facts), plan, outcome)

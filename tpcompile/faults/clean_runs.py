@@ -58,7 +58,9 @@ Row = dict[str, Any]
 
 def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run of the gate: exit code of the verdict, 124 at the time limit, and its one line."""
-    state, nproc, limit_s = STATES[number % len(STATES)], args.nproc or 2, args.timeout_s or _GATE_LIMIT_S
+    state = STATES[number % len(STATES)]
+    nproc = args.nproc or 2
+    limit_s = args.timeout_s or _GATE_LIMIT_S
     run_dir = folder / f"run_{number}"
     device: Device = "cuda" if torch.cuda.device_count() >= nproc else "cpu"
     gate = RunDir.create(folder / f"gate_{number}")
@@ -161,7 +163,8 @@ def plan(number: int, *, programs: list[Program], seed: int, nproc: int, most: i
     steps = PLANS[place % len(PLANS)]
     backend, state = steps[round_ % len(steps)]
     if backend not in program.backends:
-        backend, state = program.backends[0], "none" if program.backends[0] == "aot_eager" else "cold"
+        backend = program.backends[0]
+        state = "none" if program.backends[0] == "aot_eager" else "cold"
     # Inductor's runs of a cycle must compile the same, or a warm cache holds nothing for them.
     cycle = round_ // len(steps) if backend == "inductor" else 1000 + round_
     slow = random.Random(f"{seed} {number}").random() < _SLOW

@@ -159,7 +159,8 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
             kv_skew = _kv_skew(kv_width // child.head_dim, child.qk_norm)
             skews[f"{prefix}wqkv"] = (q_width // child.head_dim, kv_skew, 0)
         elif isinstance(child, CrossAttention):
-            q_width, kv_width = child.wq.layout.sizes[0], child.wkv.layout.sizes[0]
+            q_width = child.wq.layout.sizes[0]
+            kv_width = child.wkv.layout.sizes[0]
             skews[f"{prefix}wq"] = (q_width // child.head_dim,)
             skews[f"{prefix}wkv"] = (_kv_skew(kv_width // child.head_dim, child.k_norm), 0)
     return skews

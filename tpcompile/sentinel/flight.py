@@ -69,7 +69,8 @@ def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
     match = _PEER.search(str(entry.get("profiling_name", "")))
     if match is None:
         return None
-    peer, ranks = int(match["peer"]), watching.group_members().get(_group(entry), ())
+    peer = int(match["peer"])
+    ranks = watching.group_members().get(_group(entry), ())
     line = _innermost(entry.get("frames", []))
     return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 

@@ -235,7 +235,8 @@ def crosses(step: Step, shard: SpmdType) -> Pending:
 def _padded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     """A padded shard stays one; padding on one side of it and cutting on the other moves its elements."""
     assert shard.dim is not None
-    pad, place = step.arg(1, "pad"), 2 * (x.dim() - 1 - shard.dim)
+    pad = step.arg(1, "pad")
+    place = 2 * (x.dim() - 1 - shard.dim)
     sides = pad[place : place + 2]
     is_shift = len(sides) == 2 and min(sides) < 0 < max(sides)
     return replace(shard, pending=crosses(step, shard)) if is_shift else shard

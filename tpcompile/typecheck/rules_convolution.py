@@ -19,8 +19,10 @@ _WITHIN_CHANNELS = ("niabc", "iwxyz", "niabc")
 @rule("aten.convolution")
 def _convolution(step: Step) -> Result:
     """x [N, C, S...], weight, bias or None, stride, ...; a transposed one is not followed."""
-    x, weight = step.type_at(0), step.type_at(1)
-    is_transposed, groups = step.arg(6, "transposed"), step.arg(8, "groups", 1)
+    x = step.type_at(0)
+    weight = step.type_at(1)
+    is_transposed = step.arg(6, "transposed")
+    groups = step.arg(8, "groups", 1)
     if is_transposed or Types([x, weight]).has("U"):
         return UNKNOWN
     product = _product(step, x, weight, groups=groups)

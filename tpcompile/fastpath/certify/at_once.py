@@ -177,7 +177,8 @@ def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchang
     for exchange in exchanges:
         exchange.check()
         check_unused(exchange)
-    alone, side = _round(ranks[_ALONE], 1.0, exchanges[_ALONE]), exchanges[_ALONE]
+    alone = _round(ranks[_ALONE], 1.0, exchanges[_ALONE])
+    side = exchanges[_ALONE]
     check_late(lambda: call(alone, plain.alone), side)
     return outputs
 
