@@ -86,7 +86,7 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def become_rank(request: GateRequest, amount: Amount) -> NoReturn:
-    """Go on in this process as one rank of the job, which imports torch; a target is found from the folder of now."""
+    """Go on in this process as one rank of the job, which imports torch; a target is found from the current folder."""
     flags = {field.name: getattr(request, field.name) for field in dataclasses.fields(RunRequest)}
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str), amount])
@@ -108,7 +108,7 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
             plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
         )
         is_cut_short = outcome.timed_out or outcome.signal
-        if not run_dir.read_statuses() and not is_cut_short:  # torchrun knows more than the verdict will
+        if not run_dir.read_statuses() and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
         elif log.has_hidden and outcome.exit_code and amount == "all":
             progress.show(f"torchrun's own report: {log.path}")

@@ -15,7 +15,7 @@ _MACHINE = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EPIPE, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG,
 }  # fmt: skip
-"""What the machine refuses: a full disk, a directory of a different user. No bug of ours."""
+"""Errors of the machine, not of tpcompile: a full disk, a directory of a different user."""
 
 
 def run(app: typer.Typer, name: str) -> None:
@@ -26,7 +26,7 @@ def run(app: typer.Typer, name: str) -> None:
     except SystemExit as ending:
         if not _is_closed_pipe(ending.__context__):
             raise
-        code = ExitCode.PASS  # click makes 1 of it; `tpcompile presets | head` has shown what was wanted
+        code = ExitCode.PASS  # click would exit with 1, although `tpcompile presets | head` has shown its lines
     except TpCompileError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code

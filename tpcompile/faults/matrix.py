@@ -71,12 +71,11 @@ def render(matrix: Matrix, console: Console) -> None:
 def summary(matrix: Matrix) -> str:
     """Counts by outcome, and the times."""
     counts = Counter(result.outcome for result in matrix.results)
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    text = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
     if not matrix.seconds:
-        return told
-    return (
-        f"{told}; fault to verdict: median {statistics.median(matrix.seconds):.2f} s, worst {max(matrix.seconds):.2f} s"
-    )
+        return text
+    median, worst = statistics.median(matrix.seconds), max(matrix.seconds)
+    return f"{text}; fault to verdict: median {median:.2f} s, worst {worst:.2f} s"
 
 
 def listing(rows: Sequence[Sequence[str]]) -> Table:

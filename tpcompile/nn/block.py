@@ -29,7 +29,7 @@ _SITES_PER_BLOCK = 3
 
 
 class BlockInputs(NamedTuple):
-    """Arguments of a stack or a block, in order; those after `sin_SR` are needed as `BlockArgs` asks for them."""
+    """Arguments of a stack or a block, in order; those after `sin_SR` are needed by some `BlockArgs`."""
 
     x_BSD: Tensor
     cos_SR: Tensor

@@ -307,7 +307,7 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _matmul_precision() -> str:
-    """The process-wide setting; torch refuses to answer once a backend has its own (`fp32_precision`)."""
+    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -121,7 +121,7 @@ def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ..
             return outputs
         if outputs:
             done = f"{len(outputs)} of {len(ranks)} ranks"
-            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the others once more")
+            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the remaining ranks one more time")
         sums.append(spaced(torch.stack(partials).sum(0)))
 
 

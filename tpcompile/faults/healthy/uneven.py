@@ -89,7 +89,7 @@ def local_regions_in_other_order(run: Run) -> None:
 
 @program(sizes=(2, 4))
 def local_regions_of_a_factory(run: Run) -> None:
-    """The same with two functions made by one line of code, which only a name tells apart."""
+    """The same with two functions made by one line of code, which differ in a name only."""
 
     def made(function: Any) -> Any:
         return run.sentinel.watch(run.compile(lambda x: function(x) + 1), name=function.__name__)
