@@ -83,8 +83,8 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: 
 
 def _run(call: Callable[[], Any], write: Connection, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    signal.alarm(_SLEEPING * cpu_s + 1)  # should whoever started it be killed before it
-    faulthandler.disable()  # a crash is a result here, and what the C library says of it is not for users
+    signal.alarm(_SLEEPING * cpu_s + 1)  # should its parent be killed before it
+    faulthandler.disable()  # a crash is a result here, and the C library's text on it is not for users
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         write.send(Ended(call()))

@@ -1,6 +1,6 @@
 """Functions of a fast path -> its mutations: one small change each, of the source or of the arguments on the ranks.
 
-A case that cannot tell a mutated kernel from the right one proves little about the right one.
+A case that gives a mutated kernel the same results as the right one proves little about the right one.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def trial(
 ) -> Callable[[Callable[[int], Iterable[Case]]], Callable[[int], Iterable[Case]]]:
     """Declare the cases of the fast path `name`: a function from the number of ranks to cases.
 
-    Unless `on_ranks` says otherwise, the ranks are run one after the other and their sums are reduced by hand. The
+    Unless `on_ranks` says otherwise, the ranks are run one after the other and their partial sums are added. The
     others are those of `Trial`.
     """
     from tpcompile.fastpath.certify.measure import one_by_one
