@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -153,28 +153,21 @@ def verdict_without_one(
 ) -> Verdict:
     """The verdict when no rank wrote one: which rank ended in which phase, from the ranks' status files."""
     checks = _last_words(statuses, world_size, timed_out)
-    states = {status.state for status in statuses}
-    code, why = _why_without_verdict(states, torchrun_exit_code)
     if timed_out:
         code, why = ExitCode.TIMEOUT, "no verdict yet"
+    elif not statuses:
+        code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
+        why = f"no rank reported; torchrun ended with code {torchrun_exit_code}"
+    elif "unwritten" in {status.state for status in statuses}:
+        code, why = ExitCode.ENVIRONMENT, "the gate ended without a verdict"
+    elif torchrun_exit_code == 0 or "failed" in {status.state for status in statuses}:
+        code, why = ExitCode.BUG, "the gate ended without a verdict"
+    else:
+        code, why = ExitCode.FAIL, f"torchrun ended with code {torchrun_exit_code}"
     failed = _failed(checks)
     if statuses and failed:
         why = ": ".join([why, failed[0].observed, *failed[0].details])
     return Verdict(status=Status.FAIL, exit_code=code, world_size=world_size, summary=why, checks=tuple(checks))
-
-
-def _why_without_verdict(states: Set[str], torchrun_exit_code: int) -> tuple[ExitCode, str]:
-    """Exit code and reason, from the last states of the ranks that reported."""
-    ended = f"torchrun ended with code {torchrun_exit_code}"
-    has_failed = torchrun_exit_code == 0 or "failed" in states
-    if not states:
-        code = ExitCode.BUG if torchrun_exit_code == 0 else ExitCode.ENVIRONMENT
-        return code, f"no rank reported; {ended}"
-    if "unwritten" in states:
-        return ExitCode.ENVIRONMENT, "the gate ended without a verdict"
-    if has_failed:
-        return ExitCode.BUG, "the gate ended without a verdict"
-    return ExitCode.FAIL, ended
 
 
 def _failed(checks: Sequence[Check]) -> list[Check]:

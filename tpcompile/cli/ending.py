@@ -15,7 +15,7 @@ _MACHINE = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EPIPE, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG,
 }  # fmt: skip
-"""Errors of the machine, not of tpcompile: a full disk, a directory of a different user."""
+"""What the machine refuses: a full disk, a directory of a different user. No bug of ours."""
 
 
 def run(app: typer.Typer, name: str) -> None:

@@ -22,7 +22,7 @@ _RECENT = 12
 
 def lost_ranks(situation: Situation) -> Finding | None:
     """The finding for ranks that are given up."""
-    dead = situation.lost.where(lambda lost: lost.is_final)
+    dead = situation.lost.where(lambda gone: gone.is_final)
     if not dead:
         return None
     found = _found(dead, situation.now)
@@ -34,7 +34,7 @@ def _found(dead: ByRank[Lost], states: ByRank[RankState]) -> Finding:
     says = "; ".join(map(str, dead.values()))
     if waiting:
         says += f"; waiting: {named_ranks(waiting.ranks)}"
-    aborted = dead.where(lambda lost: lost.aborted).where(_line)
+    aborted = dead.where(lambda gone: gone.aborted).where(_line)
     cause = dead.first.cause
     if aborted and cause == Cause.KILLED:
         return _aborted(aborted.first, states, says)
@@ -46,42 +46,42 @@ def _line(one: Lost | RankState) -> UserLine | None:
     return one.line
 
 
-def _aborted(lost: Lost, states: ByRank[RankState], says: str) -> Finding:
+def _aborted(gone: Lost, states: ByRank[RankState], says: str) -> Finding:
     """The finding for a rank that aborted in a collective and left its stack, from the other ranks' collectives."""
     newest = states.found(lambda state: state.latest)
     if not newest:
-        return Finding(Cause.KILLED, says, (lost.rank,), lost.line)
-    there = newest.where(lambda issued: _is_at(lost, issued))
+        return Finding(Cause.KILLED, says, (gone.rank,), gone.line)
+    there = newest.where(lambda issued: _is_met_by(gone, issued))
     elsewhere = newest.without(there)
     if not elsewhere:
-        return _different_sizes(lost, newest.first, says)
+        return _unlike_sizes(gone, newest.first, says)
     strange = elsewhere if there else _deviating(states, newest)
     if strange:
-        return _with_different_collective(strange, states, says)
-    through = _through_with(lost, newest, states)
+        return _met_with_another(strange, states, says)
+    through = _through_with(gone, newest, states)
     if through is not None:
-        return _different_sizes(lost, through, says)
-    return _left_out(lost, newest.first, states, says)
+        return _unlike_sizes(gone, through, says)
+    return _left_out(gone, newest.first, states, says)
 
 
-def _different_sizes(lost: Lost, met: Issued, says: str) -> Finding:
+def _unlike_sizes(gone: Lost, met: Issued, says: str) -> Finding:
     """The finding where the dead rank and the remaining ranks were in the same collective."""
     says += f"; the remaining ranks issued {met.op} at the same line: shapes, dtypes or split sizes differ"
-    return Finding(Cause.COLLECTIVE_SIZES, says, (lost.rank,), lost.line)
+    return Finding(Cause.COLLECTIVE_SIZES, says, (gone.rank,), gone.line)
 
 
-def _through_with(lost: Lost, newest: ByRank[Issued], states: ByRank[RankState]) -> Issued | None:
+def _through_with(gone: Lost, newest: ByRank[Issued], states: ByRank[RankState]) -> Issued | None:
     """The collective in which the dead rank aborted, if the remaining ranks completed it; else None.
 
     Only for collectives with sizes per rank, which complete on a rank once its own sizes match. For all others, the
     dead rank is assumed to have skipped the collectives in between.
     """
     before = states.found(lambda state: state.before_latest)
-    here = before.where(lambda issued: issued.has_own_sizes and _is_at(lost, issued))
+    here = before.where(lambda issued: issued.has_own_sizes and _is_met_by(gone, issued))
     return here.first if here and here.ranks == newest.ranks else None
 
 
-def _with_different_collective(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
+def _met_with_another(strange: ByRank[Issued], states: ByRank[RankState], says: str) -> Finding:
     """The finding that blames remaining ranks: they issued a different collective than the dead rank."""
     issued = strange.first
     cause = call_or_collective(_is_a_call_more(issued, states[strange.ranks[0]]))
@@ -89,13 +89,13 @@ def _with_different_collective(strange: ByRank[Issued], states: ByRank[RankState
     return Finding(cause, says, strange.ranks, issued.call_line or issued.line)
 
 
-def _left_out(lost: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
+def _left_out(gone: Lost, met: Issued, states: ByRank[RankState], says: str) -> Finding:
     """The finding that blames the dead rank: it was at a different line than the remaining ranks."""
     says += f"; the remaining ranks issued {met}"
-    if met.call_line is None or not _is_usual_place(lost, states):
-        return Finding(Cause.STUCK_COLLECTIVE, says, (lost.rank,), lost.line)
-    says += f", in call {met.call} of {met.region}, which rank {lost.rank} appears to have skipped"
-    return Finding(Cause.CALL_COUNT, says, (lost.rank,), met.call_line)
+    if met.call_line is None or not _is_usual_place(gone, states):
+        return Finding(Cause.STUCK_COLLECTIVE, says, (gone.rank,), gone.line)
+    says += f", in call {met.call} of {met.region}, which rank {gone.rank} appears to have skipped"
+    return Finding(Cause.CALL_COUNT, says, (gone.rank,), met.call_line)
 
 
 def _is_a_call_more(issued: Issued, state: RankState) -> bool:
@@ -104,16 +104,16 @@ def _is_a_call_more(issued: Issued, state: RankState) -> bool:
     return bool(others) and issued.call_line not in others
 
 
-def _is_usual_place(lost: Lost, states: ByRank[RankState]) -> bool:
+def _is_usual_place(gone: Lost, states: ByRank[RankState]) -> bool:
     """True when other ranks issue collectives at the dead rank's line: it got there early, since it skipped a call."""
-    met = [issued for issued in issued_by_all(states) if _is_at(lost, issued)]
-    return lost.place[-1] in [issued.place[-1] for issued in met]
+    met = [issued for issued in issued_by_all(states) if _is_met_by(gone, issued)]
+    return gone.place[-1] in [issued.place[-1] for issued in met]
 
 
-def _is_at(lost: Lost, issued: Issued) -> bool:
+def _is_met_by(gone: Lost, issued: Issued) -> bool:
     """True when the dead rank was at the line of this collective, as far as both stacks reach."""
-    reach = min(len(lost.place), len(issued.place))
-    return reach > 0 and lost.place[:reach] == issued.place[:reach]
+    reach = min(len(gone.place), len(issued.place))
+    return reach > 0 and gone.place[:reach] == issued.place[:reach]
 
 
 def _deviating(states: ByRank[RankState], newest: ByRank[Issued]) -> ByRank[Issued]:
