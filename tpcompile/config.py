@@ -139,7 +139,7 @@ class TargetConfig(JobConfig):
         return self.target.replace(":", "-")
 
     def declaring(self, *, allow: Iterable[Sequence[str]], tp_aware: Iterable[str]) -> TargetConfig:
-        """The same with what the target declares of itself. Raises ConfigError for an `allow` that cannot be one."""
+        """The same with the declarations of the target. Raises ConfigError for an `allow` that cannot be one."""
         data = self.model_dump()
         names = tuple(Allow.model_fields)
         data["gate"]["allow"] += tuple(dict(zip(names, one, strict=False)) for one in allow)

@@ -1,7 +1,7 @@
 """The exceptions that tpcompile raises, and the exit code of each.
 
-    TpCompileError                    3  our own bug unless a subclass says better
-    |-- DivergenceError               1  ranks disagree, or a check of the gate failed
+    TpCompileError                    3  our own bug, unless a subclass has its own code
+    |-- DivergenceError               1  the ranks differ, or a check of the gate failed
     |-- FastPathError                 1  a fused kernel was called where, or with what, it cannot run
     |-- ConfigError                   2  the user's command line, YAML or module arguments
     |   `-- DirectoryTakenError       a run directory that already holds a run
@@ -46,7 +46,7 @@ class TpCompileError(Exception):
 
 
 class DivergenceError(TpCompileError):
-    """Ranks disagree, or a check of the gate failed."""
+    """The ranks differ, or a check of the gate failed."""
 
     exit_code = ExitCode.FAIL
     run_dir: Path | None = None

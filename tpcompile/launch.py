@@ -86,7 +86,7 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def become_rank(request: GateRequest, amount: Amount) -> NoReturn:
-    """Go on in this process as one rank of the job, which imports torch; a target is found from the folder of now."""
+    """Go on in this process as one rank of the job, which imports torch; a target is found from the current folder."""
     flags = {field.name: getattr(request, field.name) for field in dataclasses.fields(RunRequest)}
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "tpcompile.gate.in_rank", json.dumps(flags, default=str), amount])
@@ -98,7 +98,8 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
     The report goes to `console`; progress, and what the ranks write to stderr, to stderr. With `amount="json"`, what
     the ranks write to stdout goes there, too.
     """
-    run_dir, stderr = RunDir(plan.run_dir), consoles.stderr()
+    run_dir = RunDir(plan.run_dir)
+    stderr = consoles.stderr()
     phases = phases_of(plan.config.modes)
     progress = Progress(run_dir, plan.nproc, stderr, phases=phases, is_quiet=amount == "last")
     with progress, TorchrunLog(run_dir.logs / "torchrun.log", progress.show) as log:
@@ -107,7 +108,7 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
             plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
         )
         is_cut_short = outcome.timed_out or outcome.signal
-        if not run_dir.read_statuses() and not is_cut_short:  # torchrun knows more than the verdict will
+        if not run_dir.read_statuses() and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
         elif log.has_hidden and outcome.exit_code and amount == "all":
             progress.show(f"torchrun's own report: {log.path}")
@@ -222,7 +223,8 @@ def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
     verdict = _read(run_dir)
     if verdict is None:
         run_dir.check_writable()  # on a full disk no rank can say why it ended
-        statuses, cut_short = run_dir.read_statuses(), outcome.timed_out or outcome.signal != 0
+        statuses = run_dir.read_statuses()
+        cut_short = outcome.timed_out or outcome.signal != 0
         verdict = verdict_without_one(statuses, plan.nproc, outcome.exit_code, cut_short)
         facts = {"preset": plan.config.preset, "modes": plan.config.modes}
         verdict = _cut_short(verdict.model_copy(update=facts), plan, outcome)
@@ -250,7 +252,8 @@ def _with_dead(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:
     dead = _failed(_last_words(statuses, verdict.world_size, False))
     if not dead:
         return verdict
-    summary = "; ".join([*(": ".join([check.observed, *check.details]) for check in dead), verdict.summary])
+    texts = [": ".join([check.observed, *check.details]) for check in dead]
+    summary = "; ".join([*texts, verdict.summary])
     code = ExitCode.ENVIRONMENT if is_unwritten else ExitCode.FAIL
     update = {"exit_code": int(code), "summary": summary, "checks": (*dead, *verdict.checks)}
     return verdict.model_copy(update=update)
@@ -298,7 +301,9 @@ def _device(asked: Device, nproc: int, num_gpus: int) -> Device:
 def _check_size(request: GateRequest, device: Device, config: JobConfig) -> None:
     """Refuse a block sized for GPUs where there is none, unless CPU was asked for: it would run for hours."""
     is_by_default = request.device == "auto" and device == "cpu"
-    if is_by_default and isinstance(config, RunConfig) and config.block.dim >= _GPU_DIM:
+    if not is_by_default or not isinstance(config, RunConfig):
+        return
+    if config.block.dim >= _GPU_DIM:
         size = f"preset {config.preset} (dim {config.block.dim}) is sized for GPUs"
         raise PreflightError(
             f"{size}, and there is no GPU here; use --preset cpu_smoke, or --device cpu for a long run"

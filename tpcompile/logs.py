@@ -23,7 +23,7 @@ def setup(*, rank: int, verbose: bool = False) -> None:
 
 
 class LogFile:
-    """A file of log lines. A disk that is full or gone costs lines, and nothing else."""
+    """A file of log lines. A full or missing disk loses lines and raises nothing."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO | None = None

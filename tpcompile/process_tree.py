@@ -96,7 +96,7 @@ def _read(stream: IO[bytes], on_line: Callable[[str], None]) -> None:
 
 @contextmanager
 def _watched(launch_id: str) -> Iterator[None]:
-    """Run a watchdog process that ends the tree when this process is gone, by a SIGKILL for instance."""
+    """Run a watchdog process that ends the tree when this process has ended, e.g. by a SIGKILL."""
     command = [sys.executable, "-m", "tpcompile.process_tree", launch_id]
     path = os.environ.get("PYTHONPATH")
     environ = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{path}" if path else _ROOT}
@@ -161,7 +161,7 @@ def _sweep(launch_id: str, timeout_s: float = 5.0) -> None:
 
 
 def _marked(launch_id: str) -> list[psutil.Process]:
-    """Processes that carry the mark of this launch, also those whose parent is gone."""
+    """Processes that carry the mark of this launch, also those whose parent has ended."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):

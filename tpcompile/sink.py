@@ -25,7 +25,7 @@ class Sink:
         _logger.opt(depth=1).debug(message, *args)
 
     def info(self, message: str, *args: object) -> None:
-        """Write what is worth knowing while all is well."""
+        """Write a message about normal operation."""
         _logger.opt(depth=1).info(message, *args)
         self._print("INFO", message.format(*args))
 

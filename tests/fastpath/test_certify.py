@@ -185,7 +185,7 @@ def test_ranks_that_reduce_a_different_number_of_times_are_told() -> None:
         return (all_reduce(x) if arguments["rank"] else x,)
 
     ranks = [{"x": torch.ones(2), "rank": rank} for rank in range(3)]
-    with pytest.raises(DivergenceError, match="1 of 3 ranks all-reduce 0 times, and the others once more"):
+    with pytest.raises(DivergenceError, match="1 of 3 ranks all-reduce 0 times, and the remaining ranks one more time"):
         one_by_one(call, ranks)
 
 

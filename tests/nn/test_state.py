@@ -235,7 +235,7 @@ def test_a_plain_module_gets_its_layouts_by_pattern(up: int | ShardSpec) -> None
         ({"layouts": {"up.*": 0}}, r"down.weight: full shape \(4, 6\), expected \(4, 3\)"),
         (
             {"layouts": {"up.*": ShardSpec(dim=0, parts=(6,))}, "comm": None},
-            r"up.weight is a shard, \(3, 4\) of \(6, 4\), over ranks that nothing names",
+            r"up.weight is a shard, \(3, 4\) of \(6, 4\), over ranks that are not known",
         ),
     ],
     ids=["no layouts", "no such name", "a forgotten one", "no ranks"],

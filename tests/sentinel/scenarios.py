@@ -58,7 +58,7 @@ class Scenarios(Agreeing):
         return self.summary(sentinel)
 
     def one_rank_recompile(self) -> dict[str, Any]:
-        """Rank 1 is fed a transposed tensor."""
+        """Rank 1 receives a transposed tensor."""
         step = self.compiled()
         with self.sentinel(policy="warn") as sentinel:
             for number in range(4):

@@ -31,7 +31,9 @@ def test_a_module_that_is_judged_in_part_says_since_where_and_fails_only_when_st
     report = check_types(built(own_copy, **PLAIN), (X,), tp=TP, input_types=("I",))
     assert report.finding is None and 0 < report.num_judged < report.num_ops
     text = str(report)
-    assert text.startswith(f"type check found nothing in a part: judged {report.num_judged} of {report.num_ops} ops")
+    assert text.startswith(
+        f"type check found nothing in the part that it followed: judged {report.num_judged} of {report.num_ops} ops"
+    )
     assert "; not followed since OwnCopy at test_judged.py:" in text and "passed" not in text
     report.raise_on_violation()
     with pytest.raises(DivergenceError, match="not followed since OwnCopy"):
@@ -68,7 +70,7 @@ def test_a_decision_cuts_no_gradient() -> None:
 
 def test_a_module_in_which_nothing_ran_is_no_pass() -> None:
     report = check_types(lambda comm: nn.Identity(), (X,), tp=TP)
-    assert str(report).startswith("type check says nothing: no op ran")
+    assert str(report).startswith("type check judged nothing: no op ran")
     with pytest.raises(DivergenceError):
         report.raise_on_violation(strict=True)
 

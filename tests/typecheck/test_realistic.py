@@ -58,7 +58,9 @@ def test_a_broken_module_is_found(case: Case) -> None:
 def test_a_correct_module_raises_no_alarm(case: Case) -> None:
     report = checked(case)
     assert report.finding is None, str(report)
-    assert str(report).startswith("type check passed" if report.is_complete else "type check found nothing in a part")
+    assert str(report).startswith(
+        "type check passed" if report.is_complete else "type check found nothing in the part that it followed"
+    )
 
 
 @pytest.mark.parametrize("forward", third.NOT_DECIDED, ids=lambda forward: forward.__name__)

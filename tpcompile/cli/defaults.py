@@ -74,21 +74,23 @@ def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _value(value: Any, kind: Any, what: str) -> Any:
     """The value as a flag would have it."""
+    fault = _fault(value, kind)
+    if fault:
+        raise ConfigError(f"{what}: {fault}")
+    return value
+
+
+def _fault(value: Any, kind: Any) -> str:
+    """Why the value is none of that kind; empty when it is one."""
     if get_origin(kind) is Literal:
         choices = _choices(kind)
-        if value not in choices:
-            raise ConfigError(f"{what}: choose from {', '.join(choices)}")
-        return value
+        return "" if value in choices else f"choose from {', '.join(choices)}"
     if get_origin(kind) is list:
         is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        if not is_list:
-            raise ConfigError(f'{what}: write a list of strings, e.g. ["block.seq_len=64"]')
-        return value
-    is_number = kind is float and type(value) is int
+        return "" if is_list else 'write a list of strings, e.g. ["block.seq_len=64"]'
     wanted = kind if kind in _WORDS else str
-    if type(value) is not wanted and not is_number:
-        raise ConfigError(f"{what}: must be {_WORDS.get(wanted, 'a string')}")
-    return value
+    accepted = (float, int) if wanted is float else (wanted,)
+    return "" if type(value) in accepted else f"must be {_WORDS.get(wanted, 'a string')}"
 
 
 def _choices(kind: Any) -> list[str]:

@@ -32,7 +32,10 @@ def diagnose(
         typer.Option(metavar="FUNCTION:REASON", help="A function whose content may differ by rank; repeatable."),
     ] = None,
     ended_badly: Annotated[
-        bool, typer.Option("--ended-badly", help="The job crashed or hung: agreement is exit code 6, not 0.")
+        bool,
+        typer.Option(
+            "--ended-badly", help="The job crashed or hung: if its compiles agree, the exit code is 6, not 0."
+        ),
     ] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Directory for the full report; default: runs/<utc time>-diagnose.")

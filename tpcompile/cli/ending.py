@@ -21,7 +21,7 @@ def run(app: typer.Typer, name: str) -> None:
     except SystemExit as ending:
         if not _is_closed_pipe(ending.__context__):
             raise
-        code = ExitCode.PASS  # click makes 1 of it; `tpcompile presets | head` has shown what was wanted
+        code = ExitCode.PASS  # click would exit with 1, although `tpcompile presets | head` has shown its lines
     except TpCompileError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code

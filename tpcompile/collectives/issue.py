@@ -71,7 +71,7 @@ def zeros_around(part: Tensor, own: Tensor, dim: int, world: int) -> Tensor:
 
 
 def stacked(x: Tensor, dim: int, world: int, sizes: Sizes = None) -> Tensor:
-    """Parts of `dim`, padded to the largest, one after another along dim 0."""
+    """Parts of `dim`, padded to the largest, concatenated along dim 0."""
     if sizes is not None:
         return torch.cat([padded(part, dim, max(sizes)) for part in x.split(sizes, dim)], 0)
     return x if dim == 0 else torch.cat(x.chunk(world, dim), 0)

@@ -44,9 +44,10 @@ def keep_plan(x: Tensor, group: Any, plan: Any, kind: str, this: Hashable, that:
 
     The key holds two flags instead of the device, which is slower to compare: a group has one backend per device type.
     """
-    if num_modes() or type(group) is not dist.ProcessGroup:
-        return
     is_on_known_device = x.is_cpu or x.is_cuda
     if x.is_complex() or not is_on_known_device:
+        return
+    is_real_group = type(group) is dist.ProcessGroup
+    if num_modes() or not is_real_group:
         return
     remember(group, plan, x.dtype, x.is_cpu, x.is_cuda, x.layout, kind, this, that)

@@ -40,7 +40,7 @@ class SingleGpuPackage(BaseModel):
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of the custom ops and kernels of a program."""
+    """Outcome for each custom op and kernel of a program."""
 
     refused: tuple[Item, ...] = ()
     statuses: tuple[tuple[str, str], ...] = ()

@@ -165,12 +165,16 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
     declared for.
     """
     on_gpu = device_kind().startswith("sm")
+    files = list(certificates_of(path))
+    missing = "it has no certificate from a machine"
+    if on_gpu:
+        files = [one for one in files if one.is_of_gpu]
+        missing = "it has no certificate from a GPU"
     wanted = dtypes or _names(path.dtypes)
-    files = [one for one in certificates_of(path) if one.is_of_gpu or not on_gpu]
     refusals = [one.refusal(path.source.sha256, tp=tp, dtypes=wanted) for one in files]
     if "" in refusals:
         return ""
-    why = first(refusals) or f"it has no certificate from a {'GPU' if on_gpu else 'machine'}"
+    why = first(refusals) or missing
     return f"fast path {path.name} at {path.line}: {why}; run `tpcompile certify {path.name}{_sizes(files, tp)}`"
 
 

@@ -125,7 +125,7 @@ class Selection:
 
     The first question about a shape class exchanges the choices, in milliseconds; later ones are a lookup. A rank that
     does not ask within `timeout_s` makes the others use the reference, and gets that answer itself when it comes.
-    Where one rank keeps all from a fast path that was chosen, the lowest rank says so on stderr.
+    Where one rank keeps all from a fast path that was chosen, the lowest rank reports it on stderr.
     `table` is by default the one that ships with tpcompile; without `ask_table` every fast path is wanted that can run.
     Raises RuntimeError when no store is served.
     """

@@ -132,10 +132,12 @@ def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
     outer = {**function.__globals__, **{name: cell.cell_contents for name, cell in closure}}
     for name in sorted(names & outer.keys()):
         value = outer[name]
-        if isinstance(value, ModuleType) and _package(value.__name__) == _package(function.__module__):
-            yield from ((f"{name}.{part}", getattr(value, part)) for part in sorted(names & vars(value).keys()))
-        else:
+        is_module = isinstance(value, ModuleType)
+        if not is_module or _package(value.__name__) != _package(function.__module__):
             yield name, value
+            continue
+        for part in sorted(names & vars(value).keys()):
+            yield f"{name}.{part}", getattr(value, part)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -26,11 +26,13 @@ def judge(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | 
 def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int | bool]) -> list[str]:
     """Everything that makes the run an alarm."""
     ranks = found_by_rank(folder)
-    raised = ["no end in time"] if ended["timed_out"] else []
+    raised = []
+    if ended["timed_out"]:
+        raised.append("no end in time")
     if ended["exit_code"]:
         raised.append(f"exit code {ended['exit_code']}")
     raised += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
-    missing = [rank for rank in range(draw.nproc) if rank not in ranks]
+    missing = sorted(set(range(draw.nproc)).difference(ranks))
     raised += [f"no result of rank {rank}" for rank in missing]
     for rank, found in sorted(ranks.items()):
         raised += [f"rank {rank}: {text}" for text in _of_rank(found)]
@@ -57,7 +59,11 @@ def _compiles(program: Program, ranks: Mapping[int, Found]) -> list[str]:
     counts: dict[str, dict[int, int]] = {}
     for rank, found in sorted(ranks.items()):
         counts.setdefault(found["domain"], {})[rank] = found["compiles"]
-    nothing = [f"nothing compiled on {domain}" for domain, own in counts.items() if not any(own.values())]
-    if program.compiles_differ:
-        return nothing
-    return nothing + [f"compiles by rank {own}" for own in counts.values() if len(set(own.values())) > 1]
+    raised = []
+    for domain, own in counts.items():
+        different = set(own.values())
+        if different == {0}:
+            raised.append(f"nothing compiled on {domain}")
+        elif len(different) > 1 and not program.compiles_differ:
+            raised.append(f"compiles by rank {own}")
+    return raised

@@ -27,7 +27,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ Row = dict[str, Any]
 
 def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     """One run of the gate: exit code of the verdict, 124 at the time limit, and its one line."""
-    state, nproc, limit_s = STATES[number % len(STATES)], args.nproc or 2, args.timeout_s or _GATE_LIMIT_S
+    state = STATES[number % len(STATES)]
+    nproc = args.nproc or 2
+    limit_s = args.timeout_s or _GATE_LIMIT_S
     run_dir = folder / f"run_{number}"
     device: Device = "cuda" if torch.cuda.device_count() >= nproc else "cpu"
     gate = RunDir.create(folder / f"gate_{number}")
@@ -133,18 +135,22 @@ def own_variables(state: str, caches: Path, *, nproc: int, seed: int) -> Mapping
     return found
 
 
-def _programs(args: argparse.Namespace, most: int) -> list[Program]:
-    """The programs that take turns, on `most` ranks at most."""
+def _asked(names: Sequence[str]) -> list[Program]:
+    """The healthy programs of these names; without names, all that are known to be clean."""
     every = {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
-    unknown = sorted(set(args.programs) - every.keys())
+    unknown = sorted(set(names) - every.keys())
     if unknown:
         raise SystemExit(f"no healthy programs: {', '.join(unknown)}; see `tpcompile faults list`")
-    if args.programs:
-        programs = [every[name] for name in args.programs]
-    else:
-        programs = [program for program in every.values() if program.is_clean]
+    if names:
+        return [every[name] for name in names]
+    return [program for program in every.values() if program.is_clean]
+
+
+def _programs(args: argparse.Namespace, most: int) -> list[Program]:
+    """The programs that take turns, on `most` ranks at most."""
     first, of = args.part
-    of_part = [program for program in programs if min(program.sizes) <= most][first - 1 :: of]
+    runnable = [program for program in _asked(args.programs) if min(program.sizes) <= most]
+    of_part = runnable[first - 1 :: of]
     if not of_part:
         raise SystemExit(f"none of the programs of part {first}/{of} runs on {most} ranks")
     return of_part
@@ -157,7 +163,8 @@ def plan(number: int, *, programs: list[Program], seed: int, nproc: int, most: i
     steps = PLANS[place % len(PLANS)]
     backend, state = steps[round_ % len(steps)]
     if backend not in program.backends:
-        backend, state = program.backends[0], "none" if program.backends[0] == "aot_eager" else "cold"
+        backend = program.backends[0]
+        state = "none" if program.backends[0] == "aot_eager" else "cold"
     # Inductor's runs of a cycle must compile the same, or a warm cache holds nothing for them.
     cycle = round_ // len(steps) if backend == "inductor" else 1000 + round_
     slow = random.Random(f"{seed} {number}").random() < _SLOW
@@ -248,6 +255,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = merge(args.merge, args.json) if args.merge else all_runs(args.keep or Path(folder), args)
     alarms = [row for row in rows if row["exit_code"] != 0]
-    result = {"runs": len(rows), "false_alarms": len(alarms)} | ({} if args.merge else made_with(sys.argv))
-    print(json.dumps(result | {"alarms": alarms}, indent=1))
+    result: dict[str, Any] = {"runs": len(rows), "false_alarms": len(alarms)}
+    if not args.merge:
+        result |= made_with(sys.argv)
+    result["alarms"] = alarms
+    print(json.dumps(result, indent=1))
     return int(bool(alarms))

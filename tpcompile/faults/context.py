@@ -72,10 +72,12 @@ class Context:
 def join_group(rank: int, world_size: int) -> torch.device:
     """Join the default group, on a GPU for each rank where there are enough; the device of this rank."""
     is_cuda = torch.cuda.is_available() and torch.cuda.device_count() >= world_size
-    device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
-    if is_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if is_cuda else "gloo", device_id=device if is_cuda else None)
+    if not is_cuda:
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
     return device
 
 

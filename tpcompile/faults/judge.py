@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
@@ -165,9 +166,13 @@ def differences(case: Case, found: Found) -> list[str]:
         blamed = ranks_text(found.ranks) or "none"
         wrong.append(f"blames rank {blamed}, not {ranks_text(case.ranks)}")
     if case.marker and not _is_blamed(case, found.line):
-        line = f"{found.line} {found.line.code.strip()!r}" if found.line else "no line"
-        wrong.append(f"line is {line}, not {case.source.name}:{ranks_text(case.blamed_lines())}")
+        expected = f"{case.source.name}:{ranks_text(case.blamed_lines())}"
+        wrong.append(f"line is {_line_text(found.line)}, not {expected}")
     return wrong
+
+
+def _line_text(line: UserLine | None) -> str:
+    return "no line" if line is None else f"{line} {line.code.strip()!r}"
 
 
 def _is_blamed(case: Case, line: UserLine | None) -> bool:
@@ -177,13 +182,14 @@ def _is_blamed(case: Case, line: UserLine | None) -> bool:
 def first_finding(verdict: Verdict) -> Found | None:
     """The finding that a reader sees first; an environment difference comes last. None for a green verdict."""
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    for divergence in red:
-        if divergence.layer != Layer.ENVIRONMENT:
-            return _of_divergence(divergence)
+    of_program = find(red, lambda divergence: divergence.layer != Layer.ENVIRONMENT)
+    if of_program is not None:
+        return _of_divergence(of_program)
     failed = [check for check in verdict.checks if check.status == Status.FAIL]
     if failed:
         check = min(failed, key=lambda check: check.cause == Cause.UNKNOWN)
-        return Found(cause=check.cause, ranks=check.ranks, line=check.line, text=f"{check.name}: {check.observed}")
+        text = f"{check.name}: {check.observed}"
+        return Found(cause=check.cause, ranks=check.ranks, line=check.line, text=text)
     return _of_divergence(red[0]) if red else None
 
 

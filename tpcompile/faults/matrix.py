@@ -71,12 +71,11 @@ def render(matrix: Matrix, console: Console) -> None:
 def summary(matrix: Matrix) -> str:
     """Counts by outcome, and the times."""
     counts = Counter(result.outcome for result in matrix.results)
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    text = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
     if not matrix.seconds:
-        return told
-    return (
-        f"{told}; fault to verdict: median {statistics.median(matrix.seconds):.2f} s, worst {max(matrix.seconds):.2f} s"
-    )
+        return text
+    median, worst = statistics.median(matrix.seconds), max(matrix.seconds)
+    return f"{text}; fault to verdict: median {median:.2f} s, worst {worst:.2f} s"
 
 
 def listing(rows: Sequence[Sequence[str]]) -> Table:
@@ -107,10 +106,18 @@ def _table(results: Sequence[Result]) -> Table:
     for tool in tools:
         table.add_column(tool)
     for result in results:
-        found = result.found
-        seconds = "" if result.seconds is None else f"{result.seconds:.2f}"
-        line = f"{found.line.file.rpartition('/')[2]}:{found.line.line}" if found and found.line else ""
-        cells = [seconds, found.cause.value if found else "", line, *(result.columns.get(tool, "") for tool in tools)]
         outcome = Text(result.outcome.value, style=_STYLES.get(result.outcome, "bold red"))
-        table.add_row(Text(result.name), outcome, *(Text(plain(cell)) for cell in cells))
+        of_tools = [result.columns.get(tool, "") for tool in tools]
+        cells = [Text(plain(cell)) for cell in (*_cells(result), *of_tools)]
+        table.add_row(Text(result.name), outcome, *cells)
     return table
+
+
+def _cells(result: Result) -> tuple[str, str, str]:
+    """Seconds, cause and line of a result."""
+    seconds = "" if result.seconds is None else f"{result.seconds:.2f}"
+    found = result.found
+    if found is None:
+        return seconds, "", ""
+    line = f"{found.line.file.rpartition('/')[2]}:{found.line.line}" if found.line else ""
+    return seconds, found.cause.value, line

@@ -65,8 +65,9 @@ def visible_gpus(device: Device) -> list[str] | None:
         return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [gpu for gpu in chosen.split(",") if gpu]
-    return list(map(str, range(count_gpus()))) or None
+        return list(filter(None, chosen.split(",")))
+    every = list(map(str, range(count_gpus())))
+    return every or None
 
 
 def gpus_of(slot: int, *, gpus: Sequence[str] | None, size: int) -> str | None:

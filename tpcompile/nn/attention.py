@@ -1,7 +1,7 @@
 """Normalised activations and rotary tables -> attention output, heads sharded over the TP group.
 
-kv heads: with more ranks than kv heads, neighbouring ranks hold the same kv head (`BlockArgs.kv_replicas`). A number
-of heads that tp does not divide is padded with heads of zeros where the arguments say so: their q, k, v and gradients
+kv heads: with more ranks than kv heads, neighbouring ranks have the same kv head (`BlockArgs.kv_replicas`). A number
+of heads that tp does not divide is padded with heads of zeros where the arguments allow it: their q, k, v and gradients
 are zero, and all ranks keep equal graphs.
 """
 

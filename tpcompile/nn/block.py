@@ -29,7 +29,7 @@ _SITES_PER_BLOCK = 3
 
 
 class BlockInputs(NamedTuple):
-    """Arguments of a stack or a block, in order; those after `sin_SR` are needed where `BlockArgs` says so."""
+    """Arguments of a stack or a block, in order; those after `sin_SR` are needed by some `BlockArgs`."""
 
     x_BSD: Tensor
     cos_SR: Tensor
@@ -112,16 +112,25 @@ class TransformerBlock(nn.Module):
 
     def site(self, batch: int, seq_len: int) -> Site | None:
         """The residual add before the MLP and the norm after it; where nothing is between, the all-reduce before."""
+        if self.modulation is None:
+            return self._site_of_rms_norm(batch, seq_len)
+        return self._site_of_modulated_norm(batch, seq_len)
+
+    def _site_of_rms_norm(self, batch: int, seq_len: int) -> Site | None:
+        if not isinstance(self.mlp_norm, RMSNorm) or self.mlp_norm.weight is None:
+            return None
+        tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
+        shapes = ((batch, tokens, self.dim),)
+        exchanging = "all_reduce_add_rms_norm" if self._adds_what_attention_sums() else ""
         dtype = self.attention.wqkv.weight.dtype
-        if isinstance(self.mlp_norm, RMSNorm) and self.mlp_norm.weight is not None and self.modulation is None:
-            tokens = seq_len // self.tp_size if self.sequence_parallel else seq_len
-            exchanging = "all_reduce_add_rms_norm" if self._adds_what_attention_sums() else ""
-            comm = self.attention.wo.comm
-            return Site("add_rms_norm", ((batch, tokens, self.dim),), dtype=dtype, exchanging=exchanging, comm=comm)
+        return Site("add_rms_norm", shapes, dtype=dtype, exchanging=exchanging, comm=self.attention.wo.comm)
+
+    def _site_of_modulated_norm(self, batch: int, seq_len: int) -> Site | None:
         is_plain = isinstance(self.mlp_norm, LayerNorm) and self.mlp_norm.weight is None
-        if is_plain and self.modulation is not None and not self.sequence_parallel:
-            return Site("add_modulated_norm", ((batch, seq_len, self.dim),), dtype=dtype)
-        return None
+        if self.sequence_parallel or not is_plain:
+            return None
+        shapes = ((batch, seq_len, self.dim),)
+        return Site("add_modulated_norm", shapes, dtype=self.attention.wqkv.weight.dtype)
 
     def _adds_what_attention_sums(self) -> bool:
         between = (self.attention.wo.bias is not None, self.attention_dropout.p > 0, self.cross_attention is not None)
@@ -139,7 +148,7 @@ class TransformerBlock(nn.Module):
             return self.fast_path(x_BSD, branch_BSD, self.mlp_norm.entered_weight(), eps=self.mlp_norm.eps, **options)
         assert shift is not None and scale is not None, "site() asks for a modulation"
         gates = torch.ones_like(scale) if gate is None else gate
-        modulation = (each_B1D.squeeze(1) for each_B1D in (gates, shift, scale))
+        modulation = gates.squeeze(1), shift.squeeze(1), scale.squeeze(1)
         return self.fast_path(x_BSD, branch_BSD, *modulation, eps=self.mlp_norm.eps)
 
     def declared(self, x_shape: Sequence[int], context_shape: Sequence[int], dtype: torch.dtype) -> Declared:

@@ -174,17 +174,21 @@ def left_padded(prompts: Sequence[Tensor], *, pad_id: int = 0) -> tuple[Tensor, 
 
     Raises ConfigError for a prompt without a token or with more than one dim.
     """
-    shapes = [tuple(prompt.shape) for prompt in prompts]
-    wrong = [shape for shape in shapes if len(shape) != 1 or shape == (0,)]
-    if wrong or not shapes:
-        raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
-    length = max(size for (size,) in shapes)
+    _check_lengths(prompts)
+    length = max(map(len, prompts))
     ids, is_token = [], []
     for prompt in prompts:
         padding = (length - len(prompt), 0)
         ids.append(F.pad(prompt, padding, value=pad_id))
         is_token.append(F.pad(torch.ones_like(prompt, dtype=torch.bool), padding))
     return torch.stack(ids), torch.stack(is_token)
+
+
+def _check_lengths(prompts: Sequence[Tensor]) -> None:
+    shapes = [tuple(prompt.shape) for prompt in prompts]
+    wrong = [shape for shape in shapes if len(shape) != 1 or shape == (0,)]
+    if wrong or not shapes:
+        raise ConfigError(f"prompts have shapes {wrong}; pass one or more tensors [S] of at least one token each")
 
 
 def _check_prompts(ids_BS: Tensor, is_token_BS: Tensor | None) -> None:

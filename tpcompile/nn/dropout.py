@@ -3,10 +3,10 @@
 The mask is a hash of (seed, site, place in the full tensor) and no state of a generator, so that replicated
 activations get one mask on all ranks, sharded ones get their part of the single-device mask, eager and compiled code
 agree bit for bit at every tp size, and a recomputed layer (activation checkpointing) drops what it dropped before.
-Compiled, it is pointwise and fuses; eager code holds several int64 tensors of the activations' shape for a moment.
+Compiled, it is pointwise and fuses; eager code allocates several int64 tensors of the activations' shape.
 
-Which to use: `Dropout` for everything a model drops itself. `seed_ranks` for random ops of torch that cannot be told
-their mask, such as dropout inside scaled_dot_product_attention, on sharded work only: without it all ranks drop the
+Which to use: `Dropout` for everything a model drops itself. `seed_ranks` for random ops of torch that take no
+mask, such as dropout inside scaled_dot_product_attention, on sharded work only: without it all ranks drop the
 same places of different heads, with it they would drop different places of replicated activations.
 """
 

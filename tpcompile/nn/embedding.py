@@ -26,8 +26,8 @@ class ParallelEmbedding(nn.Module):
     one row: exact in every dtype. The sequence-parallel form shards dim 0 of the ids: [T] -> [T / tp, D] token-major,
     [S, B] -> [S / tp, B, D]; pass `ids.flatten()` or `ids.t()` for ids [B, S].
 
-    An id outside the vocabulary yields a row of NaN: reading the ids to raise would stop the device, and zeros would
-    train on quietly. `pad=True` rounds the rows of a rank up when tp does not divide the vocabulary; the padding rows
+    An id outside the vocabulary yields a row of NaN: reading the ids to raise would stop the device, and zeros would be
+    trained on. `pad=True` rounds the rows of a rank up when tp does not divide the vocabulary; the padding rows
     come last and are never read. Raises ConfigError when tp does not divide it otherwise.
     """
 
@@ -75,7 +75,7 @@ class ParallelEmbedding(nn.Module):
     def _own_rows(self, ids: Tensor) -> Tensor:
         known = (ids >= 0) & (ids < self.num_embeddings)
         # All ranks hold the same number of rows, so quotient and remainder are owner and row. Ids of other ranks read
-        # the row of their remainder and not row 0: their zero gradients would all meet there.
+        # the row of their remainder and not row 0: their zero gradients would all be added there.
         own = known & (ids // self.num_local == self.comm.rank_index(ids.device))
         blank = torch.zeros_like(ids, dtype=self.weight.dtype).masked_fill(~known, float("nan"))
         return torch.where(own.unsqueeze(-1), F.embedding(ids % self.num_local, self.weight), blank.unsqueeze(-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -84,29 +84,19 @@ def use_fast_paths(
 ) -> dict[str, Decision]:
     """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided.
 
-    Where kernels sum over the ranks, all layers share one exchange: the stack runs on one stream at a time. Look at it
-    with `check_exchanges` where the host waits for the GPU anyway. Raises FastPathError where a module sums over ranks
+    Where kernels sum over the ranks, all layers share one exchange: the stack runs on one stream at a time. Call
+    `check_exchanges` where the host waits for the GPU anyway. Raises FastPathError where a module sums over ranks
     that are not those of the selection.
     """
-    decisions: dict[str, Decision] = {}
-    exchanges: dict[str, Exchange] = {}
-    device = next(stack.parameters()).device
+    deciding = _Deciding(selection, next(stack.parameters()).device, train)
     for module, site in _places(stack, batch, seq_len):
-        variant = ", ".join(filter(None, (site.variant, "train" if train else "")))
-        for path in _candidates(site, _size(selection.group), device, train=train):
-            decisions[path] = selection.decide(path, site.shapes, site.dtype, variant=variant)
-            if decisions[path].is_used:
-                break
-        is_used = decisions[path].is_used
-        module.fast_path = _launcher(path) if is_used else None
+        path = deciding.path_at(site)
+        module.fast_path = _launcher(path) if path else None
         if isinstance(module, TakesPacked):
-            module.takes_packed = is_used and path == site.alone
+            module.takes_packed = bool(path) and path == site.alone
         if isinstance(module, HasExchange):
-            is_exchanged = is_used and path == site.exchanging
-            if is_exchanged and path not in exchanges:
-                exchanges[path] = _exchange(decisions[path], site, selection.group, device)
-            module.exchange = exchanges[path] if is_exchanged else None
-    return decisions
+            module.exchange = deciding.exchange_of(path, site)
+    return deciding.decisions
 
 
 def check_exchanges(stack: nn.Module) -> None:
@@ -116,10 +106,11 @@ def check_exchanges(stack: nn.Module) -> None:
     """
     exchanges: dict[int, Exchange] = {}
     for module, site in _places(stack, 1, 1):
-        exchange = module.exchange if isinstance(module, HasExchange) else None
-        if exchange is not None and not isinstance(exchange, PlainExchange):
-            _check_group(exchange.group, site)
-            exchanges[id(exchange)] = exchange
+        exchange = getattr(module, "exchange", None)
+        if exchange is None or isinstance(exchange, PlainExchange):
+            continue
+        _check_group(exchange.group, site)
+        exchanges[id(exchange)] = exchange
     for exchange in exchanges.values():
         peers.check(exchange)
 
@@ -130,10 +121,13 @@ def use_plain_code(stack: nn.Module, *, exchanging: bool = False) -> None:
     With `exchanging`, that of the fast path which sums over the ranks within its kernel, where a place has one.
     """
     for module, site in _places(stack, 1, 1):
-        is_exchanged = exchanging and site.exchanging and isinstance(module, HasExchange)
-        module.fast_path = _plain_exchanging(site) if is_exchanged else getattr(plain, site.path)
-        if isinstance(module, HasExchange):
-            module.exchange = _plain_exchange(site) if is_exchanged else None
+        module.fast_path = getattr(plain, site.path)
+        if not isinstance(module, HasExchange):
+            continue
+        module.exchange = None
+        if exchanging and site.exchanging:
+            module.fast_path = _plain_exchanging(site)
+            module.exchange = _plain_exchange(site)
 
 
 def _plain_exchanging(site: Site) -> Callable[..., Any]:
@@ -151,13 +145,43 @@ def _plain_exchange(site: Site) -> PlainExchange:
     return PlainExchange(partial(site.comm.all_reduce, dst=dst))
 
 
-def _candidates(site: Site, size: int, device: torch.device, *, train: bool) -> Iterator[str]:
-    """Fast paths for a place in a group of that size, the first choice first."""
-    if site.alone and size == 1 and not train:
-        yield site.alone
-    if site.exchanging and size > 1 and not train and symmetric.can_share(device):
-        yield site.exchanging
-    yield site.path
+@dataclass
+class _Deciding:
+    """Decisions for the places of one stack, and the exchanges that its layers share."""
+
+    selection: Selection
+    device: torch.device
+    train: bool
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+
+    def path_at(self, site: Site) -> str:
+        """The fast path that all ranks decided for at this place; empty for plain code."""
+        parts = [site.variant, "train"] if self.train else [site.variant]
+        variant = ", ".join(filter(None, parts))
+        for path in filter(None, (self.special(site), site.path)):
+            decision = self.selection.decide(path, site.shapes, site.dtype, variant=variant)
+            self.decisions[path] = decision
+            if decision.is_used:
+                return path
+        return ""
+
+    def special(self, site: Site) -> str:
+        """The first choice in a group of this size, without a backward; empty when there is none."""
+        if self.train:
+            return ""
+        if _size(self.selection.group) == 1:
+            return site.alone
+        can_exchange = bool(site.exchanging) and symmetric.can_share(self.device)
+        return site.exchanging if can_exchange else ""
+
+    def exchange_of(self, path: str, site: Site) -> Exchange | None:
+        """The exchange of that fast path; None for one that does not sum over the ranks."""
+        if not path or path != site.exchanging:
+            return None
+        if path not in self.exchanges:
+            self.exchanges[path] = _exchange(self.decisions[path], site, self.selection.group, self.device)
+        return self.exchanges[path]
 
 
 def _size(group: dist.ProcessGroup | None) -> int:
@@ -166,8 +190,10 @@ def _size(group: dist.ProcessGroup | None) -> int:
 
 def _places(stack: nn.Module, batch: int, seq_len: int) -> Iterator[tuple[HasSite, Site]]:
     for module in stack.modules():
-        site = module.site(batch, seq_len) if isinstance(module, HasSite) else None
-        if isinstance(module, HasSite) and site is not None:
+        if not isinstance(module, HasSite):
+            continue
+        site = module.site(batch, seq_len)
+        if site is not None:
             yield module, site
 
 

@@ -38,7 +38,7 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def grad_norm(module: nn.Module, *, layouts: Mapping[str, Layout] | None = None, comm: TpComm | None = None) -> Tensor:
-    """2-norm of all gradients as one device has it, the same number on all ranks; a scalar, by one all-reduce of it.
+    """2-norm of all gradients as on one device, the same number on all ranks; a scalar, by one all-reduce of it.
 
     Accumulates in float32, float64 for float64. Gradients that FSDP2 shards again (DTensors) are summed over that mesh
     too, by one more all-reduce. `layouts` and `comm` are for modules without `shard_specs()`, see `placements_of`.
@@ -56,7 +56,8 @@ def grad_norm(module: nn.Module, *, layouts: Mapping[str, Layout] | None = None,
 
 def _ranks_of(placements: Iterable[Placement], comm: TpComm | None) -> TpComm:
     """The ranks that shards are over; those of `comm`, or this one, where nothing is sharded."""
-    found = {p.comm.group: p.comm for p in placements if p.comm is not None and p.is_sharded}
+    owners = [placement.owners for placement in placements]
+    found = {each.group: each for each in owners if each is not None}
     if len(found) > 1:
         raise ConfigError(
             f"parameters are sharded over {len(found)} groups; take the norm of the parts over each group alone"
@@ -75,9 +76,10 @@ def _own_sum(grad: Tensor, placement: Placement, ranks: TpComm) -> Tensor:
     replicas = {part.replicas for part in spec.packed}
     if real == shares and len(replicas) == 1:
         return _square_sum(grad) / replicas.pop()
-    split = grad.split(shares, spec.dim)
-    parts = zip(spec.packed, split, real, strict=True)
-    sums = [_square_sum(rows.narrow(spec.dim, 0, count)) / part.replicas for part, rows, count in parts]
+    sums = []
+    for part, rows, count in zip(spec.packed, grad.split(shares, spec.dim), real, strict=True):
+        own_rows = rows.narrow(spec.dim, 0, count)
+        sums.append(_square_sum(own_rows) / part.replicas)
     return sum(sums[1:], sums[0])
 
 
@@ -90,10 +92,16 @@ def _square_sum(grad: Tensor) -> Tensor:
 
 def _over_their_mesh(sums: list[Tensor]) -> list[Tensor]:
     """The sums as plain tensors: those of DTensors added up, then summed over their mesh once."""
-    plain = [own for own in sums if not isinstance(own, DTensor)]
-    meshed = [own for own in sums if isinstance(own, DTensor)]
+    plain: list[Tensor] = []
+    meshed: list[DTensor] = []
+    for own in sums:
+        if isinstance(own, DTensor):
+            meshed.append(own)
+        else:
+            plain.append(own)
     if meshed:
-        plain.append(sum(meshed[1:], meshed[0]).full_tensor())
+        total = sum(meshed[1:], meshed[0])
+        plain.append(total.full_tensor())
     return plain
 
 

@@ -38,11 +38,11 @@ class Part:
     def share(self, tp: int, name: str = "size") -> int:
         """Rows of every rank; raises ConfigError when they do not divide evenly and the part is not padded."""
         owners, units = tp // self.replicas, self.size // self.unit
-        if units % owners and not self.padded:
-            good = [n for n in _divisors(units) if n <= 64]
-            raise ConfigError(f"{name}={units} is not divisible by tp={owners}; choose tp from {good}, or pad it")
         if units % owners == 0:
             return self.size // owners
+        if not self.padded:
+            good = [n for n in _divisors(units) if n <= 64]
+            raise ConfigError(f"{name}={units} is not divisible by tp={owners}; choose tp from {good}, or pad it")
         rows = -(-units // owners) * self.unit
         return -(-rows // self.align) * self.align
 
@@ -132,12 +132,19 @@ class Placement:
 
     spec: ShardSpec
     comm: TpComm | None
-    """None: no module and no caller named ranks, the parameter is whole."""
+    """None where neither the module nor the caller gives ranks: the parameter is whole."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other ranks hold other rows."""
-        return self.spec.dim is not None and self.comm is not None and self.comm.size > 1
+        """Whether the ranks hold different rows."""
+        return self.owners is not None
+
+    @property
+    def owners(self) -> TpComm | None:
+        """The ranks that hold different rows; None where the parameter is whole on every rank."""
+        if self.spec.dim is None or self.comm is None:
+            return None
+        return self.comm if self.comm.size > 1 else None
 
 
 @dataclass(frozen=True)
@@ -282,8 +289,7 @@ def _layouts_by_name(parameters: Iterable[str], layouts: Mapping[str, Layout]) -
         fitting = [name for name in names if fnmatchcase(name, pattern)]
         if not fitting:
             raise ConfigError(f"layouts: {pattern!r} fits no parameter; there are {', '.join(names) or 'none'}")
-        for name in fitting:
-            found.setdefault(name, layout)
+        found = dict.fromkeys(fitting, layout) | found
     return found
 
 
@@ -306,7 +312,7 @@ def _check_has_ranks(name: str, parameter: Tensor, placement: Placement) -> None
     is_shard = full_shape != tuple(parameter.shape)
     if is_shard and placement.comm is None:
         raise ConfigError(
-            f"{name} is a shard, {tuple(parameter.shape)} of {full_shape}, over ranks that nothing names; keep the "
+            f"{name} is a shard, {tuple(parameter.shape)} of {full_shape}, over ranks that are not known; keep the "
             "Collectives that the module was built with in self.comm, or pass comm="
         )
 

@@ -22,8 +22,10 @@ def check_equal_on_ranks(
 ) -> None:
     """Raise when a tensor of the same name is not equal, bit for bit, on all ranks of the group; all ranks call it."""
     own = {name: f"{_description(tensor)} {_digest(tensor)}" for name, tensor in tensors.items()}
-    by_rank = [json.loads(text) for text in texts_of_all_ranks(json.dumps(own), group, device)]
-    for name in dict.fromkeys(chain.from_iterable(by_rank)):
+    own_text = json.dumps(own)
+    by_rank = list(map(json.loads, texts_of_all_ranks(own_text, group, device)))
+    names = dict.fromkeys(chain.from_iterable(by_rank))
+    for name in names:
         texts = [found.get(name, "missing") for found in by_rank]
         if len(set(texts)) > 1:
             raise ConfigError(f"{what} differ between ranks: {name} is {_by_text(texts)}. {todo}")

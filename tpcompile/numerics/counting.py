@@ -71,14 +71,15 @@ def declared_by(
     declaration: Declaration, module: nn.Module, dtype: torch.dtype, *, size: int, train: bool
 ) -> list[Collective]:
     """Collectives that a declaration lists for this run; none in a group of one rank."""
-    found: Any = declaration(module, dtype) if callable(declaration) else declaration
     if size == 1:
         return []
+    found: Any = declaration
+    if callable(found):
+        found = found(module, dtype)
     if isinstance(found, Declared):
         found = found.select(train=train)
-    if train:
-        return list(found)
-    return [collective for collective in found if collective.phase == "forward"]
+    phases = ("forward", "backward") if train else ("forward",)
+    return [collective for collective in found if collective.phase in phases]
 
 
 def first_difference(seen: Sequence[Collective], declared: Sequence[Collective]) -> str:

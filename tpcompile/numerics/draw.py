@@ -155,13 +155,19 @@ def _head_skews(module: nn.Module) -> dict[str, tuple[int, ...]]:
     for name, child in module.named_modules():
         prefix = f"{name}." if name else ""
         if isinstance(child, Attention):
-            q_heads, kv_heads, _ = (size // child.head_dim for size in child.wqkv.layout.sizes)
-            skews[f"{prefix}wqkv"] = (q_heads, kv_heads if child.qk_norm is not None else -kv_heads, 0)
+            q_width, kv_width, _ = child.wqkv.layout.sizes
+            kv_skew = _kv_skew(kv_width // child.head_dim, child.qk_norm)
+            skews[f"{prefix}wqkv"] = (q_width // child.head_dim, kv_skew, 0)
         elif isinstance(child, CrossAttention):
-            q_heads, kv_heads = (linear.layout.sizes[0] // child.head_dim for linear in (child.wq, child.wkv))
-            skews[f"{prefix}wq"] = (q_heads,)
-            skews[f"{prefix}wkv"] = (kv_heads if child.k_norm is not None else -kv_heads, 0)
+            q_width = child.wq.layout.sizes[0]
+            kv_width = child.wkv.layout.sizes[0]
+            skews[f"{prefix}wq"] = (q_width // child.head_dim,)
+            skews[f"{prefix}wkv"] = (_kv_skew(kv_width // child.head_dim, child.k_norm), 0)
     return skews
+
+
+def _kv_skew(num_heads: int, norm: nn.Module | None) -> int:
+    return -num_heads if norm is None else num_heads
 
 
 def _skew_rows(full: Tensor, sizes: Sequence[int], skew: Sequence[int]) -> None:

@@ -56,8 +56,10 @@ def forms_of(size: str) -> list[str]:
 
 def form_config(form: str, size: str) -> BlockConfig:
     """The form in a size, in float32."""
-    sizes, options = dict(SIZES["wan14b" if form == BIG else size]), dict(FORMS[form])
-    grouped, wide = options.pop("grouped", 1), options.pop("wide_heads", False)
+    sizes = dict(SIZES["wan14b" if form == BIG else size])
+    options = dict(FORMS[form])
+    grouped = options.pop("grouped", 1)
+    wide = options.pop("wide_heads", False)
     head_size = sizes["dim"] // sizes["num_heads"]
     spare = options.pop("spare_heads", 0)
     sizes["num_heads"] += spare * grouped

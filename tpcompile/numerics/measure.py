@@ -37,7 +37,7 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 
 def missing() -> dict[str, float]:
-    """The error of a tensor that should be there and is not."""
+    """The error of a missing tensor."""
     return {"error": 1.0, "single": 0.0, "ratio": float("inf")}
 
 

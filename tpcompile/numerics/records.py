@@ -1,4 +1,4 @@
-"""Results of a comparison as frozen records: JSON in, JSON out, and one text for the person who fixes it."""
+"""Results of a comparison as frozen records: JSON in, JSON out, and one text for people."""
 
 from __future__ import annotations
 

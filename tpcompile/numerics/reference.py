@@ -144,7 +144,8 @@ class Reference:
         """Distance between two runs of the same computation, in units of the single-device error."""
         found = {}
         for name, (single, exact) in self.expected(module, comm).items():
-            a, b = tensor_of(one, name), tensor_of(two, name)
+            a = tensor_of(one, name)
+            b = tensor_of(two, name)
             if a is not None and b is not None:
                 found[name] = measure.distance(a, b, single, exact, whole=self.normal[name])
         return found

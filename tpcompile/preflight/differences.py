@@ -57,7 +57,8 @@ def difference(
     ranks = [group for group, _ in groups]
     texts = [kind.missing if value is None else value for _, value in groups]
     items = [value_item(key, text) for text in texts]
-    cls, advice = kind.cls, f"{kind.advice} {kind.cause.advice}".strip()
+    cls = kind.cls
+    advice = f"{kind.advice} {kind.cause.advice}".strip()
     reason = reason_for([kind.layer], [item.text for item in items], allowed)
     if reason:
         cls, advice = DivergenceClass.DECLARED, f"declared: {reason}"

@@ -89,7 +89,7 @@ class Exchanges:
     def verdict(self, side: Side) -> Verdict:
         """Publish this rank's digest, then judge or answer until there is a verdict.
 
-        Raises DivergenceError when the judge stops responding or the store is gone.
+        Raises DivergenceError when the judge stops responding or the store cannot be reached.
         """
         self.say("waiting")
         number = _num_exchanges[self._name]

@@ -31,7 +31,7 @@ _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # splitmix64's mult
 def fingerprint(tensor: Tensor) -> str:
     """dtype, shape and bits of a tensor as one line; the local shard of a DTensor.
 
-    A tensor without data (meta) says so. Raises ConfigError for layouts without raw bytes (sparse, quantised).
+    A tensor without data (meta) is described so. Raises ConfigError for layouts without raw bytes (sparse, quantised).
     """
     return f"{describe(tensor)} {bits(tensor)}"
 

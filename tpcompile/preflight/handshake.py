@@ -52,7 +52,7 @@ def check_setup(
     tensors of `module` are shards, `allowed` lists intended differences as (layer, text, reason). Talks through
     `store`, by default a client of its own at MASTER_ADDR:MASTER_PORT; no collective.
 
-    Raises ConfigError for arguments that make no sense, DivergenceError when the judging rank falls silent; a rank
+    Raises ConfigError for invalid arguments, DivergenceError when the judging rank stops responding; a rank
     that does not call within `timeout_s` is a failed check with its number.
     """
     handshake = Handshake(

@@ -46,7 +46,8 @@ def answer_elements(tensor: Tensor, question: dict[str, Any]) -> dict[str, Any]:
 
 def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | None:
     """First element in which ranks[0] and ranks[1] differ, with the values of all `ranks`; None without an answer."""
-    start, stop = 0, math.prod(shape)
+    start = 0
+    stop = math.prod(shape)
     while stop - start > _PIECES:
         hashes = _answers(ask, ranks[:2], start, stop, "hashes")
         number = _first_difference(hashes)

@@ -41,7 +41,8 @@ def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int
     """True when the shards add up to the full size of `dim` and have the full size of every other dim."""
     sizes = list(zip(*shapes, strict=True))
     wanted = list(full)
-    along, total = sizes.pop(dim), wanted.pop(dim)
+    along = sizes.pop(dim)
+    total = wanted.pop(dim)
     if total not in (None, sum(along)):
         return False
     return all(set(column) == {size or column[0]} for column, size in zip(sizes, wanted, strict=True))

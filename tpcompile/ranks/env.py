@@ -43,9 +43,8 @@ def choose_device(requested: str, env: RankEnv) -> torch.device:
     """`auto`, `cpu`, `cuda` or `one_gpu` -> this rank's device.
 
     `auto` takes CUDA when there is a GPU for every local rank; with `one_gpu` all ranks share the first, and gloo moves
-    what they exchange through the host: graphs, kernels and numbers as on many, times that mean nothing. Raises
-    PreflightError when CUDA is asked for and
-    absent, or when there are more local ranks than GPUs.
+    what they exchange through the host: graphs, kernels and numbers are those of several GPUs, times are not. Raises
+    PreflightError when CUDA is asked for and absent, or when there are more local ranks than GPUs.
     """
     if requested == "cpu":
         return torch.device("cpu")

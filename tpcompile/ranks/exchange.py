@@ -78,7 +78,8 @@ class Exchange:
 
     def _is_judge(self) -> bool:
         """The first rank judges. When it published no digest in time, the lowest rank that did takes over."""
-        rank, first = self._store.rank, min(self._keys)
+        rank = self._store.rank
+        first = min(self._keys)
         if rank == first:
             found, _ = self._gather(self._keys, timeout_s=self._timeout_s)
         else:

@@ -1,4 +1,4 @@
-"""pid and host of a rank -> state of its process, as far as this host can tell."""
+"""pid and host of a rank -> state of its process, as far as this host can observe it."""
 
 from __future__ import annotations
 

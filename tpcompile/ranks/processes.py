@@ -61,14 +61,16 @@ def run_on_ranks(
 
 def _wait(processes: list[Any], deadline_s: float) -> None:
     """Return when all ranks have ended or one has failed."""
-    while True:
-        exit_codes = [process.exitcode for process in processes]
-        alive = [rank for rank, code in enumerate(exit_codes) if code is None]
-        if not alive or any(exit_codes):
-            return
+    while not _have_ended(processes):
         if time.monotonic() > deadline_s:
+            alive = [rank for rank, process in enumerate(processes) if process.exitcode is None]
             raise TimeoutError(f"ranks {alive} did not finish in time")
         time.sleep(_POLL_S)
+
+
+def _have_ended(processes: list[Any]) -> bool:
+    exit_codes = [process.exitcode for process in processes]
+    return None not in exit_codes or any(exit_codes)
 
 
 def _raise_first_failure(processes: list[Any], folder: Path) -> None:

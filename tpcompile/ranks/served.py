@@ -38,12 +38,12 @@ def served_store(env: RankEnv, *, timeout_s: float, environ: MutableMapping[str,
     try:
         yield
     finally:
-        with suppress(RuntimeError):  # a store that is gone needs no good-bye
+        with suppress(RuntimeError):  # the store may have ended before this rank
             store.put(f"left/{env.rank}", True)
 
 
 def _find_store(env: RankEnv, place: str, timeout_s: float) -> RankStore:
-    """This rank's client. Raises PreflightError when there is no store, or something else that never answers."""
+    """This rank's client. Raises PreflightError when there is no store, or a server that never answers."""
     found: Queue[RankStore | RuntimeError] = Queue()
 
     def connect() -> None:
@@ -52,7 +52,7 @@ def _find_store(env: RankEnv, place: str, timeout_s: float) -> RankStore:
         except RuntimeError as error:
             found.put(error)
 
-    # A thread: torch waits without a limit for a server that takes the connection and says nothing.
+    # A thread: torch waits without a limit for a server that takes the connection and never answers.
     Thread(target=connect, daemon=True).start()
     try:
         store = found.get(timeout=timeout_s)

@@ -21,7 +21,7 @@ class SigtermPipe:
         self._reader: threading.Thread | None = None
 
     def install(self, reader: threading.Thread, *, over_a_handler: bool = False) -> None:
-        """Pass SIGTERM to `reader`; does nothing off the main thread, nor over the program's handler unless told to."""
+        """Pass SIGTERM to `reader`; does nothing off the main thread, nor over the program's handler by default."""
         handler = signal.getsignal(signal.SIGTERM)
         is_free = handler is signal.SIG_DFL or over_a_handler
         if not is_free or not _is_on_main_thread():

@@ -77,7 +77,7 @@ class RankStore:
     def wait(self, key: str, *, timeout_s: float) -> bool:
         """Block, without polling, until a rank publishes `key`; False when `timeout_s` passed first.
 
-        Raises RuntimeError when the store is gone.
+        Raises RuntimeError when the store cannot be reached.
         """
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
@@ -114,7 +114,7 @@ class RankStore:
             late = sorted(set(keys).difference(found))
             if not late or is_last_look:
                 return found, tuple(late)
-            # A rank can publish its value after the look at its key and before `stop_at` or its end: look once more.
+            # A rank can publish its value after the look at its key and before `stop_at` or its end: look again.
             is_stopped = stop_at != "" and self._store.check([stop_at])
             is_late = time.monotonic() > deadline
             is_last_look = is_stopped or is_late or all(map(gone, late))

@@ -32,7 +32,7 @@ class Launches:
         self.lines: dict[str, UserLine] = {}
         """Name of each kernel -> where it is."""
         self._lowered_here: set[str | None] = set()
-        """Compiles whose AOT graphs are no text of a cache, with the numbers of a different process."""
+        """Compiles whose AOT graphs were made in this process; those from a cache have numbers of a different one."""
 
     def named(self, event: TraceEvent) -> TraceEvent:
         """The event with names and constants for numbers in the text of its graph; call it while the graph is new."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -218,13 +218,18 @@ class CaptureSession:
 
     def counters(self, compiles: tuple[CompileRecord, ...]) -> tuple[PhaseCounters, ...]:
         """Dynamo's counters per phase, with the recompiles found in the trace."""
-        recompiles = Counter(compile_.phase for compile_ in compiles if not compile_.compile_id.endswith("/0"))
-        if any(compile_.phase == "" for compile_ in compiles):
+        recompiles: Counter[str] = Counter()
+        for compile_ in compiles:
+            is_first = compile_.compile_id.endswith("/0")
+            recompiles[compile_.phase] += not is_first
+        if "" in recompiles:
             self._phases.setdefault("", _Phase(""))
+        counted: dict[str, dict[str, int]] = defaultdict(dict)
+        for (where, key), count in self._counted.items():
+            counted[where][key] = count
         found = []
         for name, phase in self._phases.items():
-            counted = {key: count for (where, key), count in self._counted.items() if where == name}
-            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted))
+            found.append(PhaseCounters(phase=name, calls=phase.calls, recompiles=recompiles[name], **counted[name]))
         return tuple(found)
 
     def _seen(self, found: Iterable[Item]) -> Seen:

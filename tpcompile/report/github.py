@@ -71,15 +71,18 @@ def annotations(verdict: Verdict, workspace: Path) -> list[str]:
 
     A rank that died or never arrived explains what differs; what differs explains the failed checks without a line.
     """
-    causes = [check for check in failed(verdict) if check.id in CAUSES and not check.is_consequence]
-    divergences = [] if causes else _of_one_cause(red(verdict))
-    annotated = set(lines_of(divergences))
-    others = [] if causes else [check for check in failed(verdict) if _is_own_cause(check, annotated)]
+    divergences: list[Divergence] = []
+    checks = [check for check in failed(verdict) if check.id in CAUSES and not check.is_consequence]
+    if not checks:
+        divergences = _of_one_cause(red(verdict))
+        annotated = set(lines_of(divergences))
+        checks = [check for check in failed(verdict) if _is_own_cause(check, annotated)]
     errors = [error(found.line, found.title, _message(found), workspace) for found in divergences]
-    errors += [error(check.line, check.name, _check_message(check), workspace) for check in (*causes, *others)]
-    if not errors:
-        errors = [_of_first_failure(verdict, workspace)] if verdict.exit_code != 0 else []
-    return list(dict.fromkeys(errors))[:MAX_ERRORS]
+    errors += [error(check.line, check.name, _check_message(check), workspace) for check in checks]
+    if verdict.exit_code != 0 and not errors:
+        errors.append(_of_first_failure(verdict, workspace))
+    different = dict.fromkeys(errors)
+    return list(different)[:MAX_ERRORS]
 
 
 def _of_one_cause(divergences: Sequence[Divergence]) -> list[Divergence]:

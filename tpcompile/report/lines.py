@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpcompile.evidence.judgement.leading import cause_text, who_text
+from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.judgement.rank_taint import value_text
 from tpcompile.evidence.records import Check, Divergence, Lead, RankGroup, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
@@ -53,7 +53,7 @@ def _one_line(text: str) -> str:
 
 
 def _lead(lead: Lead) -> str:
-    return _joined(cause_text(lead), who_text(lead), _source(lead.line))
+    return _joined(cause_text(lead), lead_ranks_text(lead), _source(lead.line))
 
 
 def _check(check: Check) -> str:

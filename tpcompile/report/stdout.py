@@ -38,7 +38,7 @@ def say(text: str) -> None:
 
 
 def _drop(error: OSError) -> None:
-    """Send what is left to nowhere: Python would fail on it once more at the end of the process."""
+    """Discard unwritten text: Python would fail on it again at the end of the process."""
     if error.errno != errno.EPIPE:  # `| head` closes the pipe on purpose
         with suppress(OSError):
             print(f"error: cannot write to stdout: {error.strerror}", file=sys.stderr)

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tpcompile.evidence.judgement.leading import cause_text, who_text
+from tpcompile.evidence.judgement.leading import cause_text, lead_ranks_text
 from tpcompile.evidence.records import Check, CheckId, Divergence, Lead, RankGroup, Status, UserLine, Verdict
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.text.ranks import named_ranks
@@ -101,7 +101,7 @@ def line(text: str, style: str = "") -> Text:
 
 def lead_text(lead: Lead) -> Group:
     """Cause, ranks, the user's line and what to do first, on the first screen."""
-    cause, who = line(cause_text(lead), "bold red"), who_text(lead)
+    cause, who = line(cause_text(lead), "bold red"), lead_ranks_text(lead)
     ranks = [_indented(line(who, "bold"))] if who else []
     advice = [_indented(text) for text in _do_first(lead)]
     return Group(cause, *ranks, *_source(lead.line), *advice)

@@ -1,7 +1,7 @@
 """Lines that torchrun and its ranks write to stderr -> those to show; torchrun's own report of a failure is kept back.
 
 When a rank ends with an error, torchrun logs which ranks it stops and raises ChildFailedError: some forty lines that
-say "exitcode 1" and nothing of the cause, below the verdict that has it.
+name exit code 1 and not the cause, below the verdict that names it.
 """
 
 from __future__ import annotations

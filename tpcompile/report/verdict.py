@@ -24,7 +24,7 @@ class Evidence(NamedTuple):
 
     record: RankRecord
     run_dir: Path
-    """Where the ranks agreed to publish, unless they are told a different place."""
+    """The run directory that the ranks agreed on; `publish` may be given a different one."""
     timeout_s: float
     allowed: Sequence[tuple[str, str, str]]
 

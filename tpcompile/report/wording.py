@@ -53,7 +53,8 @@ def cause_lines(divergence: Divergence) -> list[str]:
 
 def _guard_lines(divergence: Divergence) -> Iterator[str]:
     """The guard that failed on the odd ranks, and what holds on the others; one line where both are the same."""
-    guard, held = plain(divergence.guard), plain(divergence.held)
+    guard = plain(divergence.guard)
+    held = plain(divergence.held)
     odd = named_ranks(ranks_of(divergence.groups[-1:]))
     usual = named_ranks(ranks_of(divergence.groups[:-1]))
     is_one_guard = divergence.guard == divergence.held

@@ -30,7 +30,7 @@ class BlackBox:
     """The file that faulthandler writes if this process aborts.
 
     Where the program uses faulthandler already, as torchrun's `record` decorator does, it writes here meanwhile, and to
-    stderr afterwards: Python does not say where it wrote before.
+    stderr afterwards: Python does not expose where it wrote before.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,8 @@ def failure_check(
         # The traceback of such an error passes through the compiler: name it as a comparison of the ranks would.
         line = failed[-1].failure_line or traced or entered_at(failed[-1].line, failed[-1].stack) or line
     cause = Cause.COMPILE_FAILED if is_of_compiler else Cause.RAISED
-    kind, words = type(error).__name__, normalise.error(str(error))
+    kind = type(error).__name__
+    words = normalise.error(str(error))
     return Check(
         id=CheckId.NO_ERROR,
         mode="",

@@ -35,7 +35,8 @@ class Comparison:
         """Publish what ran since the last call, and compare with the next rank; nothing while no region is called."""
         if not self._others:
             return
-        ran, counted = ran_by(self._progress), self._progress.counted(is_over=self._is_over)
+        ran = ran_by(self._progress)
+        counted = self._progress.counted(is_over=self._is_over)
         told, self._told = self._told, (ran, counted)
         if told == self._told:
             return

@@ -94,7 +94,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Failed:
-    """The sentinel itself failed on this rank, or lost the store."""
+    """The sentinel itself failed on this rank, or the store cannot be reached."""
 
     why: str
 
@@ -217,7 +217,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Wait:
-    """Hold the compiling thread until the position is released."""
+    """Block the compiling thread until the position is released."""
 
     position: Position
 
@@ -297,7 +297,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Say:
-    """Say what this rank waits for. No warning: with a cold cache on one rank, its peers wait and all is well."""
+    """Log what this rank waits for. No warning: with a cold cache on one rank, its peers wait, which is no fault."""
 
     text: str
 

@@ -38,7 +38,7 @@ class Losses:
         self._log, self._protocol, self._snapshot = log, protocol, snapshot
 
     def problem(self, error: BaseException, compiles: Sequence[CompileRecord]) -> tuple[Check, tuple[int, ...]]:
-        """(what is wrong, ranks that are gone): a rank whose end caused it, else the exception itself."""
+        """(what is wrong, ranks that have ended): a rank whose end caused it, else the exception itself."""
         line = line_of(error)
         found = self.behind(error, line)
         if found is not None:
@@ -78,7 +78,7 @@ class Losses:
 
 
 def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:
-    """Call `look` until it finds something, for `_LOSS_S` at most."""
+    """Call `look` until it returns a finding, for `_LOSS_S` at most."""
     deadline = time.monotonic() + _LOSS_S
     found = look()
     while found is None and time.monotonic() <= deadline:

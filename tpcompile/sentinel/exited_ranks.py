@@ -22,7 +22,8 @@ def waits_for_exited(situation: Situation) -> Finding | None:
 
 
 def _of_wait(states: ByRank[RankState], wait: Wait) -> Finding | None:
-    here, absent = states[wait.rank], states[wait.target]
+    here = states[wait.rank]
+    absent = states[wait.target]
     if not absent.ended:
         return None
     explained = _explained(states, here, absent) if here.waits_at is None else None

@@ -69,7 +69,8 @@ def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
     match = _PEER.search(str(entry.get("profiling_name", "")))
     if match is None:
         return None
-    peer, ranks = int(match["peer"]), watching.group_members().get(_group(entry), ())
+    peer = int(match["peer"])
+    ranks = watching.group_members().get(_group(entry), ())
     line = _innermost(entry.get("frames", []))
     return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 
@@ -168,7 +169,7 @@ def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
 
 def _line_of(frame: FrameType) -> UserLine | None:
     code = frame.f_code
-    # Between two instructions a frame of another thread may have no line, whatever the annotation says.
+    # Between two instructions a frame of a different thread may have no line, although its annotation is `int`.
     return user_line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
 
 

@@ -88,8 +88,10 @@ def crossed(situation: Situation) -> Finding | None:
 
 def _crossed_by(situation: Situation, a: int, b: int) -> Finding | None:
     states = situation.now
-    first_of_a, first_of_b = situation.stuck[a], situation.stuck[b]
-    second_of_a, second_of_b = _in_flight(states[a], first_of_b), _in_flight(states[b], first_of_a)
+    first_of_a = situation.stuck[a]
+    first_of_b = situation.stuck[b]
+    second_of_a = _in_flight(states[a], first_of_b)
+    second_of_b = _in_flight(states[b], first_of_a)
     if first_of_a.group == first_of_b.group or second_of_a is None or second_of_b is None:
         return None
     if _may_be_joined(first_of_a, states) or _may_be_joined(first_of_b, states):

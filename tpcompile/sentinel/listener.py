@@ -42,7 +42,7 @@ class Listener:
         return self._thread.ident is not None
 
     def close(self) -> None:
-        """Wait for the thread, which ends at this rank's `left` entry or when the store is gone."""
+        """Wait for the thread, which ends at this rank's `left` entry or when the store cannot be reached."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_CLOSE_S)
 
@@ -53,7 +53,7 @@ class Listener:
                 if entry.kind == "left" and entry.rank == self._log.rank:
                     return
         except RuntimeError as error:
-            self._on(Failed(f"the job's store is gone: {error}"))
+            self._on(Failed(f"the job's store cannot be reached: {error}"))
         except Exception as error:  # a thread that ends silently would leave the other ranks waiting for answers
             logger.error("rank {}: the sentinel failed", self._log.rank, exception=error)
             self._on(Failed(f"{type(error).__name__}: {error}"))

@@ -98,7 +98,7 @@ def _region_of(state: RankState) -> str:
 
 def _other_order(mine: _Held, theirs: _Held) -> Finding:
     first, second = mine.state, theirs.state
-    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both hold collectives"
+    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both contain collectives"
     return Finding(Cause.ORDER_FORWARD, says, (first.rank, second.rank), second.line or first.line)
 
 
@@ -106,7 +106,7 @@ def _while_compiling(pair: Pair) -> Finding | None:
     """The finding where the other rank communicates while it compiles."""
     if not pair.other.compiles:
         return None
-    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; {pair.opening} alone"
+    says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; only {pair.opening}"
     return pair.about_other(Cause.STUCK_COLLECTIVE, says)
 
 

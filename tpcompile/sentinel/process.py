@@ -16,5 +16,5 @@ class Process(Frozen):
     main_thread: int = 0
 
     def state(self) -> Liveness:
-        """Whether it is alive, as far as this host can tell."""
+        """Whether it is alive, as far as this host can observe."""
         return process_state(self.pid, self.host)

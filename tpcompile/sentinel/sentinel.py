@@ -202,7 +202,7 @@ class Sentinel:
             raise unseen
 
     def close(self, why: str = FINISHED) -> None:
-        """Stop watching: end threads, close connections, remove hooks, and tell the other ranks that this one left."""
+        """Stop watching: end threads, close connections, remove hooks, and publish that this rank left."""
         was_active = self.is_active
         self._on(ev.Leaving())
         _LIVE.discard(self)
@@ -254,11 +254,11 @@ class Sentinel:
             self._effects[type(action)](action)
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Call `act`; if the store is gone, stop watching, so that the job itself is not affected."""
+        """Call `act`; if the store cannot be reached, stop watching, so that the job itself is not affected."""
         try:
             act()
         except RuntimeError as error:
-            self._on(ev.Failed(f"the job's store is gone: {error}"))
+            self._on(ev.Failed(f"the job's store cannot be reached: {error}"))
 
     def _post(self, action: ev.Post) -> None:
         is_last, is_equal = self.log.post(action.position, action.post)
@@ -343,7 +343,7 @@ class Sentinel:
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:
-            logger.debug("the store was gone when the sentinel closed")
+            logger.debug("the store could not be reached when the sentinel closed")
 
     def _say_raising(self) -> None:
         """Record that a compile raises: no rank ends before the traceback is written."""
@@ -378,7 +378,7 @@ class Sentinel:
             if self.is_active and self.shutdown.exit_code is None:
                 self._blame_lost()
         except RuntimeError as error:
-            logger.debug("cannot tell which rank died: the store is gone ({})", error)
+            logger.debug("cannot find out which rank died: the store cannot be reached ({})", error)
         finally:
             self.shutdown.terminated(128 + SIGTERM)
 

@@ -17,7 +17,7 @@ from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.messages import Issued, Place, RankState, place_of
 
 _BECAME = {
-    "died": (Cause.KILLED, "is gone: its process died"),
+    "died": (Cause.KILLED, "has died"),
     "stopped": (Cause.STOPPED_RESPONDING, "is stopped (SIGSTOP)"),
     "silent": (Cause.STOPPED_RESPONDING, "does not answer"),
 }

@@ -1,7 +1,7 @@
 """How ranks enter their compiled callables -> ranks on which one of them runs as several compiled regions: pure.
 
 A graph break in a loop makes Dynamo skip a code object for the life of the process, so that only its parts are
-compiled. If these hold no collective, no rank waits. Ranks are compared at calls that ran as one region on both.
+compiled. If these contain no collective, no rank waits. Ranks are compared at calls that ran as one region on both.
 """
 
 from __future__ import annotations

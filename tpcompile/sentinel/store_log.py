@@ -86,7 +86,7 @@ class StoreLog:
         store.put(f"event/{store.count('events')}", entry.model_dump(mode="json"))
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry from the first one on; blocks for the next one. Raises RuntimeError when the store is gone."""
+        """Every entry from the first one on; blocks for the next one. Raises RuntimeError without a store."""
         number = 1
         while True:
             store = self._count(2)
@@ -111,7 +111,7 @@ class StoreLog:
         return is_last, not (is_last and store.peek(f"differs/{key}"))
 
     def decide(self, position: Position, kind: str, **data: Any) -> None:
-        """Decide on a position and tell every rank, unless it is decided."""
+        """Decide on a position and publish that to every rank, unless it is decided."""
         if self._count(1).count(f"decided/{position.key}") == 1:
             self.tell(kind, position=position.model_dump(mode="json"), **data)
 

@@ -42,6 +42,6 @@ class Timer:
                 self._on(Tick(time.monotonic()))
         except RuntimeError as error:
             if not self._done.is_set():
-                self._on(Failed(f"the job's store is gone: {error}"))
+                self._on(Failed(f"the job's store cannot be reached: {error}"))
         finally:
             self._ends()

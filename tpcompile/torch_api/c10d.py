@@ -87,7 +87,7 @@ def new_named_group(ranks: list[int], name: str, description: str) -> Any:
 
 def known_groups() -> list[tuple[Any, str]]:
     """(group, its name) of the groups this rank is in, in the order in which they were made."""
-    return list(c10d._world.pg_names.items())  # a copy: another thread may make a group meanwhile
+    return list(c10d._world.pg_names.items())  # a copy: a different thread may create a group meanwhile
 
 
 def own_client_of_default_store() -> dist.Store:

@@ -108,11 +108,15 @@ def users_lines() -> Iterator[Stacks]:
 
 
 def _users_line(stack_trace: str, filter_fn: Callable[[str, str, str], bool] | None = None) -> Any:
-    found = _innermost(stack_trace, lambda file, *_: not is_library_file(file)) if filter_fn is None else None
-    if found:
-        for stacks in _asking:
-            stacks.setdefault((found.file, int(found.lineno)), set()).add(stack_trace)
-    return found or _innermost(stack_trace, filter_fn)
+    if filter_fn is not None:
+        return _innermost(stack_trace, filter_fn)
+    found = _innermost(stack_trace, lambda file, *_: not is_library_file(file))
+    if not found:
+        return _innermost(stack_trace, None)
+    place = (found.file, int(found.lineno))
+    for stacks in _asking:
+        stacks.setdefault(place, set()).add(stack_trace)
+    return found
 
 
 def interned_strings() -> dict[int, str]:
@@ -303,7 +307,7 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _matmul_precision() -> str:
-    """The process-wide setting; torch refuses to answer once a backend has its own (`fp32_precision`)."""
+    """The process-wide setting; torch raises once a backend has its own (`fp32_precision`)."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

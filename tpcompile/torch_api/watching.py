@@ -230,7 +230,7 @@ def group_waited_in(frame: FrameType | None) -> str:
     """`name description` of the group whose collective the thread is calling, empty for none.
 
     The flight recorder knows a collective only once it is issued; the first one of a group sets up the connections
-    before that, and waits for the others there.
+    before that, and waits for the other ranks there.
     """
     calls = takewhile(_is_of_communication, islice(frames_from(frame), 8))
     named = (_group_given(call.f_locals) for call in calls)

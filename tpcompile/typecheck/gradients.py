@@ -1,4 +1,4 @@
-"""Types of operands that meet in one op -> the type of what they make, and what their gradients say about it."""
+"""Types of the operands of one op -> the type of its result, and a violation where their gradients do not fit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ def join(step: Step, types: Types) -> SpmdType:
     if len(varying.known_dims) > 1:
         return mixed_shards(step, varying)
     if varying:
-        # A mask (V of unknown dim, no gradient) leaves the shard as it is.
-        shards = Types(t for t in varying if t.dim is not None or t.grad)
-        is_masked = len(shards) < len(varying)
-        found = (shards or varying).shard
-        return replace(found, grad=types.grad, is_masked=found.is_masked or is_masked)
+        return _joined_shards(varying, grad=types.grad)
     return SpmdType(whole_kind(types), types.grad, origin=types.deciding.origin)
+
+
+def _joined_shards(varying: Types, *, grad: bool) -> SpmdType:
+    """Type of an op on shards of one dim; a mask (V of unknown dim, no gradient) leaves the shard as it is."""
+    shards = Types(t for t in varying if t.dim is not None or t.grad)
+    is_masked = len(shards) < len(varying)
+    found = (shards or varying).shard
+    return replace(found, grad=grad, is_masked=found.is_masked or is_masked)
 
 
 def whole_kind(types: Types) -> Kind:
@@ -45,11 +49,12 @@ def wrong_gradient(step: Step, types: Types, *, partial: bool = False) -> SpmdTy
     """
     if not step.differentiable:
         return None
-    shared = [t for t in types if t.grad and t.replicated_rows is not None]
+    with_gradient = types.with_gradient
+    shared = [t for t in with_gradient if t.replicated_rows is not None]
     if shared:
         return _replicated_rows(step, shared[0])
-    equal = types.with_gradient.of_kind("I")
-    summed = types.with_gradient.of_kind("R")
+    equal = with_gradient.of_kind("I")
+    summed = with_gradient.of_kind("R")
     if not equal:
         return None
     if partial or types.has("V"):
@@ -82,8 +87,8 @@ def _replicated_rows(step: Step, shared: SpmdType) -> SpmdType:
 def _undeclared(step: Step, equal: SpmdType) -> SpmdType:
     return step.flag(
         "undeclared-layout",
-        why=f"{equal.made('{}')} meets work that differs per rank, and no layout is declared for it, so it is taken "
-        "for replicated",
+        why=f"{equal.made('{}')} is used in work that differs per rank, and no layout is declared for it, so it is "
+        "taken for replicated",
         fix="if each rank holds a shard of it, declare that: in shard_specs() of its module, or "
         "parameter_types={'NAME': 'V(0)'}; if it is the same on all ranks, pass it through copy_to_tp first",
     )
@@ -113,14 +118,14 @@ def _equal_beside_summed(step: Step, equal: SpmdType, summed: SpmdType) -> SpmdT
     if summed.is_reduced:
         return step.flag(
             "needs-dst-I",
-            why=f"the result of {summed.origin} has a gradient that is summed over the ranks, but it meets "
-            "a replicated tensor (I) in work all ranks repeat: its gradient is counted once per rank",
+            why=f"the result of {summed.origin} has a gradient that is summed over the ranks, but it is combined with "
+            "a replicated tensor (I) in work that all ranks repeat: its gradient is counted once per rank",
             fix="give the collective dst='I'; or, where the work behind it does differ per rank, pass the replicated "
             "tensor through copy_to_tp",
         )
     return step.flag(
         "missing-copy",
-        why="a tensor inside the parallel region (R, partial gradient) meets a replicated tensor (I) that never "
-        "entered it: one of the two gradients is wrong",
+        why="a tensor inside the parallel region (R, partial gradient) is combined with a replicated tensor (I) that "
+        "never entered it: one of the two gradients is wrong",
         fix="pass the replicated tensor through copy_to_tp as well",
     )

@@ -196,7 +196,7 @@ def _along_dim(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
 
 @view("aten.cumsum", "aten.logcumsumexp", "aten.cumprod")
 def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
-    """Along the sharded dim every rank begins anew; counts of local things are meant so."""
+    """Along the sharded dim every rank starts again; counts of local values are intended."""
     if step.arg(1, "dim") % x.dim() != shard.dim:
         return shard
     if not x.is_floating_point():
@@ -204,7 +204,7 @@ def _running(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     pending = step.pending(
         "product" if step.name == "aten.cumprod" else "scan",
         "crosses-shards",
-        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it begins anew on every rank",
+        why=f"{step.name} runs along dim {shard.dim}, which is sharded: it starts again on every rank",
         fix="add what the ranks before have in total: all_gather the totals, sum those of lower ranks; or gather first",
     )
     return replace(shard, pending=pending)
@@ -235,7 +235,8 @@ def crosses(step: Step, shard: SpmdType) -> Pending:
 def _padded(step: Step, shard: SpmdType, x: Tensor) -> SpmdType:
     """A padded shard stays one; padding on one side of it and cutting on the other moves its elements."""
     assert shard.dim is not None
-    pad, place = step.arg(1, "pad"), 2 * (x.dim() - 1 - shard.dim)
+    pad = step.arg(1, "pad")
+    place = 2 * (x.dim() - 1 - shard.dim)
     sides = pad[place : place + 2]
     is_shift = len(sides) == 2 and min(sides) < 0 < max(sides)
     return replace(shard, pending=crosses(step, shard)) if is_shift else shard

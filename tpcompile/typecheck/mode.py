@@ -34,8 +34,8 @@ from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.rules import judge
 from tpcompile.typecheck.rules_collective import judge_call
 from tpcompile.typecheck.site import Site, current_site, in_generated_function, in_user_function, user_function
-from tpcompile.typecheck.spmd import CONSTANT, PARAMETER, UNKNOWN, Origin, SpmdType, Types, parse_type, varying
-from tpcompile.typecheck.step import Result, Step, is_float, tensors_in
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, Origin, SpmdType, of_base, parse_type, varying
+from tpcompile.typecheck.step import Result, Step, is_float, makes_unknown, tensors_in
 
 _FUNCTIONAL = ("_c10d_functional.all_reduce", "_c10d_functional.all_gather_into_tensor")
 _PASSES = ("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd")
@@ -103,7 +103,7 @@ class SpmdTypeMode(TorchDispatchMode):
         self._types[tensor] = type_ if self.train else replace(type_, grad=False)
 
     def type_of(self, tensor: Tensor) -> SpmdType:
-        """Type of a tensor; one that the mode has not seen is a constant, a DTensor says it itself."""
+        """Type of a tensor; one that the mode has not seen is a constant, a DTensor has its own."""
         if isinstance(tensor, DTensor):
             return self._of_dtensor(tensor)
         tensor = _plain(tensor)
@@ -171,15 +171,16 @@ class SpmdTypeMode(TorchDispatchMode):
             self._sources.note_collective(_plain(operands[0]), origin, operand, place=len(self.violations))
 
     def _count(self, step: Step, types: Result, num_violations: int) -> None:
-        """Count an op, and keep the first that was not judged; a violation says that of itself."""
+        """Count an op, and keep the first that was not judged; one with a violation was."""
         self.num_ops += 1
-        is_lost = step.types.has("U")
-        results = [types] if isinstance(types, SpmdType) else types
-        makes_unknown = len(results) > 0 and results[0].kind == "U"  # others are statistics, as of an attention
-        has_violation = len(self.violations) > num_violations
-        is_followed = step.is_judged and not makes_unknown
-        self.num_judged += has_violation or (is_followed and not is_lost)
-        if not (is_followed or is_lost or has_violation):
+        if len(self.violations) > num_violations:
+            self.num_judged += 1
+            return
+        if step.types.has("U"):
+            return
+        if step.is_judged and not makes_unknown(types):
+            self.num_judged += 1
+        else:
             self._lost_at(step)
 
     def _lost_at(self, step: Step) -> None:
@@ -196,7 +197,7 @@ class SpmdTypeMode(TorchDispatchMode):
         if self.train and not _grad_enabled(step.name) and in_user_function():
             return UNKNOWN
         if any(isinstance(tensor, DTensor) for tensor in step.results):
-            return [self.type_of(tensor) for tensor in step.results]
+            return list(map(self.type_of, step.results))
         if step.name in _PASSES:
             self._results[_plain(step.out)] = self._results.get(_plain(step.args[0]))
         types = judge(step)
@@ -233,12 +234,19 @@ class SpmdTypeMode(TorchDispatchMode):
         for tensor, type_ in zip(targets, types, strict=False):
             kept = _fitting(type_, tensor, differentiable=step.differentiable)
             self._types[_plain(tensor)] = kept
-            base = base_of(tensor)
-            if written and base is not None:
-                old = self.type_of(base)
-                self._types[base] = _of_base(old, kept)
-                if "U" not in (old.kind, kept.kind) and self._types[base].kind == "U":
-                    self._lost_at(step)
+            if written:
+                self._keep_base(step, tensor, kept)
+
+    def _keep_base(self, step: Step, tensor: Tensor, kept: SpmdType) -> None:
+        """Set the type of the tensor that a written one is a view of."""
+        base = base_of(tensor)
+        if base is None:
+            return
+        old = self.type_of(base)
+        self._types[base] = of_base(old, kept)
+        was_known = "U" not in (old.kind, kept.kind)
+        if was_known and self._types[base].kind == "U":
+            self._lost_at(step)
 
     def _expect_reader(self, step: Step, out: Tensor) -> None:
         if step.type_at(0).kind == "C":
@@ -274,7 +282,7 @@ class SpmdTypeMode(TorchDispatchMode):
             if name in declared:
                 self.declare(parameter, _parameter_type(parameter, declared[name].spec, self.group.size()))
             elif parameter not in self._types:  # a tied parameter has the type that one of its modules declares
-                origin = Origin(f"{PARAMETER}{name}", Site())
+                origin = Origin(f"parameter {name}", Site(), maker="parameter")
                 self.declare(parameter, SpmdType("I", parameter.requires_grad, origin=origin))
 
     def _declare_given(self, module: nn.Module, types: Mapping[str, str]) -> None:
@@ -355,23 +363,12 @@ def _fitting(type_: SpmdType, tensor: Tensor, *, differentiable: bool) -> SpmdTy
     return replace(type_, grad=grad).keep_dim_if(has_dim)
 
 
-def _of_base(old: SpmdType, part: SpmdType) -> SpmdType:
-    """Type of a tensor after a part of it was written through a view."""
-    part = part.with_dim(None)
-    if old.kind == "C" or old == part:
-        return part
-    if old.kind == "V" and part.kind in ("V", "C"):
-        grad = Types([old, part]).grad
-        return replace(old, grad=grad).with_dim(None)
-    return old if part.kind == "C" else UNKNOWN
-
-
 def _is_in_place(func: Any) -> bool:
     return func._schema.is_mutable or func._schema.name.startswith("c10d::")
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Tensors the op writes to; c10d ops take their outputs first, and not all of their schemas say so."""
+    """Tensors the op writes to; c10d ops take their outputs first, which not all of their schemas declare."""
     if func._schema.name.startswith("c10d::"):
         return tensors_in(args[0])
     arguments = func._schema.arguments

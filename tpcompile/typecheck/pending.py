@@ -15,7 +15,7 @@ Each use that neither carries nor completes it is reported at the op that made i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,9 @@ _CUTS = {"aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "at
 _SUMS = {"aten.add", "aten.sub", "aten.rsub"}
 _SCALES = {"aten.mul", "aten.div", "aten.true_divide"}
 _PRODUCTS = {"aten.mm", "aten.bmm", "aten.mv"}
+_LINEAR = {*_VIEWS, *_PRODUCTS, *_SCALES, "aten.sum", "aten.exp", "aten.native_dropout"}
+_REDUCTIONS = {"aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp"}
+_WRITES = {"aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter"}
 _PROBES = {"aten.isnan", "aten.isinf", "aten.isfinite", "aten.eq", "aten.ne"}
 
 CARRIED, COMPLETED, LOST, WRONG = "carried", "completed", "lost", "wrong"
@@ -52,15 +55,7 @@ def pending_of(step: Step) -> Pending | None:
 
 def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
     """Types of the results of an op that reads a pending value; `judge` gives them for the value as it stands."""
-    outcome = WRONG
-    if step.name in _SAME_VALUE:
-        outcome = CARRIED
-    elif step.name in _PROBES:
-        outcome = LOST
-    elif step.name.startswith(("aten.", "_c10d_functional.")) or step.name in _OF_CALLS:
-        outcome = OUTCOMES[pending.kind](step, pending)
-    else:
-        outcome = LOST  # a custom op
+    outcome = _outcome(step, pending)
     if outcome == WRONG:
         return step.all_results(step.flag_pending(pending))
     if outcome == LOST:
@@ -70,20 +65,38 @@ def judge_pending(step: Step, pending: Pending, judge: Judge) -> Result:
     return result if outcome == COMPLETED else _carried(step, result, pending)
 
 
+def _outcome(step: Step, pending: Pending) -> str:
+    if step.name in _SAME_VALUE:
+        return CARRIED
+    is_known = step.name in _OF_CALLS or step.name.startswith(("aten.", "_c10d_functional."))  # no custom op
+    if step.name in _PROBES or not is_known:
+        return LOST
+    return OUTCOMES[pending.kind](step, pending)
+
+
 _OF_CALLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "copy_to_tp", "scatter_single")
 """Wrappers that take the value for one of the whole tensor; any other call may bring it where it belongs."""
 
 
 def _carried(step: Step, result: Result, pending: Pending) -> Result:
-    if pending.kind == "gather" and step.name in _APART:
-        pending = replace(pending, kind="blocks")
-    elif pending.kind == "gather" and step.name in _VIEWS and step.out.shape != step.args[0].shape:
-        pending = replace(pending, dim=None)
+    pending = _next(step, pending)
+
+    def carry(type_: SpmdType) -> SpmdType:
+        return type_ if type_.kind in ("U", "C") else replace(type_, pending=pending)
+
+    return carry(result) if isinstance(result, SpmdType) else list(map(carry, result))
+
+
+def _next(step: Step, pending: Pending) -> Pending:
+    """The pending value after an op that carries it."""
     if pending.kind == "scan" and step.name == "aten.exp":
-        pending = replace(pending, kind="product")
-    results = [result] if isinstance(result, SpmdType) else list(result)
-    kept = [type_ if type_.kind in ("U", "C") else replace(type_, pending=pending) for type_ in results]
-    return kept[0] if isinstance(result, SpmdType) else kept
+        return replace(pending, kind="product")
+    if pending.kind != "gather":
+        return pending
+    if step.name in _APART:
+        return replace(pending, kind="blocks")
+    is_reshaped = step.name in _VIEWS and step.out.shape != step.args[0].shape
+    return replace(pending, dim=None) if is_reshaped else pending
 
 
 def _others(step: Step) -> Types:
@@ -93,50 +106,53 @@ def _others(step: Step) -> Types:
 
 def _has_own_value(step: Step) -> bool:
     """Whether an operand differs per rank on no known dim, as what a rank knows of itself or of the ranks before."""
-    return any((t.kind == "V" and t.dim is None) or t.kind == "U" or _is_gathered(t) for t in _others(step))
+    return any(map(_is_own, _others(step)))
 
 
-def _is_gathered(type_: SpmdType) -> bool:
-    return type_.kind == "R" and type_.origin is not None and "gather" in type_.origin.what
+def _is_own(type_: SpmdType) -> bool:
+    if type_.kind == "R":
+        return type_.maker == "all_gather"
+    has_no_dim = type_.kind == "V" and type_.dim is None
+    return has_no_dim or type_.kind == "U"
+
+
+def _carried_by(step: Step, ops: Set[str]) -> str:
+    return CARRIED if step.name in ops else WRONG
 
 
 def _scan(step: Step, pending: Pending) -> str:
     if step.name in _SUMS and _has_own_value(step):
         return COMPLETED
-    scales_by_whole = step.name in _SCALES and all(t.is_whole for t in _others(step))
-    if step.name in _VIEWS or step.name in ("aten.neg", "aten.exp") or scales_by_whole:
-        return CARRIED
-    return WRONG
+    carrying = {*_VIEWS, "aten.neg", "aten.exp"}
+    if _others(step).are_whole:
+        carrying |= _SCALES
+    return _carried_by(step, carrying)
 
 
 def _product(step: Step, pending: Pending) -> str:
     if step.name == "aten.mul" and _has_own_value(step):
         return COMPLETED
-    return CARRIED if step.name in _VIEWS else WRONG
+    return _carried_by(step, _VIEWS)
 
 
 def _halo(step: Step, pending: Pending) -> str:
-    writes_border = step.name in ("aten.copy", "aten.where", "aten.index_put", "aten.slice_scatter")
-    if writes_border:
+    if step.name in _WRITES:
         return COMPLETED
-    is_cut = step.name in _CUTS and all(part.shape != step.args[0].shape for part in step.results)
-    if is_cut and pending.dim is not None:
-        return COMPLETED
-    return CARRIED if step.name in _VIEWS else WRONG
+    if step.name in _CUTS and pending.dim is not None:
+        shape = step.args[0].shape
+        is_cut = all(part.shape != shape for part in step.results)
+        return COMPLETED if is_cut else CARRIED
+    return _carried_by(step, _VIEWS)
 
 
 def _shift(step: Step, pending: Pending) -> str:
-    kinds = _others(step).kinds
+    kinds = _others(step).kinds | _kinds(step)
     if step.name in ("aten.mul", "aten.div") and _has_own_value(step):
         return COMPLETED
-    if step.name in ("aten.log", "aten.reciprocal") or (step.name in _SUMS | _SCALES and "P" in kinds | _kinds(step)):
+    if step.name in ("aten.log", "aten.reciprocal"):
         return LOST
-    is_linear = step.name in _VIEWS | _PRODUCTS | _SCALES or step.name in (
-        "aten.sum",
-        "aten.exp",
-        "aten.native_dropout",
-    )
-    return CARRIED if is_linear else WRONG
+    combines_partial = "P" in kinds and step.name in _SUMS | _SCALES
+    return LOST if combines_partial else _carried_by(step, _LINEAR)
 
 
 def _kinds(step: Step) -> set[Any]:
@@ -149,7 +165,7 @@ def _factor(step: Step, pending: Pending) -> str:
     """`dim` is 1 for a value that is too large by the number of ranks, -1 for one that is too small."""
     number = _number(step)
     if number is None:
-        return CARRIED if step.name in _VIEWS or step.name == "aten.neg" else WRONG
+        return _carried_by(step, {*_VIEWS, "aten.neg"})
     scale = number if step.name == "aten.mul" else 1 / number
     wanted = 1 / step.world if pending.dim == 1 else step.world
     return COMPLETED if math.isclose(scale, wanted, rel_tol=1e-6) else CARRIED
@@ -160,20 +176,20 @@ def _number(step: Step) -> float | None:
     if step.name not in _SCALES:
         return None
     value = step.args[1]
-    if isinstance(value, Tensor):
-        is_number = value.dim() == 0 and not value.is_meta and step.type_at(1).kind == "C"
-        value = value.item() if is_number else None
-    is_number = isinstance(value, (int, float)) and value != 0
-    return float(value) if is_number else None
+    is_readable = isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta
+    if is_readable and step.type_at(1).kind == "C":
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        return None
+    return float(value) or None
 
 
 def _gather(step: Step, pending: Pending) -> str:
     """A view with more dims takes the blocks apart; a sum may be over them, a mask may choose among them."""
     if step.name in _APART:
         return CARRIED
-    is_sum = step.name in ("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.logsumexp")
-    is_of_parts = pending.rule == "partial-used-as-whole"
-    if (is_sum and is_of_parts) or _has_own_value(step):
+    reduces_parts = step.name in _REDUCTIONS and pending.rule == "partial-used-as-whole"
+    if reduces_parts or _has_own_value(step):
         return LOST
     if step.name not in _VIEWS - _CUTS:
         return WRONG
@@ -181,12 +197,11 @@ def _gather(step: Step, pending: Pending) -> str:
 
 
 def _blocks(step: Step, pending: Pending) -> str:
-    if step.name == "aten.cat":
-        joined_at = step.arg(1, "dim", 0) % step.args[0][0].dim()
-        if pending.dim is None and pending.rule == "wrong-gather-dim":
-            return LOST  # which dim is sharded was not followed
-        return COMPLETED if joined_at == pending.dim else WRONG
-    return LOST
+    was_followed = pending.dim is not None or pending.rule != "wrong-gather-dim"
+    if step.name != "aten.cat" or not was_followed:
+        return LOST
+    joined_at = step.arg(1, "dim", 0) % step.args[0][0].dim()
+    return COMPLETED if joined_at == pending.dim else WRONG
 
 
 OUTCOMES: dict[str, Callable[[Step, Pending], str]] = {

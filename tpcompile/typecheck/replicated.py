@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 
 def declared_rows(spec: ShardSpec, tp: int) -> Span | None:
-    """The span of a declared layout, in the rows of one rank; None when no rank holds what another has."""
+    """The span of a declared layout, in the rows of one rank; None when all ranks have different rows."""
     if all(part.replicas == 1 for part in spec.packed):
         return None
     ends = list(accumulate(part.share(tp) for part in spec.packed))

@@ -79,8 +79,9 @@ class Report:
         if self.is_complete:
             return f"type check passed: {checked}"
         if not self.num_ops:
-            return f"type check says nothing: no op ran on {_named(self.ranks)} of tp={self.tp}"
-        return f"type check found nothing in a part: {checked}; not followed since {self.not_followed_since}"
+            return f"type check judged nothing: no op ran on {_named(self.ranks)} of tp={self.tp}"
+        lost = f"not followed since {self.not_followed_since}"
+        return f"type check found nothing in the part that it followed: {checked}; {lost}"
 
 
 def _named(ranks: tuple[int, ...]) -> str:

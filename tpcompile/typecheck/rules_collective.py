@@ -84,18 +84,22 @@ def _over_different_group(step: Step, call: Call, x: SpmdType) -> SpmdType:
     But for a sum over ranks of which only this one is in the checked group, as along a different mesh axis: what is
     partial stays partial.
     """
+    if call.name == "copy_to_tp" and x.kind == "I":
+        return _enter(step, x)
     if call.name == "copy_to_tp":
-        return _enter(step, x) if x.kind == "I" else replace(x, replicated_rows=None)
-    is_sum = call.name == "all_reduce" and x.kind == "P" and x.op in _SUMS and (call.op or "sum") in _SUMS
-    if is_sum and step.is_across(call.group):
-        return replace(x, origin=step.origin("all_reduce over a different group"))
+        return replace(x, replicated_rows=None)
+    is_sum = call.name == "all_reduce" and (call.op or "sum") in _SUMS
+    is_across = x.is_partial_of(*_SUMS) and step.is_across(call.group)
+    if is_sum and is_across:
+        return replace(x, origin=step.origin("all_reduce over a different group", maker="all_reduce"))
     return UNKNOWN
 
 
 @_call("all_reduce")
 def _all_reduce(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Partial -> I or R, as `dst` says."""
-    whole = SpmdType(_kind(call.dst), x.grad, origin=step.origin(f"all_reduce(dst={call.dst!r})"))
+    origin = step.origin(f"all_reduce(dst={call.dst!r})", maker="all_reduce")
+    whole = SpmdType(_kind(call.dst), x.grad, origin=origin)
     return _all_reduced(step, x, call.op or "sum", whole)
 
 
@@ -109,7 +113,8 @@ def _reduce_scatter(step: Step, call: Call, x: SpmdType) -> SpmdType:
 def _all_gather(step: Step, call: Call, x: SpmdType) -> SpmdType:
     """Shard -> I or R, as `dst` says."""
     assert call.dim is not None
-    whole = SpmdType(_kind(call.dst), x.grad, origin=step.origin(f"all_gather(dst={call.dst!r})"))
+    origin = step.origin(f"all_gather(dst={call.dst!r})", maker="all_gather")
+    whole = SpmdType(_kind(call.dst), x.grad, origin=origin)
     return _gathered(step, x, call.dim % step.args[0].dim(), whole)
 
 
@@ -120,7 +125,7 @@ def _copy_to_tp(step: Step, call: Call, x: SpmdType) -> SpmdType:
     if can_enter:
         return _enter(step, x)
     made = x.made(" (from {})")
-    wrong = "sums gradients of different values" if x.kind == "V" else "sums the gradient once more than needed"
+    wrong = "sums gradients of different values" if x.kind == "V" else "sums a gradient that is summed already"
     return step.flag(
         "double-copy",
         why=f"copy_to_tp of {x}{made}, which is inside the parallel region already: its backward {wrong}",
@@ -189,12 +194,16 @@ def _all_reduced(step: Step, x: SpmdType, op: str, whole: SpmdType) -> SpmdType:
     wrong = wrong_reduce(step, x, op)
     if wrong is not None:
         return wrong
-    if x.kind == "P" and x.op == "mean" and op == "sum":
-        return replace(whole, pending=_factor(step, 1, f"a sum of local means: {step.world} times the mean"))
-    is_product = x.kind == "P" and x.op == "sum" and x.origin is not None and x.origin.what in PRODUCTS
-    if is_product and op == "avg":
-        return replace(whole, pending=_factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum"))
-    return whole
+    pending = None
+    if x.is_partial_of("mean") and op == "sum":
+        pending = _factor(step, 1, f"a sum of local means: {step.world} times the mean")
+    elif _is_partial_product(x) and op == "avg":
+        pending = _factor(step, -1, f"an average of partial sums: 1 / {step.world} of the sum")
+    return replace(whole, pending=pending)
+
+
+def _is_partial_product(x: SpmdType) -> bool:
+    return x.is_partial_of("sum") and x.origin is not None and x.origin.what in PRODUCTS
 
 
 def _factor(step: Step, power: int, what: str) -> Pending:
@@ -219,15 +228,20 @@ def _sums_shards(step: Step, x: SpmdType) -> SpmdType:
 
 def wrong_reduce(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     """Report a reduce of what is whole or a shard, or with an op that does not fit the partial value."""
-    if x.kind in ("I", "R") and op in _SUMS:
-        return _double_reduce(step, x, op)
-    if x.is_known_shard and not x.is_masked and op in _SUMS:
-        return _sums_shards(step, x)
-    if x.kind != "P":
+    if x.kind == "P":
+        return _wrong_op(step, x, op)
+    if op not in _SUMS:
         return None
+    if x.kind in ("I", "R"):
+        return _double_reduce(step, x, op)
+    is_shard = x.is_known_shard and not x.is_masked
+    return _sums_shards(step, x) if is_shard else None
+
+
+def _wrong_op(step: Step, x: SpmdType, op: str) -> SpmdType | None:
     fitting = _FITS.get(x.op, ())
-    both_sum = x.op in _SUMS and op in _SUMS
-    if both_sum or op in fitting:
+    accepted = {*fitting, *_SUMS} if x.op in _SUMS else {*fitting}
+    if op in accepted:
         return None
     advice = f"reduce it with {' or '.join(fitting)}"
     return step.flag(
@@ -250,14 +264,15 @@ def _double_reduce(step: Step, x: SpmdType, op: str) -> SpmdType:
 @_functional("all_reduce", group_at=2)
 def _functional_all_reduce(step: Step, x: SpmdType) -> SpmdType:
     """torch's own all-reduce: its backward all-reduces, so the result is R."""
-    whole = SpmdType("R", x.grad, origin=step.origin(step.name))
+    whole = SpmdType("R", x.grad, origin=step.origin(maker="all_reduce"))
     return _all_reduced(step, x, step.args[1], whole)
 
 
 @_functional("all_gather_into_tensor", group_at=2)
 def _functional_all_gather(step: Step, x: SpmdType) -> SpmdType:
     """torch's own all-gather: its backward reduce-scatters, so the result is R."""
-    return _gathered(step, x, 0, SpmdType("R", x.grad, origin=step.origin("_c10d_functional.all_gather")))
+    origin = step.origin("_c10d_functional.all_gather", maker="all_gather")
+    return _gathered(step, x, 0, SpmdType("R", x.grad, origin=origin))
 
 
 @_functional("reduce_scatter_tensor", group_at=3)

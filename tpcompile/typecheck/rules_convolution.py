@@ -19,8 +19,10 @@ _WITHIN_CHANNELS = ("niabc", "iwxyz", "niabc")
 @rule("aten.convolution")
 def _convolution(step: Step) -> Result:
     """x [N, C, S...], weight, bias or None, stride, ...; a transposed one is not followed."""
-    x, weight = step.type_at(0), step.type_at(1)
-    is_transposed, groups = step.arg(6, "transposed"), step.arg(8, "groups", 1)
+    x = step.type_at(0)
+    weight = step.type_at(1)
+    is_transposed = step.arg(6, "transposed")
+    groups = step.arg(8, "groups", 1)
     if is_transposed or Types([x, weight]).has("U"):
         return UNKNOWN
     product = _product(step, x, weight, groups=groups)
@@ -33,12 +35,17 @@ def _convolution(step: Step) -> Result:
 
 
 def _product(step: Step, x: SpmdType, weight: SpmdType, *, groups: int) -> SpmdType:
-    if groups > 1 and weight.is_known_shard and weight.dim != 0:
+    is_grouped = groups > 1
+    is_within_groups = weight.is_known_shard and weight.dim != 0
+    if is_grouped and is_within_groups:
         return UNKNOWN
-    labels = _WITHIN_CHANNELS if groups > 1 else _OVER_CHANNELS
+    labels = _WITHIN_CHANNELS if is_grouped else _OVER_CHANNELS
     product = einsum_type(step, x, weight, labels)
-    is_over_places = x.is_known_shard and x.dim is not None and x.dim >= 2
-    if product.kind != "V" or not is_over_places:
+    if product.kind != "V" or not x.is_known_shard:
+        return product
+    assert x.dim is not None
+    if x.dim < 2:  # a shard of the batch, or of channels
         return product
     needs_neighbours = step.args[1].shape[x.dim] > 1
-    return replace(x, grad=product.grad, pending=crosses(step, x) if needs_neighbours else None)
+    pending = crosses(step, x) if needs_neighbours else None
+    return replace(x, grad=product.grad, pending=pending)

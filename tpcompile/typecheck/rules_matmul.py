@@ -52,7 +52,8 @@ def _shard_of_product(step: Step, types: Types, labels: tuple[str, str, str]) ->
     if not shards:
         return SpmdType("V")
     [(label, shard)] = shards.items()
-    varying, result_dims = types.of_kind("V"), labels[2]
+    varying = types.of_kind("V")
+    result_dims = labels[2]
     if label not in result_dims:
         # The summed dim is sharded on both sides; a V of unknown dim has the matching part, or the sizes would differ.
         is_partial = len(varying) == 2
@@ -128,7 +129,8 @@ _CAUSAL_PLACE = {
 @rule("aten.embedding")
 def _embedding(step: Step) -> Result:
     """Rows of a table: whole from a replicated one, sharded on no known dim from one sharded over the vocabulary."""
-    weight, index = step.type_at(0), step.type_at(1)
+    weight = step.type_at(0)
+    index = step.type_at(1)
     if weight.kind == "P":
         return UNKNOWN
     wrong = wrong_gradient(step, Types([weight, index]))

@@ -68,7 +68,8 @@ def _linear(step: Step) -> Result:
 @rule("aten.tril", "aten.triu")
 def _triangle(step: Step) -> Result:
     """The diagonal of a shard of rows or columns is not that of the whole matrix; the first rank's may be."""
-    x, type_ = step.args[0], step.type_at(0)
+    x = step.args[0]
+    type_ = step.type_at(0)
     is_matrix_shard = type_.is_known_shard and type_.dim in (x.dim() - 2, x.dim() - 1)
     is_at_origin = abs(step.arg(1, "diagonal", 0)) <= 1
     if is_matrix_shard and is_at_origin and step.rank > 0:
@@ -85,9 +86,9 @@ def _triangle(step: Step) -> Result:
 def _exponential(step: Step) -> Result:
     """exp of a local log-sum-exp is a local sum; exp of a local maximum is this rank's own weight in a merge."""
     x = step.type_at(0)
-    if x.kind == "P" and x.op == "logsumexp":
+    if x.is_partial_of("logsumexp"):
         return replace(x, op="sum")
-    if x.kind == "P" and x.op == "max":
+    if x.is_partial_of("max"):
         return SpmdType("V", x.grad)
     return pointwise(step)
 
@@ -163,21 +164,40 @@ def sum_of(step: Step, types: Types, *, adds_number: bool = False) -> SpmdType:
 def _sum_with_partial(step: Step, partial: SpmdType, terms: Types, *, adds_number: bool) -> SpmdType:
     """Type of partial terms plus the others; a constant tensor or a V of unknown dim may be this rank's own summand."""
     whole = terms.of_kind("I", "R")
-    shards = Types(t for t in terms if t.is_known_shard)
+    shards = terms.known_shards
     if whole and partial.op == "sum":
         return _bias_before_reduce(step, partial, whole[0])
-    is_minuend = step.name == "aten.sub" and step.type_at(0).kind == "P"
-    if whole and not shards and partial.op in _SHIFTED:
-        return partial if is_minuend or step.name == "aten.add" else SpmdType("V", terms.grad)
-    if shards and step.name == "aten.sub" and not is_minuend and partial.op in ("max", "logsumexp"):
-        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial))
-    if whole or shards:
-        return used_as_whole(step, partial, "adds it to a value that is not partial")
+    if shards:
+        return _shards_with_partial(step, partial, terms, shards)
+    if whole:
+        return _whole_with_partial(step, partial, terms)
     # The largest local value plus a number is the largest of the sums; a mean shifts as well.
     shifts = partial.op in ("max", "min", "mean")
     if adds_number and not shifts:
         return used_as_whole(step, partial, "adds a number to it")
     return partial
+
+
+def _whole_with_partial(step: Step, partial: SpmdType, terms: Types) -> SpmdType:
+    if partial.op not in _SHIFTED:
+        return used_as_whole(step, partial, _ADDS)
+    is_shifted = step.name == "aten.add" or _is_minuend(step)
+    return partial if is_shifted else SpmdType("V", terms.grad)
+
+
+def _shards_with_partial(step: Step, partial: SpmdType, terms: Types, shards: Types) -> SpmdType:
+    is_subtracted = step.name == "aten.sub" and not _is_minuend(step)
+    if is_subtracted and partial.op in ("max", "logsumexp"):
+        return replace(shards.shard, grad=terms.grad, pending=_local_shift(step, partial))
+    return used_as_whole(step, partial, _ADDS)
+
+
+def _is_minuend(step: Step) -> bool:
+    """Whether the partial operand is the one that is subtracted from."""
+    return step.name == "aten.sub" and step.type_at(0).kind == "P"
+
+
+_ADDS = "adds it to a value that is not partial"
 
 
 _SHIFTED = ("max", "min", "logsumexp")
@@ -242,8 +262,10 @@ def _op_of_scaled(step: Step, partial: SpmdType) -> str:
     factor = step.args[1]
     if not isinstance(factor, (int, float)):
         return "sum"
-    scale = factor if step.name == "aten.mul" else 1 / (factor or 1)
-    return "sum" if scale > 1 or scale * step.world == 1 else "mean"
+    if step.name == "aten.div":
+        factor = 1 / (factor or 1)
+    is_summand = factor > 1 or factor * step.world == 1
+    return "sum" if is_summand else "mean"
 
 
 @rule("aten.where")

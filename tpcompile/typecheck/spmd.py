@@ -24,9 +24,8 @@ from tpcompile.typecheck.site import Site
 
 Kind = Literal["I", "R", "V", "P", "C", "U"]
 _WRITTEN = re.compile(r"^([IRVPCU])(?:\((-?\w+)\))?$")
-PARAMETER = "parameter "
-"""How the origin of a parameter without a declared layout begins."""
-_REDUCES = ("all_reduce", "_c10d_functional.all_reduce", "all_gather", "_c10d_functional.all_gather")
+Maker = Literal["op", "parameter", "all_reduce", "all_gather"]
+"""What made a value: an op, the module as a parameter without a declared layout, or one of these collectives."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Origin:
     what: str
     """Collective or op, e.g. `all_reduce(dst='I')`."""
     site: Site
+    maker: Maker = "op"
 
     def __str__(self) -> str:
         return f"{self.what} at {self.site.file}:{self.site.line}"
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Pending:
-    """A value that is right only together with one of a different rank, and the violation that any other use is."""
+    """A value that is right only together with one of a different rank, and the violation of any other use."""
 
     kind: str
     """What may be done with it: a name of `pending.OUTCOMES`."""
@@ -110,13 +110,22 @@ class SpmdType:
 
     @property
     def is_undeclared(self) -> bool:
-        """A parameter of which nothing says how it is laid out."""
-        return self.origin is not None and self.origin.what.startswith(PARAMETER)
+        """A parameter without a declared layout."""
+        return self.maker == "parameter"
 
     @property
     def is_reduced(self) -> bool:
         """The result of an all-reduce or all-gather."""
-        return self.origin is not None and self.origin.what.startswith(_REDUCES)
+        return self.maker in ("all_reduce", "all_gather")
+
+    @property
+    def maker(self) -> Maker:
+        """What made it; "op" where that is not known."""
+        return "op" if self.origin is None else self.origin.maker
+
+    def is_partial_of(self, *ops: str) -> bool:
+        """Partial, and made whole by one of these reductions."""
+        return self.kind == "P" and self.op in ops
 
     def made(self, phrase: str) -> str:
         """`phrase` with `{}` replaced by the origin, for a message; empty when the origin is not known."""
@@ -132,7 +141,7 @@ class SpmdType:
 
 
 class Types(tuple[SpmdType, ...]):
-    """Types of the operands that meet in one op, in order."""
+    """Types of the operands of one op, in order."""
 
     __slots__ = ()
 
@@ -147,6 +156,16 @@ class Types(tuple[SpmdType, ...]):
     def has(self, *kinds: Kind) -> bool:
         """Whether one is of these kinds."""
         return any(t.kind in kinds for t in self)
+
+    @property
+    def known_shards(self) -> Types:
+        """Those whose sharded dim is known."""
+        return Types(t for t in self if t.is_known_shard)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all are equal on all ranks."""
+        return all(t.is_whole for t in self)
 
     @property
     def kinds(self) -> Set[Kind]:
@@ -236,3 +255,15 @@ def _checked_dim(text: str, detail: str | None, ndim: int) -> int | None:
     if not is_number or not -ndim <= int(detail) < ndim:
         raise ConfigError(f"SPMD type {text!r}: write a dim from {-ndim} to {ndim - 1}")
     return int(detail) % ndim
+
+
+def of_base(old: SpmdType, part: SpmdType) -> SpmdType:
+    """Type of a tensor after a part of it was written through a view."""
+    part = part.with_dim(None)
+    kinds = old.kind + part.kind
+    if old == part or old.kind == "C":
+        return part
+    if kinds in ("VV", "VC"):
+        grad = Types([old, part]).grad
+        return replace(old, grad=grad).with_dim(None)
+    return old if part.kind == "C" else UNKNOWN

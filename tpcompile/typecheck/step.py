@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import Site
-from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Origin, Pending, SpmdType, Types
+from tpcompile.typecheck.spmd import CONSTANT, UNKNOWN, ZERO, Maker, Origin, Pending, SpmdType, Types
 
 Result = SpmdType | Sequence[SpmdType]
 Rule = Callable[["Step"], Result]
@@ -98,9 +98,9 @@ class Step:
         """Whether a gradient flows back through this op into an operand of this type."""
         return self.differentiable and x.grad
 
-    def origin(self, what: str = "") -> Origin:
+    def origin(self, what: str = "", *, maker: Maker = "op") -> Origin:
         """This op as the origin of its result."""
-        return Origin(what or self.name, self.site_of())
+        return Origin(what or self.name, self.site_of(), maker)
 
     def flag(self, name: str, *, why: str, fix: str) -> SpmdType:
         """Report a violation by this op; its result is of unknown type, which is never reported."""
@@ -148,3 +148,9 @@ def is_zero(value: Any) -> bool:
 def is_float(tensor: Tensor) -> bool:
     """Whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def makes_unknown(types: Result) -> bool:
+    """Whether the first result is not followed; later ones are statistics, as of an attention."""
+    results = [types] if isinstance(types, SpmdType) else types
+    return len(results) > 0 and results[0].kind == "U"

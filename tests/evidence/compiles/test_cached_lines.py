@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpcompile.evidence.compiles.cached_lines import with_lines_of_now
+from tpcompile.evidence.compiles.cached_lines import with_current_lines
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.records import Graph, Node, UserLine
 
@@ -27,7 +27,7 @@ def graph(kind: str, *lines: UserLine) -> Graph:
 
 def blamed(dynamo: Graph, lowered: Graph) -> list[UserLine | None]:
     """The lines of the collectives."""
-    return [found.line for found in collectives_of(with_lines_of_now([dynamo], [lowered]))]
+    return [found.line for found in collectives_of(with_current_lines([dynamo], [lowered]))]
 
 
 @pytest.mark.parametrize("file", ["/app/model.py", "/app/copy.py"])

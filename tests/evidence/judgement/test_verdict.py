@@ -188,11 +188,11 @@ def test_a_replay_names_the_rank_that_left_no_record_and_its_last_phase(run: Run
 
 def test_a_replay_says_of_a_dead_rank_what_the_live_run_saw_of_its_process(run: RunDir) -> None:
     run.write_record(plain(0))
-    died = problem(CheckId.ALIVE).model_copy(update={"observed": "rank 1 is gone: its process died", "ranks": (1,)})
+    died = problem(CheckId.ALIVE).model_copy(update={"observed": "rank 1 has died", "ranks": (1,)})
     live = verdict(plain(0), problems=[died])
     run.write_verdict(live)
     again = replay(run)
-    assert "its process died" in again.summary and "last seen never" not in again.summary
+    assert "has died" in again.summary and "last seen never" not in again.summary
     assert (again.summary, again.checks) == (live.summary, live.checks)
 
 

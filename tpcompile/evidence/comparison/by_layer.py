@@ -38,11 +38,11 @@ _REACHED = {
     Layer.LOWERED: "lowered graphs",
     Layer.KERNELS: "generated code",
 }
-"""The last layer of a compile -> how far it went."""
+"""The last layer of a compile -> how far it was lowered."""
 
 
 def environment(domain: Domain) -> list[Divergence]:
-    """What differs between the ranks themselves."""
+    """What differs between the environments of the ranks."""
     return of_slot(domain, Slot("", "", dict(domain.digests.map(_as_compile))))
 
 
@@ -99,12 +99,12 @@ class _Compile:
         return self.domain.leaders(self.slot.compiles, groups)
 
     def lowered(self, strict: Iterable[_Layer], loose: Iterable[_Layer]) -> list[Divergence]:
-        """What differs below equal programs.
+        """What differs in the lowered layers of equal programs.
 
         A declared input or constant is also in the lowered graph, and in the code made from that graph; a declared
         guard is not. Shards of different sizes have different shapes all the way down. A matmul padded in the forward
         is padded in the backward. None of these explains collectives in a different order. Of a
-        log that ended before the guards of a compile none of that can be told.
+        log that ended before the guards of a compile none of this is known.
         """
         unguarded = self.slot.compiles.where(lambda compile_: compile_.sha(Layer.GUARDS) is None)
         if unguarded and self.domain.is_cut:
@@ -146,7 +146,7 @@ class _Compile:
         ]
 
     def sides(self, groups: Groups, row: Row, cause: Cause) -> tuple[RankGroup, ...]:
-        """Groups with what they have, and the line of the frame."""
+        """Groups with their items, and the line of the frame."""
         columns = zip(groups, row, self.seen(groups), strict=True)
         return tuple(rank_group(ranks, item, seen.compile, cause) for ranks, item, seen in columns)
 
@@ -283,7 +283,7 @@ class _Layer:
     # Findings.
 
     def findings(self) -> list[Divergence]:
-        """What is listed, then what is left."""
+        """The differences that are only listed, then the finding."""
         return [*self.listed, self.red()] if self.is_red else self.listed
 
     def red(self) -> Divergence:
@@ -312,7 +312,7 @@ class _Layer:
         )
 
     def _shown(self, found: Explanation) -> tuple[list[int], Groups]:
-        """Order of the groups, and their ranks: the guilty ones last, ranks with the same program in one group.
+        """Order of the groups, and their ranks: the ranks at fault last, ranks with the same program in one group.
 
         Every rank may have a guard of its own on its rank, while only one of them has a different program.
         """

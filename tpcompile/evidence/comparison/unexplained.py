@@ -15,7 +15,7 @@ from tpcompile.evidence.records import Divergence, DivergenceClass, Layer, value
 from tpcompile.evidence.records.causes import Cause
 
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
-"""Exceptions of a defect in the code that names causes; a lost store raises a different one."""
+"""Exceptions of a defect in the code that names causes; an unreachable store raises a different one."""
 _ADVICE = "The difference is real; that its cause has no name is a bug in tpcompile. Please report it with this text."
 
 

@@ -1,7 +1,7 @@
-"""Lowered graphs that a compile cache held -> the same with the lines of the source as it is now.
+"""Lowered graphs from a compile cache -> the same with the current lines of the source.
 
 torch keeps the text of such a graph in the cache of AOTAutograd, with the lines of the program that filled it: a file
-that was edited since, or a copy of it. The Dynamo graph is traced in every process, and its lines are those of now.
+that was edited since, or a copy of it. The Dynamo graph is traced in every process, and its lines are current.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text.lines import is_library
 
 FROM_CACHE = "aotautograd_cache_hit"
-"""The event of torch's trace that says so."""
+"""The trace event of a compile whose lowered graphs come from that cache."""
 _Code = tuple[str, str]
-"""The function and the text of a line, without a comment: what is left of it when lines above it come or go."""
+"""The function and the text of a line, without a comment: equal when lines above it are added or removed."""
 
 
-def with_lines_of_now(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> list[Graph]:
+def with_current_lines(dynamo: Sequence[Graph], lowered: Sequence[Graph]) -> list[Graph]:
     """All graphs; the lowered ones have the lines that the Dynamo graphs, with the user's, have for the same code.
 
     Of equal lines of one function, the n-th becomes the n-th. A user's line whose code neither a Dynamo graph nor the
@@ -36,7 +36,7 @@ def _users_lines(graphs: Sequence[Graph]) -> list[UserLine]:
 
 
 def _moved(cached: Iterable[UserLine], now: Iterable[UserLine]) -> dict[UserLine, UserLine | None]:
-    """Line in the cache -> the line of now, None where it is not known; those that have not moved are left out."""
+    """Line in the cache -> the current line, None where it is not known; those that have not moved are left out."""
     by_code = _in_order(now)
     moved: dict[UserLine, UserLine | None] = {}
     for code, lines in _in_order(cached).items():

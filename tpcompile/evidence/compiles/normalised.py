@@ -82,7 +82,7 @@ def hidden_check(mode: str, digests: Sequence[RankDigest]) -> list[Check]:
 
 
 def _hidden(slot: Slot) -> Counter[tuple[str, Layer]]:
-    """Kind and layer -> number of lines that hold it, where the ranks' raw text of one compile differs in it."""
+    """Kind and layer -> number of lines that contain it, where the ranks' raw text of one compile differs in it."""
     removed = itertools.chain.from_iterable(compile_.normalised for compile_ in slot.compiles.values())
     by_kind = grouped(removed, lambda one: (one.kind, one.layer))
     return Counter({key: _num_differing(of_kind) for key, of_kind in by_kind.items()})

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_lines_of_now
+from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
 from tpcompile.evidence.compiles.collectives import collectives_of
 from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
@@ -117,11 +117,11 @@ class LoggedEvents:
         )
 
     def with_lines(self, graphs: Sequence[Graph], guards: Sequence[Guard]) -> tuple[Graph, ...]:
-        """The graphs with the user's lines in the source as it is now."""
+        """The graphs with the current lines of the user's source."""
         if self.all(FROM_CACHE):
             dynamo = [graph for graph in graphs if graph.kind == "dynamo"]
             lowered = [graph for graph in graphs if graph.kind != "dynamo"]
-            graphs = with_lines_of_now(with_user_lines(dynamo, guards), lowered)
+            graphs = with_current_lines(with_user_lines(dynamo, guards), lowered)
         return with_user_lines(graphs, guards)
 
     def graph_events(self) -> list[TraceEvent]:

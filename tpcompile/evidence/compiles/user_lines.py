@@ -107,7 +107,8 @@ def _source_around(line: UserLine) -> list[UserLine]:
     source = linecache.getlines(line.file)
     if not is_there(line):
         return []
-    start, end = max(1, line.line - _MAX_LINES), min(len(source), line.line + _MAX_LINES)
+    start = max(1, line.line - _MAX_LINES)
+    end = min(len(source), line.line + _MAX_LINES)
     definitions = [number for number in range(start, end + 1) if _is_definition(source[number - 1])]
     bounds = [start, *definitions, end + 1]
     at = bisect.bisect_right(definitions, line.line)

@@ -60,7 +60,7 @@ def cause_text(lead: Lead) -> str:
     return lead.says if lead.cause == Cause.UNKNOWN else f"{lead.cause.value}: {lead.says}"
 
 
-def who_text(lead: Lead) -> str:
+def lead_ranks_text(lead: Lead) -> str:
     """`rank 1`, or `ranks 0-1 differ` where the evidence does not name the rank at fault; empty for no ranks."""
     if not lead.ranks:
         return ""
@@ -70,9 +70,9 @@ def who_text(lead: Lead) -> str:
 
 def summary(lead: Lead) -> str:
     """Cause, ranks and line in one line."""
-    who = who_text(lead)
-    ranks = f" ({who})" if who else ""
-    return f"{cause_text(lead)}{ranks}{at_text(lead.line)}"
+    ranks = lead_ranks_text(lead)
+    in_brackets = f" ({ranks})" if ranks else ""
+    return f"{cause_text(lead)}{in_brackets}{at_text(lead.line)}"
 
 
 def _first_sentence(advice: str) -> str:

@@ -41,7 +41,7 @@ def _settings(guard: Guard) -> list[Item]:
 
 def _item(guard: Guard) -> Item:
     notes = parts_of(guard)
-    # By what is guarded, so that TRUE_MATCH on one rank and FALSE_MATCH on another are one difference.
+    # By what is guarded, so that TRUE_MATCH on one rank and FALSE_MATCH on a different one are one difference.
     about = guard.source or notes.get("subject", "") or guard.type
     fields = {"type": guard.type, "expression": guard.expression}
     # A line of torch is not the user's to change; the line of the compiled frame says more.

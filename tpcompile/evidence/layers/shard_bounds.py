@@ -48,7 +48,8 @@ def _bounds(guards: Items, places: Groups) -> list[Row]:
     """Guards on the start and on the end of a shard, of every object that has both."""
     found: list[Row] = []
     for start, end in _pairs_of_integers(guards):
-        starts, ends = _column(start), _column(end)
+        starts = _column(start)
+        ends = _column(end)
         if _is_partition(starts, ends, places):
             found += [start, end]
     return found

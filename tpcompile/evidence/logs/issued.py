@@ -76,7 +76,7 @@ def executed(logs: DomainLogs) -> Iterator[Divergence]:
 
 
 def lonely_groups(logs: DomainLogs) -> Iterator[Divergence]:
-    """A collective that one rank issues in a process group which no other rank uses, where its peers use another name.
+    """A collective that one rank issues in a process group of its own, where its peers use a group of a different name.
 
     Two groups with equal members are two groups: on NCCL each has its own communicator.
     """

@@ -116,7 +116,7 @@ class LoggedCompile:
     groups: dict[str, int] = field(default_factory=dict)
     """Process groups its graphs name, as torch names them -> place in order of appearance."""
     alone: set[str] = field(default_factory=set)
-    """Those of them that have one rank, where the text says so."""
+    """Those of them that have one rank, where the text shows it."""
     issued: list[tuple[str, str]] = field(default_factory=list)
     """(op, group) of the collectives in its graphs, in the order of the text; waits are left out."""
     schedules: list[tuple[str, ...]] = field(default_factory=list)
@@ -268,7 +268,7 @@ class _Reader:
         if number_before is not None:
             before = self.log.compiles[number_before]
             compile_.start_before = before.last_start
-            compile_.starts_in(before.function, before.line)  # until its own start says so
+            compile_.starts_in(before.function, before.line)  # until its own start is read
         return compile_
 
     def name(self, compile_: LoggedCompile, start: TraceEvent) -> None:

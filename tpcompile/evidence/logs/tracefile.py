@@ -78,7 +78,7 @@ class TraceFile:
         last = Record(0, {}, b"")
         with self.path.open("rb") as file:
             for place, head in _heads(file):
-                yield from before  # another record follows, so this one is whole
+                yield from before  # a record follows, so this one is whole
                 before = self._read(place, head)
             if self.facts.num_records:
                 last = _record(place, head)

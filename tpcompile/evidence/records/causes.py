@@ -119,14 +119,14 @@ ADVICE: dict[Cause, str] = {
         "torch._dynamo.config.recompile_limit on all ranks; `fullgraph=True` turns it into an error."
     ),
     Cause.SHAPE: (
-        "This rank was fed a different shape. Pad to one shape on all ranks, or mark the dimension dynamic on all of "
+        "This rank received a different shape. Pad to one shape on all ranks, or mark the dimension dynamic on all of "
         "them (`torch._dynamo.mark_dynamic`) before the first call."
     ),
     Cause.STRIDE: (
-        "This rank was fed the same shape with a different memory layout (a transpose, a slice, a padded buffer). Call "
-        "`.contiguous()` before the compiled region on all ranks."
+        "This rank received the same shape with a different memory layout (a transpose, a slice, a padded buffer). "
+        "Call `.contiguous()` before the compiled region on all ranks."
     ),
-    Cause.DTYPE: "This rank was fed a different dtype. Cast before the compiled region, on all ranks.",
+    Cause.DTYPE: "This rank received a different dtype. Cast before the compiled region, on all ranks.",
     Cause.REQUIRES_GRAD: "Give the tensor the same requires_grad on all ranks: detach() it on all of them or on none.",
     Cause.FROZEN_PARAMETER: (
         "Freeze the same parameters on all ranks, before the first call. Where one rank has no gradient, its share of "
@@ -178,7 +178,7 @@ ADVICE: dict[Cause, str] = {
         "where that is not possible."
     ),
     Cause.TENSOR_SUBCLASS: (
-        "One rank was fed a different tensor class, e.g. a DTensor, or an AsyncCollectiveTensor that was not waited "
+        "One rank received a different tensor class, e.g. a DTensor, or an AsyncCollectiveTensor that was not waited "
         "for. Wait for it (`funcol.wait_tensor`) or unwrap it before the compiled region, on all ranks."
     ),
     Cause.AUTOMATIC_DYNAMIC: (
@@ -231,7 +231,7 @@ ADVICE: dict[Cause, str] = {
         "condition."
     ),
     Cause.COLLECTIVE_SIZES: (
-        "The ranks bring different shapes, dtypes or split sizes to one collective. Exchange the sizes first, pad, or "
+        "The ranks pass different shapes, dtypes or split sizes to one collective. Exchange the sizes first, pad, or "
         "use the variant with explicit split sizes on all ranks."
     ),
     Cause.UNWAITED: (
@@ -258,7 +258,7 @@ ADVICE: dict[Cause, str] = {
         "reduced over this group."
     ),
     Cause.KILLED: (
-        "The process was ended from outside. Look for the out-of-memory killer, a preempted node or a launcher that "
+        "The process was killed from outside. Look for the out-of-memory killer, a preempted node or a launcher that "
         "ended the job; the remaining ranks only waited for this rank."
     ),
     Cause.NEVER_ARRIVED: (

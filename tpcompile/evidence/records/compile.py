@@ -124,7 +124,7 @@ class Normalised(Frozen):
     num_items: int
     """Lines of raw text that hold it."""
     sha256: str
-    """Hash of the removed text, which tells whether the ranks' raw text differed there."""
+    """Hash of the removed text, which shows whether the ranks' raw text differed there."""
 
 
 class TaintKind(StrEnum):
@@ -196,7 +196,7 @@ class CompileRecord(Frozen):
     failure: str = ""
     """First line of the error when the compile failed."""
     failure_line: UserLine | None = None
-    """The line at which tracing failed, where torch says so; an error of the backend has none."""
+    """The line at which tracing failed, where torch reports it; an error of the backend has none."""
     rank_reads: tuple[RankRead, ...] | None = None
     """Reads of the rank in the functions that Dynamo traced; None where they were not examined, as in a trace file."""
     limit_reached: bool = False
@@ -294,7 +294,7 @@ class RankRecord(Frozen):
     skipped: tuple[SkippedFrame, ...] = ()
     """Frames that failed to compile at any time in this process, also before the capture began."""
     places: dict[str, int] = {}
-    """Numbers that tell this rank from others besides its rank and coordinate: `local rank`, `device index`."""
+    """Numbers that identify this rank, besides its rank and coordinate: `local rank`, `device index`."""
     is_cut: bool = False
     """True when the log of this rank ends inside a record or a compile."""
     refused_ops: tuple[Item, ...] = ()

@@ -22,7 +22,7 @@ class DivergenceClass(StrEnum):
     DECLARED = "declared"
     """Differs, and the config's allow-list says why that is intended; listed and green."""
     CONTENT = "content differs"
-    """Collectives are equal, the program is not: wrong numbers, or a recompile some day."""
+    """Collectives are equal, the program is not: wrong numbers, or a later recompile."""
     COLLECTIVES = "collectives differ"
     """Ranks will wait for each other: a hang."""
 
@@ -117,7 +117,7 @@ class Grade(StrEnum):
     LIKELY = "likely"
     """A read of the rank that a trace may have passed by, or on an object nothing identifies."""
     POSSIBLE = "possible"
-    """Only the name says so."""
+    """Only the name suggests it."""
 
 
 class Taint(Frozen):

@@ -60,7 +60,8 @@ def overwritten_reads(wrapper: str) -> tuple[int, ...]:
     """
     owner: dict[str, str] = {}  # alias -> buffer it lies in
     reduced: dict[str, int] = {}  # alias whose buffer was reduced -> number of the all-reduce
-    found, number = set(), 0
+    found = set()
+    number = 0
     for line in wrapper.splitlines():
         if alias := _ALIAS.match(line):
             owner[alias["alias"]] = alias["buffer"]

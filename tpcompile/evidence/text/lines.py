@@ -34,7 +34,7 @@ _TORCH = re.compile(
 _CALLS_MODULE = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py")
 """Where torch calls a compiled module."""
 _STANDARD = re.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages/|dist-packages/)|^<frozen ")
-"""Where the standard library is, on any machine: logs come from others."""
+"""Where the standard library is, on any machine: logs may come from a different one."""
 
 
 def is_library(line: UserLine) -> bool:

@@ -177,7 +177,8 @@ def _on_streams(call: Call, ranks: list[dict[str, Any]], exchanges: list[Exchang
     for exchange in exchanges:
         exchange.check()
         check_unused(exchange)
-    alone, side = _round(ranks[_ALONE], 1.0, exchanges[_ALONE]), exchanges[_ALONE]
+    alone = _round(ranks[_ALONE], 1.0, exchanges[_ALONE])
+    side = exchanges[_ALONE]
     check_late(lambda: call(alone, plain.alone), side)
     return outputs
 
@@ -197,7 +198,8 @@ def _load_kernels(call: Call, ranks: list[dict[str, Any]], exchanges: list[Excha
     before = [exchange.state.clone() for exchange in exchanges]
     for exchange in exchanges:
         exchange.state[_LATE_AT] = 1  # as if a wait had run out: no kernel waits
-    _on_each(call, [_round(*each) for each in zip(ranks, [1.0] * len(ranks), exchanges, strict=True)], streams)
+    rounds = map(_round, ranks, [1.0] * len(ranks), exchanges)
+    _on_each(call, list(rounds), streams)
     for exchange, state in zip(exchanges, before, strict=True):
         exchange.state.copy_(state)
         exchange.memory.zero_()

@@ -53,11 +53,18 @@ def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float) 
         running += _started(left, jobs - len(running), cpu_s)
         if not running:
             return [ended[index] for index in sorted(ended)]
-        next_deadline = min(child.deadline for child in running)
-        wait([child.answer for child in running], timeout=max(0.0, next_deadline - time.monotonic()))
-        for child in [child for child in running if _is_over(child)]:
+        _wait_for_one(running)
+        for child in list(filter(_is_over, running)):
             ended[child.index] = _end_of(child)
             running.remove(child)
+
+
+def _wait_for_one(running: list[_Child]) -> None:
+    """Return when a child has answered, or its time is over."""
+    answers = [child.answer for child in running]
+    deadline = min(child.deadline for child in running)
+    time_left_s = deadline - time.monotonic()
+    wait(answers, timeout=max(0.0, time_left_s))
 
 
 def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: float) -> list[_Child]:
@@ -76,8 +83,8 @@ def _started(left: Iterator[tuple[int, Callable[[], Any]]], number: int, cpu_s: 
 
 def _run(call: Callable[[], Any], write: Connection, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    signal.alarm(_SLEEPING * cpu_s + 1)  # should whoever started it be killed before it
-    faulthandler.disable()  # a crash is a result here, and what the C library says of it is not for users
+    signal.alarm(_SLEEPING * cpu_s + 1)  # should its parent be killed before it
+    faulthandler.disable()  # a crash is a result here, and the C library's text on it is not for users
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         write.send(Ended(call()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.errors import DivergenceError, FastPathError
+from tpcompile.evidence.iterables import grouped
 from tpcompile.fastpath.certify.fences import fenced, fenced_allocations, spaced
 from tpcompile.fastpath.certify.trials import Call, Case, Trial
 from tpcompile.fastpath.registry import FastPath
@@ -58,15 +59,18 @@ class Prepared:
 def prepared(path: FastPath, cases: Iterable[tuple[Case, Setting]]) -> list[Prepared]:
     """Run the plain code: before a mutation is put in place, because the kernel may share code with it."""
     known = [_prepared(path, case, setting) for case, setting in cases]
-    errors: dict[tuple[torch.dtype, str], list[float]] = defaultdict(list)
+    usual = {dtype: _usual_errors(group) for dtype, group in grouped(known, lambda one: one.setting.dtype).items()}
+    return [replace(one, usual=usual[one.setting.dtype]) for one in known]
+
+
+def _usual_errors(known: Iterable[Prepared]) -> dict[str, float]:
+    """Output or gradient -> median error of the plain code; 0 where it has no elements in any case."""
+    errors: dict[str, list[float]] = defaultdict(list)
     for one in known:
         for name, exact in one.exact.items():
-            if exact.numel():
-                errors[one.setting.dtype, name].append(relative(one.plain[name], exact))
-    usual = {key: statistics.median(found) for key, found in errors.items()}
-    return [
-        replace(one, usual={name: usual.get((one.setting.dtype, name), 0.0) for name in one.exact}) for one in known
-    ]
+            own = [relative(one.plain[name], exact)] if exact.numel() else []
+            errors[name] += own
+    return {name: statistics.median(found or [0.0]) for name, found in errors.items()}
 
 
 def _prepared(path: FastPath, case: Case, setting: Setting) -> Prepared:
@@ -117,7 +121,7 @@ def one_by_one(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ..
             return outputs
         if outputs:
             done = f"{len(outputs)} of {len(ranks)} ranks"
-            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the others once more")
+            raise DivergenceError(f"{done} all-reduce {len(sums)} times, and the remaining ranks one more time")
         sums.append(spaced(torch.stack(partials).sum(0)))
 
 
@@ -188,18 +192,27 @@ def _joined(spec: ShardSpec, shards: list[Tensor]) -> Tensor:
 
 def _results(program: Program, case: Case, dtype: torch.dtype, setting: Setting, is_trained: bool) -> dict[str, Tensor]:
     """Outputs, and the gradients of a fixed weighted sum of them."""
+    wide_dtype = torch.promote_types(dtype, torch.float32)
     leaves = {}
     for name, value in case.arguments.items():
-        kept = torch.float32 if name in case.wide and dtype != torch.float64 else dtype
-        leaves[name] = _leaf(value, kept, setting.device, needs_grad=is_trained and name not in case.constant)
+        kept = wide_dtype if name in case.wide else dtype
+        needs_grad = is_trained and name not in case.constant
+        leaves[name] = _leaf(value, kept, setting.device, needs_grad=needs_grad)
     with torch.set_grad_enabled(is_trained):
         outputs = program(leaves)
     found = {f"output {index}": output.detach() for index, output in enumerate(outputs)}
     if is_trained:
-        sum((output.double() * _direction(output)).sum() for output in outputs).backward()
-        for name, leaf in leaves.items():
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                found[f"grad {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        found |= _gradients(outputs, leaves)
+    return found
+
+
+def _gradients(outputs: Sequence[Tensor], leaves: Mapping[str, Any]) -> dict[str, Tensor]:
+    weighted = [(output.double() * _direction(output)).sum() for output in outputs]
+    sum(weighted[1:], weighted[0]).backward()
+    found = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            found[f"grad {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     return found
 
 

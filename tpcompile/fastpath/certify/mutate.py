@@ -1,6 +1,6 @@
 """Functions of a fast path -> its mutations: one small change each, of the source or of the arguments on the ranks.
 
-A case that cannot tell a mutated kernel from the right one proves little about the right one.
+A case that gives a mutated kernel the same results as the right one proves little about the right one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ast
 import builtins
 import copy
 import inspect
+import itertools
 import linecache
 import os
 import textwrap
@@ -21,7 +22,6 @@ from typing import Any
 from torch import Tensor
 
 from tpcompile.fastpath.certify.trials import Case
-from tpcompile.nn.sharding import ShardSpec
 
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -81,11 +81,9 @@ class ArgumentMutation:
 
     def spoil(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The arguments of every rank with the mistake in them."""
-        if self.wrong is not None:
-            return [{**arguments, self.name: self.wrong(arguments[self.name])} for arguments in ranks]
-        slices = [arguments[self.name] for arguments in ranks]
-        shifted = [*slices[1:], slices[0]]
-        return [{**arguments, self.name: own} for arguments, own in zip(ranks, shifted, strict=True)]
+        own = [arguments[self.name] for arguments in ranks]
+        wrong = [*own[1:], own[0]] if self.wrong is None else map(self.wrong, own)
+        return [{**arguments, self.name: value} for arguments, value in zip(ranks, wrong, strict=True)]
 
 
 Mutation = SourceMutation | ArgumentMutation
@@ -108,7 +106,7 @@ def source_mutations(functions: Iterable[FunctionType]) -> Iterator[SourceMutati
 def argument_mutations(case: Case) -> Iterator[ArgumentMutation]:
     """What a caller can get wrong: the slice of the wrong rank, a wrong number, a flag."""
     for name, value in case.arguments.items():
-        if isinstance(value, Tensor) and case.shards.get(name, ShardSpec()).dim is not None:
+        if name in case.sharded and isinstance(value, Tensor):
             yield ArgumentMutation(name, "the slice of the next rank")
         elif isinstance(value, bool):
             yield ArgumentMutation(name, "the other value", lambda flag: not flag)
@@ -133,35 +131,53 @@ def _walked(node: ast.AST) -> Iterator[Any]:
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST | None]:
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        yield ast.BinOp(node.left, _OPERATORS[type(node.op)](), node.right)
-    elif isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
-        yield ast.Compare(node.left, [_COMPARISONS[type(node.ops[0])]()], node.comparators)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
-        yield node.operand
-    elif isinstance(node, ast.If) and node.orelse:
-        yield ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield None
-    elif isinstance(node, ast.Call):
-        yield from _changed_calls(node)
+    match node:
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            different = _OPERATORS[type(op)]()
+            yield ast.BinOp(left, different, right)
+        case ast.Compare(left=left, ops=[op, *_], comparators=right) if type(op) in _COMPARISONS:
+            opposite = _COMPARISONS[type(op)]()
+            yield ast.Compare(left, [opposite], right)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            pass
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            yield operand
+        case ast.If(test=test, body=body, orelse=[_, *_] as orelse):
+            negated = ast.UnaryOp(ast.Not(), test)
+            yield ast.If(negated, body, orelse)
+        case ast.Expr(value=ast.Call()):
+            yield None
+        case ast.Call():
+            yield from _changed_calls(node)
 
 
 def _changed_calls(call: ast.Call) -> Iterator[ast.AST]:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if isinstance(call.func, ast.Attribute) and name in _DROPPED_CALLS:
-        yield call.func.value
-    if isinstance(call.func, ast.Attribute) and name in _REPLACED_CALLS:
-        yield ast.Call(ast.Attribute(call.func.value, _REPLACED_CALLS[name], ast.Load()), call.args, call.keywords)
-    if isinstance(call.func, ast.Name) and name not in vars(builtins) and len(call.args) == 1:
-        yield call.args[0]
+    match call.func:
+        case ast.Attribute(value=value, attr=name):
+            yield from _changed_method(call, value, name)
+        case ast.Name(id=name) if name not in vars(builtins) and len(call.args) == 1:
+            yield call.args[0]
     for index, keyword in enumerate(call.keywords):
         if keyword.arg == "mask":
-            yield ast.Call(call.func, call.args, call.keywords[:index] + call.keywords[index + 1 :])
-    for index in range(len(call.args) - 1):
-        if all(isinstance(argument, ast.Name) for argument in call.args[index : index + 2]):
-            swapped = [*call.args]
-            swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
+            without_mask = call.keywords[:index] + call.keywords[index + 1 :]
+            yield ast.Call(call.func, call.args, without_mask)
+    yield from _swapped_arguments(call)
+
+
+def _changed_method(call: ast.Call, value: ast.expr, name: str) -> Iterator[ast.AST]:
+    if name in _DROPPED_CALLS:
+        yield value
+    if name in _REPLACED_CALLS:
+        replaced = ast.Attribute(value, _REPLACED_CALLS[name], ast.Load())
+        yield ast.Call(replaced, call.args, call.keywords)
+
+
+def _swapped_arguments(call: ast.Call) -> Iterator[ast.AST]:
+    """The call with two neighbouring arguments that are names swapped."""
+    for index, pair in enumerate(itertools.pairwise(call.args)):
+        first, second = pair
+        if isinstance(first, ast.Name) and isinstance(second, ast.Name):
+            swapped = [*call.args[:index], second, first, *call.args[index + 2 :]]
             yield ast.Call(call.func, swapped, call.keywords)
 
 

@@ -50,7 +50,12 @@ class Case:
     memory: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """How tensors lie in memory when not dense: `fences.spaced`, or `far_apart` with `forward_only`."""
     forward_only: bool = False
-    """True when the gradients are not looked at."""
+    """True when the gradients are not compared."""
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """Arguments that ranks hold different slices of."""
+        return frozenset(name for name, spec in self.shards.items() if spec.dim is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +104,7 @@ def trial(
 ) -> Callable[[Callable[[int], Iterable[Case]]], Callable[[int], Iterable[Case]]]:
     """Declare the cases of the fast path `name`: a function from the number of ranks to cases.
 
-    Unless `on_ranks` says otherwise, the ranks are run one after the other and their sums are reduced by hand. The
+    Unless `on_ranks` says otherwise, the ranks are run one after the other and their partial sums are added. The
     others are those of `Trial`.
     """
     from tpcompile.fastpath.certify.measure import one_by_one

@@ -49,24 +49,36 @@ def _faulty(case: Case, route: Route, evidence: Evidence, found: Found | None) -
     if route != Route.SENTINEL and case.truth.trace == Trace.ABSENT:
         return _not_compiled(route, evidence, found)
     if found is None:
-        may_lack_log = route == Route.DIAGNOSE and case.operator.leaves_no_log
-        is_named = may_lack_log and _lacks_log(case, evidence)
-        return Judged(outcome=Outcome.NAMED if is_named else Outcome.MISSED)
+        return Judged(outcome=_of_green(case, route, evidence))
     assert evidence.verdict is not None
     wrong = differences(case.truth, found, readings(evidence.verdict, found))
     outcome = Outcome.DETECTED if wrong else Outcome.NAMED
     return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
 
 
+def _of_green(case: Case, route: Route, evidence: Evidence) -> Outcome:
+    """The outcome of a fault without a finding: `diagnose` names a rank that left no log."""
+    may_lack_log = route == Route.DIAGNOSE and case.operator.leaves_no_log
+    if may_lack_log and _lacks_log(case, evidence):
+        return Outcome.NAMED
+    return Outcome.MISSED
+
+
 def _healthy(route: Route, evidence: Evidence, found: Found | None) -> Judged:
     if found is not None:
-        is_of_package = route == Route.CHECK_RANKS and _is_of_package(found, evidence)
-        return Judged(outcome=Outcome.OF_PACKAGE if is_of_package else Outcome.FALSE_ALARM, found=found)
+        return Judged(outcome=_of_red(route, evidence, found), found=found)
     if route == Route.DIAGNOSE and evidence.diagnose_code != 0:
         return Judged(outcome=Outcome.FALSE_ALARM)
     if not evidence.ended_well:
         return Judged(outcome=Outcome.BROKEN, wrong=("a healthy program failed",))
     return Judged(outcome=Outcome.GREEN)
+
+
+def _of_red(route: Route, evidence: Evidence, found: Found) -> Outcome:
+    """The outcome of a healthy program with a finding."""
+    if route == Route.CHECK_RANKS and _is_of_package(found, evidence):
+        return Outcome.OF_PACKAGE
+    return Outcome.FALSE_ALARM
 
 
 def _is_of_package(found: Found, evidence: Evidence) -> bool:
@@ -112,9 +124,8 @@ def _is_on(truth: Truth, line: UserLine | None) -> bool:
     if line is None or truth.lines is None:
         return False
     file = PurePath(line.file).name
-    if file == truth.file:
-        return True
-    return file == PROGRAM_FILE and line.line in truth.lines
+    is_on_line = file == PROGRAM_FILE and line.line in truth.lines
+    return is_on_line or file == truth.file
 
 
 def readings(verdict: Verdict, found: Found) -> list[frozenset[int]]:

@@ -235,7 +235,7 @@ def _goes(template: Template, form: Sequence[Edit], edit: Edit, spot: Spot) -> b
 
 def _truth(program: Program, operator: Operator, source: Source, *, rank: int, world_size: int) -> Truth:
     if operator.blame == Blame.ALL:
-        # Every group has the fault; which of them is met first is left to chance.
+        # Every group has the fault; which of them is found first is random.
         domains = {program.domain(other, world_size=world_size) for other in range(world_size)}
         ranks = (frozenset[int](), *map(frozenset, sorted(domains)))
     else:

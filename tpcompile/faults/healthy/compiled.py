@@ -164,7 +164,8 @@ def recompile_limit_on_all_ranks(run: Run) -> None:
     """All ranks reach the limit of recompiles at the same call, and run eagerly from then on."""
     mlp = run.mlp()
     with torch._dynamo.config.patch(recompile_limit=_LIMIT):
-        compiled, optimizer = run.compile(mlp, dynamic=False), sgd(mlp)
+        compiled = run.compile(mlp, dynamic=False)
+        optimizer = sgd(mlp)
         for step in run.steps():
             for length in range(3, 3 + _LIMIT + 1):
                 run.advance(compiled, optimizer, run.data(step, 1, length, run.draw.width))
@@ -196,7 +197,8 @@ def failed_fullgraph(run: Run) -> None:
 def forced_eager(run: Run) -> None:
     """Some steps with the stance "force_eager", on all ranks."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         with torch.compiler.set_stance("force_eager" if step == 1 else "default"):
             run.advance(compiled, optimizer, run.data(step))

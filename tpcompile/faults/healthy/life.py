@@ -42,7 +42,8 @@ def evaluation_between_steps(run: Run) -> None:
 def gradient_accumulation(run: Run) -> None:
     """Three backward passes an optimizer step, gradients averaged over a data-parallel copy by hand."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         for micro in range(3):
             compiled(run.data(10 * step + micro)).square().mean().backward()
@@ -56,7 +57,8 @@ def gradient_accumulation(run: Run) -> None:
 def always_one_slow_rank(run: Run) -> None:
     """The last rank takes seconds before its first compile, and again before a recompile."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp, dynamic=False), sgd(mlp)
+    compiled = run.compile(mlp, dynamic=False)
+    optimizer = sgd(mlp)
     for step in run.steps():
         if run.tp_rank == run.tp - 1 and step in (0, 2):
             time.sleep(_LONG_S)
@@ -99,7 +101,8 @@ def checkpoint_written_by_one(run: Run) -> None:
 def reset_in_mid_run(run: Run) -> None:
     """`torch.compiler.reset()` on all ranks, then everything compiles again."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         if step == 2:
             torch.compiler.reset()
@@ -111,7 +114,8 @@ def model_built_again(run: Run) -> None:
     """A new module of the same class, compiled anew, as in a sweep."""
     for number in range(2):
         mlp = run.mlp(seed=number)
-        compiled, optimizer = run.compile(mlp), sgd(mlp)
+        compiled = run.compile(mlp)
+        optimizer = sgd(mlp)
         for step in run.steps():
             run.advance(compiled, optimizer, run.data(step))
 
@@ -147,7 +151,8 @@ class _Batches(Dataset[Tensor]):
 def data_loader_workers(run: Run) -> None:
     """A DataLoader with two forked worker processes, made anew every epoch."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     dataset = _Batches(4, (run.draw.tokens, run.draw.width))
     for _ in run.steps():
         for batch in DataLoader(dataset, batch_size=2, num_workers=2):
@@ -162,7 +167,8 @@ def _square(number: int) -> int:
 def forked_pool_terminated(run: Run) -> None:
     """Worker processes forked and ended by SIGTERM between steps, as `multiprocessing.Pool` does."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         run.advance(compiled, optimizer, run.data(step))
         with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -173,7 +179,8 @@ def forked_pool_terminated(run: Run) -> None:
 def forked_executor(run: Run) -> None:
     """A process pool that ends by itself."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         for step in run.steps():
             run.advance(compiled, optimizer, run.data(step))
@@ -199,7 +206,8 @@ def eager_collectives_between(run: Run) -> None:
 def ranks_end_at_other_times(run: Run) -> None:
     """The last rank has seconds of work of its own after the last step."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         run.advance(compiled, optimizer, run.data(step))
     if run.tp_rank == run.tp - 1:

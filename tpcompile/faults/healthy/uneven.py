@@ -30,7 +30,8 @@ def metric_on_one_rank(run: Run) -> None:
 def late_metric_on_one_rank(run: Run) -> None:
     """The same from the third step on, with lengths of its own that recompile it."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     metric = run.compile(lambda y: y.square().mean())
     for step in run.steps():
         y = run.advance(compiled, optimizer, run.data(step))
@@ -54,7 +55,8 @@ def final_evaluation_on_one_rank(run: Run) -> None:
 def logging_on_one_rank(run: Run) -> None:
     """Rank 0 reads values and prints between steps."""
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         y = run.advance(compiled, optimizer, run.data(step))
         if run.rank == 0:
@@ -63,7 +65,8 @@ def logging_on_one_rank(run: Run) -> None:
 
 def _in_other_order(run: Run, first: Any, second: Any) -> None:
     mlp = run.mlp()
-    compiled, optimizer = run.compile(mlp), sgd(mlp)
+    compiled = run.compile(mlp)
+    optimizer = sgd(mlp)
     for step in run.steps():
         x = run.data(step)
         for region in (first, second) if run.tp_rank % 2 == 0 else (second, first):
@@ -86,7 +89,7 @@ def local_regions_in_other_order(run: Run) -> None:
 
 @program(sizes=(2, 4))
 def local_regions_of_a_factory(run: Run) -> None:
-    """The same with two functions made by one line of code, which only a name tells apart."""
+    """The same with two functions made by one line of code, which differ in a name only."""
 
     def made(function: Any) -> Any:
         return run.sentinel.watch(run.compile(lambda x: function(x) + 1), name=function.__name__)

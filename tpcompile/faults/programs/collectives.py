@@ -225,7 +225,8 @@ def dropped_result(context: Context) -> None:
 @fault(Cause.STUCK_COLLECTIVE, _LOCAL, marker="# fault: local flag", step=2)
 def local_flag(context: Context) -> None:
     """Rank 1 issues an eager all-reduce between two steps, at step 2."""
-    w_DD, group = context.randn(16, 16), context.group
+    w_DD = context.randn(16, 16)
+    group = context.group
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1

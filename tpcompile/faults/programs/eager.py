@@ -40,7 +40,7 @@ def _layer(context: Context) -> Callable[[Tensor], Tensor]:
     step=2,
 )
 def debug_same_size(context: Context) -> None:
-    """Rank 1 sums a tensor at step 2: it meets the next collective of rank 0, and rank 1 hangs in its last one."""
+    """Rank 1 sums a tensor at step 2: rank 0's next collective matches it, and rank 1 hangs in its last one."""
     layer = _layer(context)
     for step in range(context.num_steps):
         y_BD = layer(context.randn(8, 16))

@@ -25,7 +25,8 @@ _SKEW = "pytorch#108971: NCCL timeouts, compiling takes 17 to 30 minutes on some
 )
 def clean(context: Context) -> None:
     """Healthy: equal ranks, forward and backward, two shapes."""
-    w_DD, group = context.randn(16, 16, requires_grad=True), context.group
+    w_DD = context.randn(16, 16, requires_grad=True)
+    group = context.group
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
@@ -56,7 +57,8 @@ def compile_order(context: Context) -> None:
 @healthy("pytorch#175849: compile counts of healthy ranks may differ")
 def rank0_looks(context: Context) -> None:
     """Healthy: rank 0 runs a second compiled function without a collective, from step 2 on."""
-    w_DD, group = context.randn(16, 16), context.group
+    w_DD = context.randn(16, 16)
+    group = context.group
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
@@ -90,7 +92,8 @@ def slow_backend(context: Context) -> None:
 @healthy(_SKEW)
 def slow_rank(context: Context) -> None:
     """Healthy: rank 1 sleeps 9 s at step 2 while rank 0 waits in the collective."""
-    w_DD, group = context.randn(16, 16), context.group
+    w_DD = context.randn(16, 16)
+    group = context.group
 
     def block(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group) + 1
@@ -118,7 +121,8 @@ def group_names(context: Context) -> None:
 @healthy("xDiT#732: spmd_check hangs a pipeline-parallel model", mesh=(("pp", 2), ("tp", 1)))
 def stages(context: Context) -> None:
     """Healthy: two pipeline stages with programs of their own."""
-    w_DD, group = context.randn(16, 16), context.group
+    w_DD = context.randn(16, 16)
+    group = context.group
 
     def first(x_BD: Tensor) -> Tensor:
         return funcol.all_reduce(x_BD @ w_DD, "sum", group)

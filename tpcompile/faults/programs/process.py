@@ -144,7 +144,8 @@ def left_early(context: Context) -> None:
 @fault(Cause.RAISED, _GARBAGE, marker="# fault: out of memory", step=3)
 def out_of_memory(context: Context) -> None:
     """An allocation of rank 1 fails at step 3."""
-    layer, kept = _layer(context), []
+    layer = _layer(context)
+    kept = []
     for step in range(context.num_steps):
         if context.faulty(step):
             _limit_memory()

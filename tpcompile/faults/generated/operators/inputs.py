@@ -23,7 +23,7 @@ def _on_one_rank(text: str) -> Insert:
 OPERATORS = (
     Operator(
         name="input_shape",
-        what="rank R is fed a smaller batch at a step",
+        what="rank R receives a smaller batch at a step",
         edits=(_at_step("$half = $half[: $half.shape[0] // 2]"),),
         variants=((_from_step("$batch = $batch[:-1]"),),),
         causes=causes("shape"),
@@ -32,7 +32,7 @@ OPERATORS = (
     ),
     Operator(
         name="input_stride",
-        what="rank R is fed the same batch in a different memory layout",
+        what="rank R receives the same batch in a different memory layout",
         edits=(_at_step("$x = $x.transpose(0, 1).contiguous().transpose(0, 1)"),),
         variants=((_from_step("$x = torch.cat([$x, $x], dim=-1)[..., : $x.shape[-1]]"),),),
         causes=causes("stride"),
@@ -41,7 +41,7 @@ OPERATORS = (
     ),
     Operator(
         name="input_dtype",
-        what="rank R is fed a different dtype",
+        what="rank R receives a different dtype",
         edits=(_at_step("$x = $x.to(frame.other_dtype($x))"),),
         causes=causes("dtype", "compile_failed"),  # where a layer does not take the dtype, its compile fails
         tags=_ENTERS,

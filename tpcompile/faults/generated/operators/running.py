@@ -27,7 +27,7 @@ OPERATORS = (
     ),
     Operator(
         name="extra_call",
-        what="rank R calls the compiled model once more",
+        what="rank R makes one additional call of the compiled model",
         edits=(_at_step("called", "$again"),),
         causes=causes("call_count"),
         tags=("call", "entered"),
