@@ -29,8 +29,6 @@ from typing import Any, NoReturn
 
 import psutil
 
-from tpcompile.faults.generated.forked import end_as_python
-
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -253,6 +251,8 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
 
 def _play(command: Sequence[str]) -> NoReturn:
     """Run `python COMMAND` and end this process as it would end."""
+    from tpcompile.faults.generated.forked import end_as_python  # torch: only those that are forked have it already
+
     arguments = [argument for argument in command if argument != "-u"]
     is_module = arguments[0] == "-m"
     sys.argv = arguments[1:] if is_module else arguments
