@@ -8,10 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
-from multiprocessing.connection import arbitrary_address
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 
@@ -47,7 +47,8 @@ def _address(folder: Path) -> str:
 def _start(fifo: Path) -> str:
     """What `multiprocessing.forkserver` does, with a pipe that other processes can open."""
     with socket.socket(socket.AF_UNIX) as listener:
-        address = arbitrary_address("AF_UNIX")
+        # Of Linux, without a file: multiprocessing's is gone with the process that started the server.
+        address = f"\0tpcompile-tests-{uuid.uuid4().hex}"
         listener.bind(address)
         listener.listen(128)
         alive = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -55,7 +56,7 @@ def _start(fifo: Path) -> str:
         flags = util._args_from_interpreter_flags()
         util.spawnv_passfds(get_executable(), [get_executable(), *flags, "-c", command], [listener.fileno(), alive])
         os.close(alive)
-    return str(address)
+    return address
 
 
 @contextmanager
