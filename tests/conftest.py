@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tpcompile.launch import count_gpus
 
 pytest_plugins = [
@@ -108,6 +109,13 @@ def names_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= names_in(constant)
     return names
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks_of_all_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One server for all of them; the folders of the workers are in one of the session."""
+    if hasattr(request.config, "workerinput"):
+        fork_server.share(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture(autouse=True)

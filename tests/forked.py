@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
@@ -27,8 +28,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import psutil
-
-from tpcompile.faults.generated.forked import end_as_python
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,6 +115,12 @@ def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str)
     os.chdir(cwd)
     outputs = [os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
     _become(environ, *outputs)
+    subprocess.Popen = _Popen  # type: ignore[misc]
+    _play_command(command)
+
+
+def _play_command(command: Sequence[str]) -> NoReturn:
+    """Run `python COMMAND`; torchrun forks its ranks."""
     if tuple(command[:2]) == TORCHRUN:
         from torch.distributed.elastic.multiprocessing.api import SubprocessContext
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -125,6 +130,34 @@ def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str)
         SubprocessContext._start = functools.partialmethod(_start_ranks, SubprocessContext._start)
         dynamic_rendezvous.get_method_name = _method_name
     _play(command)
+
+
+class _Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """A torchrun that the command starts, as `tpcompile gate` does, is forked from it; all else is started."""
+
+    def __init__(self, command: Any, **options: Any) -> None:
+        is_torchrun = isinstance(command, Sequence) and tuple(command[:3]) == (sys.executable, *TORCHRUN)
+        if is_torchrun:
+            variables = {**os.environ} if options.get("env") is None else dict(options["env"])
+            options["preexec_fn"] = functools.partial(_become_torchrun, [str(word) for word in command[1:]], variables)
+        super().__init__(command, **options)
+
+
+def _become_torchrun(command: list[str], environ: dict[str, str]) -> NoReturn:
+    """In the child, where `exec` would follow: it does not return."""
+    gc.enable()
+    _close_on_exec()
+    _become(environ, 1, 2)
+    _play_command(command)
+
+
+def _close_on_exec() -> None:
+    """What `exec` closes; one of them is the pipe in which the parent waits for it."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if int(name) > 2 and not os.get_inheritable(int(name)):
+                os.dup2(nothing, int(name))
 
 
 def _method_name(depth: int = 2) -> str:
@@ -218,6 +251,8 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
 
 def _play(command: Sequence[str]) -> NoReturn:
     """Run `python COMMAND` and end this process as it would end."""
+    from tpcompile.faults.generated.forked import end_as_python  # torch: only those that are forked have it already
+
     arguments = [argument for argument in command if argument != "-u"]
     is_module = arguments[0] == "-m"
     sys.argv = arguments[1:] if is_module else arguments

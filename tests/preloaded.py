@@ -26,6 +26,7 @@ import torch.distributed.launcher.api
 import torch.distributed.tensor.experimental
 import torch.distributed.tensor.parallel
 
+import tpcompile.faults.generated.forked
 import tpcompile.gate.sequence
 import tpcompile.preflight
 import tpcompile.sentinel

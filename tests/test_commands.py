@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT
+from tests.forked import PYTHONPATH, ROOT, Ended, run_python
 from tpcompile.evidence.records import Verdict
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -33,6 +34,7 @@ ELSEWHERE = {
     "torchrun --standalone --nproc-per-node 2 -m examples.adapters.transformers_plan Qwen3": "tests/adapters runs it",
     "srun --ntasks 2 --kill-on-bad-exit tpcompile gate --target my_model:build": "Slurm; tests/gate/test_srun.py",
     "TORCH_TRACE=/shared/trace torchrun ... train.py": "any job of a user's; tests/evidence/logs has such traces",
+    "tpcompile faults list | grep stride": "tests/cli/test_output.py runs it; importing all programs takes seconds",
     "tpcompile certify head_norm --import my_kernels": "tests/fastpath/test_documented.py runs it",
 }
 """Line -> why it is not run here."""
@@ -45,18 +47,21 @@ class Run:
     says: str
     code: int = 0
     smaller: tuple[str, str] = ("", "")
+    is_forked: bool = False
+    """It, its torchrun and its ranks have torch already; a line above it starts them as a user does."""
 
 
 RUN = {
     "tpcompile gate --json > verdict.json": Run(""),
-    "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree"),
+    "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree", is_forked=True),
     "tpcompile compare runs/pass --json": Run('"exit_code": 0'),
-    "tpcompile faults list | grep stride": Run("stride\t"),
     "tpcompile --version": Run("tpcompile "),
     "tpcompile --install-completion": Run("completion installed"),
     "python -m tpcompile gate -h": Run("--fault-rank"),
     "tpcompile diagnose /shared/trace": Run("PASS (exit 0)", smaller=("/shared/trace", str(TRACES))),
-    "tpcompile gate --target my_model:build --nproc 2 --set width=128": Run("PASS (exit 0): 2 ranks agree"),
+    "tpcompile gate --target my_model:build --nproc 2 --set width=128": Run(
+        "PASS (exit 0): 2 ranks agree", is_forked=True
+    ),
     "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run("PASS (exit 0): 2 ranks"),
 }
 """Line -> how it must end, in the order in which they are run."""
@@ -114,10 +119,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bash(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The line in that project, with a home of its own."""
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "HOME": str(folder), "PYTHONPATH": PYTHONPATH, "SHELL": "/bin/bash"}
     command = ["bash", "-o", "pipefail", "-c", line]
+    environ = environ_of(folder)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def forked(line: str, folder: Path) -> Ended:
+    """The same for a line that is one command of ours."""
+    program, *arguments = shlex.split(line)
+    assert program == "tpcompile" and not {"|", ">"} & set(arguments)
+    return run_python(["-m", "tpcompile", *arguments], environ=environ_of(folder), cwd=folder, timeout_s=240)
+
+
+def environ_of(folder: Path) -> dict[str, str]:
+    """Our commands are found, and the home is that project."""
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(folder), "PYTHONPATH": PYTHONPATH, "SHELL": "/bin/bash"}
 
 
 @pytest.mark.slow
@@ -131,7 +148,8 @@ def test_it_does_what_the_page_says(line: str, folder: Path) -> None:
         if not earlier:
             pytest.skip("it compares the run of a line above, whose test was left out")
         shutil.copytree(earlier[0], folder / "runs" / "pass")
-    done = bash(line.replace(*wanted.smaller) if wanted.smaller[0] else line, folder)
+    start = forked if wanted.is_forked else bash
+    done = start(line.replace(*wanted.smaller) if wanted.smaller[0] else line, folder)
     assert (done.returncode, wanted.says in done.stdout) == (wanted.code, True), done.stdout + done.stderr
     if line.endswith("> verdict.json"):
         assert Verdict.model_validate(json.loads((folder / "verdict.json").read_text())).exit_code == 0

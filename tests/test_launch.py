@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, run_python
 from tests.gate.runs import leftovers
 from tpcompile import config, launch, process_tree
 from tpcompile.errors import ConfigError, ExitCode, PreflightError
@@ -201,8 +201,18 @@ def test_on_gpus_the_defaults_are_all_of_them_and_wan14b(tools: Path, tmp_path: 
     assert (plan.nproc, plan.device, plan.config.preset) == (8, "cuda", "wan14b")
 
 
-def test_every_option_reaches_the_ranks_in_config_json(tools: Path, tmp_path: Path) -> None:
+def in_a_fork(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    """Stands for `subprocess.run` of `python ...`: what it imports is there already."""
+    assert command[0] == sys.executable
+    ended = run_python(command[1:])
+    return subprocess.CompletedProcess(command, ended.returncode, ended.stdout, ended.stderr)
+
+
+def test_every_option_reaches_the_ranks_in_config_json(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tools, "g++")
+    monkeypatch.setattr(launch.subprocess, "run", in_a_fork)
     request = GateRequest(
         nproc=2,
         mode="all",

@@ -90,9 +90,7 @@ def test_an_edited_kernel_is_refused_until_it_is_certified_again(
     )
 
 
-def test_bad_arguments_are_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the command sets it, in this process
     told = []
     for arguments in (["x", "--tp", "0"], ["x", "--tp", "two"], ["x", "--import", "nowhere"], ["x"]):

@@ -54,6 +54,7 @@ for name in NAMES:
 """
 
 
+@pytest.mark.slow
 def test_on_two_ranks_they_are_proved_again_in_the_interpreter() -> None:
     program = PROVE.replace("NAMES", repr(CERTIFIED))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, env=os.environ)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from importlib import metadata
+from typing import Any
 
 import pytest
 import torch
 from torch._inductor import config as inductor_config
-from torch._inductor import select_algorithm
 
 from tpcompile.torch_api import backends
 
@@ -62,13 +63,15 @@ def test_aot_eager_is_a_backend_that_can_be_wrapped() -> None:
 
 
 @pytest.fixture
-def no_preprocessing() -> Iterator[None]:
-    yield
-    select_algorithm.clear_preprocessing_fns()
+def select_algorithm() -> Iterator[Any]:
+    """Imported here: every worker collects this file, and the import takes 3 s of CPU time."""
+    module = importlib.import_module("torch._inductor.select_algorithm")
+    yield module
+    module.clear_preprocessing_fns()
 
 
 def test_autotuning_can_be_made_to_keep_one_kind_of_kernel(
-    no_preprocessing: None, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    select_algorithm: Any, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     backends.autotune_keeps(extern=True)

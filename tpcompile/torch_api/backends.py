@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch._dynamo.backends.debugging import aot_eager as _aot_eager
 from torch._inductor import config as _inductor_config
-from torch._inductor import select_algorithm as _select
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 
 AUTOTUNE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
@@ -85,6 +84,7 @@ def _is(node: torch.fx.Node, op: str) -> bool:
 
 def autotune_keeps(*, extern: bool) -> None:
     """Autotuning keeps the library's candidates, or the generated ones, as timings on this rank would."""
+    from torch._inductor import select_algorithm as _select  # all of Inductor: 3 s of CPU time
 
     def keep(choices: Sequence[Any]) -> list[Any]:
         kept = [choice for choice in choices if isinstance(choice, _select.ExternKernelCaller) == extern]
