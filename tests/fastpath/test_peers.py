@@ -54,8 +54,8 @@ def blocks() -> dict[str, Any]:
 def test_a_kernel_that_waited_in_vain_is_an_error_of_the_block() -> None:
     """And its finding; where the block raises, that is the error."""
     (found,) = run_on_ranks(blocks, world_size=1, timeout_s=120)
-    assert found["in vain"] == [f"FastPathError({LATE!r})", [f"FastPathError: {LATE}"]]
-    assert found["arrived"] == ["", []]
+    assert found["in vain"] == (f"FastPathError({LATE!r})", [f"FastPathError: {LATE}"])
+    assert found["arrived"] == ("", [])
     assert found["raised"][0] == "ValueError('of the program')"
 
 
