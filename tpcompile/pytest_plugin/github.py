@@ -58,5 +58,4 @@ def write(reports: Sequence[Any], environ: Mapping[str, str] = os.environ) -> li
     """Append to the step summary; return the lines to print, at most ten."""
     notes = [Note(**getattr(report, _FIELD)) for report in reports if hasattr(report, _FIELD)]
     errors = list(dict.fromkeys(error for note in notes for error in note.errors))[: github.MAX_ERRORS]
-    sections = dict.fromkeys(note.summary for note in notes)  # several reports of a test may have one cause
-    return errors + github.append_summary("\n".join(sections), environ)
+    return errors + github.append_summary("\n".join(note.summary for note in notes), environ)
