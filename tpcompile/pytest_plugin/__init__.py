@@ -77,7 +77,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """In GitHub Actions: annotations on the user's lines, and the step summary."""
     failed = [report for key in ("failed", "error") for report in terminalreporter.stats.get(key, ())]
-    if failed:
+    is_worker = hasattr(terminalreporter.config, "workerinput")  # of xdist: the session that it belongs to writes
+    if failed and not is_worker:
         from tpcompile.pytest_plugin import github
 
         for line in github.write(failed):
