@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from torch import Tensor
 
 from tpcompile.errors import ConfigError, DivergenceError, FastPathError
@@ -159,6 +160,20 @@ def test_with_more_cases_only_what_none_caught_is_run_again(monkeypatch: pytest.
         certify("norm", tp_sizes=(2,), is_for_more_cases=True)
 
 
+def test_how_many_mutations_have_run_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(checked_norm)
+    monkeypatch.setattr(proof, "_PROGRESS_S", 0.0)
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    logger.enable("tpcompile")
+    try:
+        certify("norm", tp_sizes=(2,), num_mutations=3)
+    finally:
+        logger.disable("tpcompile")
+        logger.remove(sink)
+    assert [line.partition(" mutations")[0] for line in lines] == [f"norm: {number} of 3" for number in (1, 2, 3)]
+
+
 def in_this_process(calls: list[Callable[[], Any]], **_: Any) -> list[Ended]:
     return [Ended(call()) for call in calls]
 
@@ -224,7 +239,9 @@ def raises() -> None:
 def test_what_ends_badly_in_a_child_is_told_and_the_others_go_on() -> None:
     calls = [partial(int, "7"), crashes, spins, raises, partial(int, "8")]
     started = time.monotonic()
-    seven, crash, endless, error, eight = in_children(calls, jobs=2, cpu_s=1)
+    counts: list[int] = []
+    seven, crash, endless, error, eight = in_children(calls, jobs=2, cpu_s=1, on_end=counts.append)
+    assert counts == [1, 2, 3, 4, 5]
     assert (seven.result, eight.result) == (7, 8) and time.monotonic() - started < 30
     assert crash.failure == "its process ended with status -11"
     assert endless.failure == "it did not end in its time"

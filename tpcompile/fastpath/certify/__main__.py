@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
+from tpcompile import logs
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 
@@ -54,6 +55,7 @@ def certify(
     Without a GPU, kernels run in Triton's interpreter. With one, the interpreter comes first, unless its certificate is
     for this source: mutations run there only.
     """
+    logs.setup(rank=0, verbose=True)
     sizes = _sizes(tp)
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is declared

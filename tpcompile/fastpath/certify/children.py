@@ -40,11 +40,13 @@ class _Child:
     deadline: float
 
 
-def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float) -> list[Ended]:
+def in_children(
+    calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float, on_end: Callable[[int], None] | None = None
+) -> list[Ended]:
     """Run every call in a forked process, `jobs` at a time; results in the order of the calls.
 
     A call ends after `cpu_s` of CPU time, so that none fails because the machine is busy; one that sleeps, after
-    twenty times as long.
+    twenty times as long. `on_end` gets the number of calls that have ended, whenever one has.
     """
     ended: dict[int, Ended] = {}
     running: list[_Child] = []
@@ -57,6 +59,8 @@ def in_children(calls: Iterable[Callable[[], Any]], *, jobs: int, cpu_s: float) 
         for child in list(filter(_is_over, running)):
             ended[child.index] = _end_of(child)
             running.remove(child)
+            if on_end is not None:
+                on_end(len(ended))
 
 
 def _wait_for_one(running: list[_Child]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from loguru import logger
 
 from tpcompile.errors import ConfigError, DivergenceError
 from tpcompile.fastpath.certificate import (
@@ -34,6 +36,7 @@ from tpcompile.fastpath.registry import FastPath, TpSupport, registered
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_S = 1800.0
 """For all cases."""
+_PROGRESS_S = 30.0
 _LONGER = 3
 """A mutation that takes so many times the CPU time of the right kernel, and half a minute more, does not end."""
 
@@ -197,13 +200,27 @@ def _survivors(
             kind, _ = trial.reason(mutation.change)
             cases = known if kind == Kind.MISSED else fewer
             runs.append(partial(_survives, path, trial, cases, mutation, folder))
-        children = in_children(runs, jobs=jobs, cpu_s=cpu_s)
+        children = in_children(runs, jobs=jobs, cpu_s=cpu_s, on_end=_progress(path, len(runs)))
     survivors = []
     for mutation, ended in zip(mutations, children, strict=True):
         if ended.result:
             kind, reason = trial.reason(mutation.change)
             survivors.append(Survivor(place=mutation.place, change=mutation.change, kind=kind, reason=reason))
     return tuple(survivors)
+
+
+def _progress(path: FastPath, total: int) -> Callable[[int], None]:
+    """Log how many mutations have ended, every 30 s."""
+    started = shown = time.monotonic()
+
+    def log(number: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= _PROGRESS_S:
+            shown = now
+            logger.info("{}: {} of {} mutations have run, {:.0f} s", path.name, number, total, now - started)
+
+    return log
 
 
 def _survives(path: FastPath, trial: Trial, known: Sequence[Prepared], mutation: Mutation, folder: str) -> bool:
