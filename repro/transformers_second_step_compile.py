@@ -6,7 +6,8 @@ Under `tp_plan="auto"` the norms of queries and keys of Qwen3 are replicated, an
 reduce their gradients in the first forward (`ReplicatedWithGradAllReduce`). The registration changes the module's
 dictionary, which Dynamo guards (`not ___dict_contains('weight', ...)`), so the guards of the first compile fail at the
 second call: twice the compile time, on all ranks alike. Llama, which has no such norms, is compiled once. Seen with
-transformers 5.24.0, torch 2.13.0 on CPU; no upstream issue was found. What helps: an eager step before `torch.compile`.
+transformers 5.24.0, torch 2.13.0 on CPU; torch 2.11.0 compiles it once. No upstream issue was found. What helps: an
+eager step before `torch.compile`.
 
 Prints how many graphs each step compiled; exit status 1 when the second step of Qwen3 compiles one.
 """

@@ -82,11 +82,12 @@ def _second_step() -> tuple[list[int], list[int], list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13; torch 2.11 compiles once")
 def test_the_second_step_of_qwen3_compiles_again_unless_an_eager_one_came_first() -> None:
     pytest.importorskip("transformers")
     for llama, qwen, after_eager in run_on_ranks(_second_step):
-        assert qwen == [1, 1, 0], "transformers compiles once now: drop the repro and its row in docs/adapters.md"
         assert llama == after_eager == [1, 0, 0]
+        assert qwen == [1, 1, 0], "transformers compiles once now: drop the repro and its row in docs/adapters.md"
 
 
 def _second_length() -> tuple[str, str]:
