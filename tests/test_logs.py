@@ -58,7 +58,12 @@ def test_only_the_command_line_and_the_programs_of_ranks_set_sinks_up() -> None:
     paths = [*(root / "tpcompile").rglob("*.py"), *(root / "repro").rglob("*.py")]
     callers = {str(path.relative_to(root)) for path in paths if "logs.setup(" in path.read_text()}
     ranks = {"tpcompile/gate/in_rank.py", "tpcompile/gate/__main__.py"}
-    assert callers == {"tpcompile/cli/gate.py", "tpcompile/faults/__main__.py", *ranks}
+    assert callers == {
+        "tpcompile/cli/gate.py",
+        "tpcompile/faults/__main__.py",
+        "tpcompile/fastpath/certify/__main__.py",
+        *ranks,
+    }
 
 
 def test_setup_sends_warnings_of_the_package_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 import tpcompile.fastpath.certify.shipped
 from tpcompile.fastpath.certify import certify
 for name in NAMES:
-    proved = certify(name, tp_sizes=(2,), num_mutations=6)
+    proved = certify(name, tp_sizes=(2,), num_mutations=3)
     print(name, proved.power.caught_of_reached, sep=": ")
 """
 

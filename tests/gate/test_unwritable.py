@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,19 +31,27 @@ CASES = [
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
-    folder = tmp_path / "disk"
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of that size; the test is skipped where none can be mounted."""
     folder.mkdir()
     tools = [shutil.which(name) for name in ("mount", "umount")]
     if None in tools:
         pytest.skip("no mount here")
-    mounted = subprocess.run([str(tools[0]), "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run([str(tools[0]), "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
     if mounted.returncode:
         pytest.skip("not permitted to mount")
-    yield folder
-    subprocess.run([str(tools[1]), "-l", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([str(tools[1]), "-l", folder], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """For what the gate writes."""
+    with small_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 def spoiled(disk: Path, how: str, moment: str) -> forked.Ended:
