@@ -69,6 +69,8 @@ EPS, CAST = " + tl.cast(eps, tl.float32))", ".to(tl.float32)"
 OUTSIDE = ") + tl.cast(eps, tl.float32)"
 INT64 = "tl.program_id(0).to(tl.int64)"
 BF16 = torch.bfloat16
+SECOND = "b = tl.load(row + at + PAIRS_PER_HEAD"
+NEIGHBOUR = "b = tl.load(row + at + 1"
 FAULTS = [
     Fault(
         "statistics over the shard",
@@ -94,31 +96,9 @@ FAULTS = [
     Fault("eps outside of the root", ADD, TOKENS, "add_norm_kernel", EPS, OUTSIDE),
     Fault("eps outside of the root", ADALN, TOKENS, "modulated_norm_kernel", EPS, OUTSIDE),
     Fault("weight of the next rank", QK, FIRST, argument=next_slice("q_weight_d")),
-    Fault(
-        "pairs of neighbours",
-        QK,
-        FIRST,
-        "load_heads",
-        "b = tl.load(row + at + PAIRS_PER_HEAD",
-        "b = tl.load(row + at + 1",
-    ),
-    Fault(
-        "pairs of neighbours",
-        HEAD,
-        FIRST,
-        "load_heads",
-        "b = tl.load(row + at + PAIRS_PER_HEAD",
-        "b = tl.load(row + at + 1",
-    ),
-    Fault(
-        "pairs of neighbours",
-        PACK,
-        FIRST,
-        "load_heads",
-        "b = tl.load(row + at + PAIRS_PER_HEAD",
-        "b = tl.load(row + at + 1",
-        tp=1,
-    ),
+    Fault("pairs of neighbours", QK, FIRST, "load_heads", SECOND, NEIGHBOUR),
+    Fault("pairs of neighbours", HEAD, FIRST, "load_heads", SECOND, NEIGHBOUR),
+    Fault("pairs of neighbours", PACK, FIRST, "load_heads", SECOND, NEIGHBOUR, tp=1),
     Fault("mask off by one", QK, STRIDED, "sum_of_squares", "at < width", "at <= width"),
     Fault("mask off by one", HEAD, STRIDED, "head_offsets", "elements < size", "elements <= size"),
     Fault("mask off by one", PACK, STRIDED, "head_offsets", "heads < num_heads", "heads <= num_heads", tp=1),

@@ -85,7 +85,7 @@ def _refusals(group: Any) -> dict[int, str]:
 
 
 def _store() -> RankStore | None:
-    """None in a program of one process, and where the store is gone: the error at hand matters more."""
+    """None in a program of one process, and where the store cannot be reached: the FastPathError matters more."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     rank, world_size = dist.get_rank(), dist.get_world_size()
