@@ -87,6 +87,8 @@ def sum_of_rows(
     rank = tl.load(state)
     max_polls, is_whole = polls_of(state)
     polls = tl.where(is_whole, max_polls, 0)
+    if AS_WORDS:
+        polls += tl.zeros_like(own).to(tl.int64)
     late_ranks = tl.zeros_like(own).to(tl.int32)
     first, second = unpack(tl.zeros_like(own), DTYPE)
     for source in tl.static_range(NUM_RANKS):
@@ -95,6 +97,7 @@ def sum_of_rows(
             if AS_WORDS:
                 place = row_of(state, rank, source, row, tag, NUM_RANKS) + tl.where(mask, at, 0)
                 values, late = wait_words(place, tag, polls, INTERPRETED)
+                polls = tl.where(late, 0, polls)
             else:
                 late, polls = wait_row(state, source, row, tag, polls, NUM_RANKS, INTERPRETED)
                 values = tl.load(values_of(state, rank, source, row, tag, NUM_RANKS) + at, mask=mask, other=0)

@@ -185,7 +185,7 @@ def wait_words(at, tag, polls, INTERPRETED: tl.constexpr):
     """
     if INTERPRETED:
         words = tl.load(at, volatile=True)
-        while (tl.sum(is_late(words, tag).to(tl.int32)) > 0) & (polls > 0):
+        while tl.sum((is_late(words, tag) & (polls > 0)).to(tl.int32)) > 0:
             words = tl.load(at, volatile=True)
             polls -= 1
         values = lower(words)
