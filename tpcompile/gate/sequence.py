@@ -92,7 +92,8 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(logs.kept(directory.logs, rank=env.rank))
         try:
-            stack.enter_context(process_group(env, device, prefix=prefix, **limits))
+            shares_gpu = config.device == "one_gpu"
+            stack.enter_context(process_group(env, device, shares_gpu=shares_gpu, prefix=prefix, **limits))
         except TpCompileError as error:
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
         output = _Output(quiet, amount, console or consoles.stdout())

@@ -81,14 +81,20 @@ def check_cpp_compiler(backend: str, device: torch.device) -> None:
 
 @contextmanager
 def process_group(
-    env: RankEnv, device: torch.device, *, timeout_s: float, start_timeout_s: float = 300.0, prefix: str = "tpcompile"
+    env: RankEnv,
+    device: torch.device,
+    *,
+    shares_gpu: bool = False,
+    timeout_s: float,
+    start_timeout_s: float = 300.0,
+    prefix: str = "tpcompile",
 ) -> Iterator[dist.ProcessGroup]:
-    """The default process group, NCCL or gloo, destroyed on the way out without a barrier.
+    """The default process group, destroyed on the way out without a barrier: NCCL, or gloo on CPU and a shared GPU.
 
     A process that makes several in sequence gives each its own `prefix`: the store still holds the addresses of the
     previous one. Raises PreflightError naming the ranks that do not start within `start_timeout_s`.
     """
-    has_own_gpu = device.type == "cuda" and env.local_world_size <= torch.cuda.device_count()
+    has_own_gpu = device.type == "cuda" and not shares_gpu
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
