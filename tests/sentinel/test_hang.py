@@ -120,6 +120,22 @@ def test_other_collectives_of_a_group_across_domains_are_named_by_both_domains()
     assert stuck(by_rank(usual), before={}, other_domains=by_rank(ahead)) is None
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_ranks_in_collectives_of_two_groups_the_one_that_left_its_own_order_is_named(odd: int) -> None:
+    """As a barrier of all ranks by one of them, in the place of the usual all-reduce of its own group."""
+    tp = "7 mesh_tp"
+    steps = [issued(seq, group=tp).model_copy(update={"age_s": 9.0 - seq}) for seq in (1, 2, 3)]
+    usual = state(1 - odd, *steps, issued(4, group=tp, done=False), groups=(GROUP, tp), stack=(line(10),))
+    barrier = issued(1, op="barrier", at=67, done=False)
+    found = stuck(by_rank(usual, state(odd, *steps, barrier, groups=(GROUP, tp), stack=(line(67),))))
+    assert found is not None
+    assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (odd,), line(67))
+    first_step = by_rank(usual.model_copy(update={"issued": usual.issued[3:]}), state(odd, barrier, groups=(GROUP, tp)))
+    undecided = stuck(first_step)
+    assert undecided is not None
+    assert undecided.ranks == (0, 1)
+
+
 def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None:
     dp = "6 mesh_dp"
     compiled = state(0, waits_at=AT, activity=WAITING, groups=(GROUP, dp))

@@ -21,6 +21,7 @@ from tpcompile.sentinel.history import History
 from tpcompile.sentinel.lost_ranks import lost_ranks
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.one_sided_compile import Pair, one_sided_compile
+from tpcompile.sentinel.own_sequence import surprise
 from tpcompile.sentinel.parting import parting, parting_in
 from tpcompile.sentinel.situation import Finder, Situation
 from tpcompile.sentinel.waits import Wait, mutual_waits
@@ -77,8 +78,18 @@ def _of_pair(states: ByRank[RankState], wait: Wait, back: Wait) -> Finding | Non
     p2p = states[wait.rank].p2p or states[back.rank].p2p
     if p2p is not None:
         return Finding(Cause.STUCK_COLLECTIVE, says, (p2p.peer,), p2p.line)
-    ranks = wait.rank, back.rank
-    return parting(states) or Finding(Cause.STUCK_COLLECTIVE, says, ranks, states[wait.rank].line)
+    pair = states.among([wait.rank, back.rank])
+    odd = pair.some(_deviates) or pair.ranks
+    return parting(states) or Finding(Cause.STUCK_COLLECTIVE, says, odd, states[odd[0]].line)
+
+
+def _deviates(state: RankState) -> bool:
+    """True when a different collective, of any group, followed the same predecessors before."""
+    in_order = sorted(state.issued, key=lambda issued: issued.age_s, reverse=True)
+    if state.latest is None:
+        return False
+    until = in_order.index(state.latest)
+    return surprise([issued.key for issued in in_order], until, range(until)) > 0
 
 
 def crossed(situation: Situation) -> Finding | None:
