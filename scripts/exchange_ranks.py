@@ -184,7 +184,10 @@ def random_rows(tokens: int, width: int, generator: torch.Generator) -> Tensor:
     return torch.randn(tokens, width, generator=generator) * torch.logspace(-1, 0, width)
 
 
-OPS = {"qk": (qk_rank, lambda dtype: 2), "norm": (norm_rank, lambda dtype: all_reduce_norm.words_of(WIDTH, dtype))}
+OPS = {
+    "qk": (qk_rank, lambda dtype, num_rows: 2),
+    "norm": (norm_rank, lambda dtype, num_rows: all_reduce_norm.words_of(WIDTH, dtype, num_rows)),
+}
 
 
 def job(
@@ -194,7 +197,7 @@ def job(
     make, words = OPS[op]
     programs = _PROGRAMS_PER_SM * groups * (1 if place.group else size)
     limits = {"num_programs": max(1, (place.num_sms() - _FREE_SMS) // programs), "max_polls": 2**21} | limits
-    exchanges = place.exchanges(size, num_rows=tokens, row_words=words(dtype), **limits)
+    exchanges = place.exchanges(size, num_rows=tokens, row_words=words(dtype, tokens), **limits)
     ranks = []
     for number, exchange in zip(place.numbers(size), exchanges, strict=True):
         pairs = list(make(number, size, tokens=tokens, dtype=dtype, device=place.device))

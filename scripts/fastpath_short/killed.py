@@ -101,7 +101,7 @@ def exchanging(number: int) -> dict[str, tuple[Callable[[], Any], Any]]:
     tokens, local = (1 if DRY else 8), WIDTH // 2
     given = rotary(tokens, q_BSd=local, k_BSc=SIZE) | {"q_weight_d": weight(local), "counts": (WIDTH, 2 * SIZE)}
     x, partial = randn(tokens, WIDTH), randn(tokens, WIDTH)
-    pair, row = (exchange_of(number, tokens, words) for words in (2, all_reduce_norm.words_of(WIDTH, x.dtype)))
+    pair, row = (exchange_of(number, tokens, words) for words in (2, all_reduce_norm.words_of(WIDTH, x.dtype, tokens)))
     rest = {"eps": EPS, "exchange": row}
 
     def qk() -> Any:

@@ -83,7 +83,7 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "silu_mul": lambda rows: tokens_of(rows, "gate_f", "up_f"),
     "all_reduce_add_rms_norm": lambda rows: (
         tokens_of(rows, "x_D", "partial_D")
-        | {"weight_D": weight(WIDTH), "eps": EPS, "exchange": alone(rows, words_of(WIDTH, torch.bfloat16))}
+        | {"weight_D": weight(WIDTH), "eps": EPS, "exchange": alone(rows, words_of(WIDTH, torch.bfloat16, rows))}
     ),
 }
 """Fast path -> its arguments for so many rows."""

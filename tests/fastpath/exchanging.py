@@ -99,6 +99,8 @@ class Rows:
     width: int = 24
     tokens: int = 3
     dtype: str = "float32"
+    least_rows: int = 1
+    """Of the exchange; of more than 32 the values go out densely."""
 
     def call(self, rank: int, index: int) -> tuple[Callable[[Exchange], Any], list[Tensor]]:
         generator = torch.Generator().manual_seed(100 + index)
@@ -113,8 +115,9 @@ class Rows:
 
     @property
     def rows(self) -> dict[str, int]:
-        words = all_reduce_norm.words_of(self.width, getattr(torch, self.dtype))
-        return {"num_rows": max(self.tokens, 1), "row_words": words}
+        num_rows = max(self.tokens, self.least_rows)
+        words = all_reduce_norm.words_of(self.width, getattr(torch, self.dtype), num_rows)
+        return {"num_rows": num_rows, "row_words": words}
 
 
 class Skew:
@@ -227,7 +230,8 @@ def _equal() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype in TOLERANCE:
         found[f"qk 2 {dtype}"] = errors(Heads([2, 2], [1, 1], tokens=2, dtype=dtype), 2)
-        found[f"norm 2 {dtype}"] = errors(Rows(2, tokens=2, dtype=dtype), 2)
+        found[f"norm 2 {dtype} words"] = errors(Rows(2, tokens=2, dtype=dtype), 2)
+        found[f"norm 2 {dtype} dense"] = errors(Rows(2, tokens=2, dtype=dtype, least_rows=DENSE), 2)
     found["qk 4 float32 uneven"] = errors(Heads([2, 1, 3, 1], [1, 1, 2, 1]), 4)
     found["qk 2 bfloat16 more rows than programs"] = errors(
         Heads([1, 2], [1, 1], tokens=7, batch=2, dtype="bfloat16"), 2, num_programs=1
@@ -241,11 +245,12 @@ def _equal() -> dict[str, Any]:
 
 @scenario("repeated")
 def _repeated() -> list[Any]:
-    both = (Heads([2, 1, 1], [1, 1, 1], tokens=1), Rows(3, width=8, tokens=1))
-    run = repeated(*both, times=15, delays_of=partial(Skew, most_s=0.02))
-    return on_ranks(3, run, *(each.rows for each in both))
+    kinds = (Heads([2, 1, 1], [1, 1, 1], tokens=1), Rows(3, width=8, tokens=1), Rows(3, width=8, least_rows=DENSE))
+    run = repeated(*kinds, times=15, delays_of=partial(Skew, most_s=0.02))
+    return on_ranks(3, run, *(each.rows for each in kinds))
 
 
+DENSE = 33
 POLLED = Heads([1, 1], [1, 1], tokens=1)
 
 
@@ -315,7 +320,7 @@ def _ops() -> int:
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(qk_exchange.qk_exchange, (*call.args, *limits, 16, 8, EPS, False), test_utils=checks)
     x = torch.randn(3, 2, 8)
-    torch.library.opcheck(all_reduce_norm.all_reduce_norm, (x, x, torch.ones(8), *limits, EPS), test_utils=checks)
+    torch.library.opcheck(all_reduce_norm.all_reduce_norm, (x, x, torch.ones(8), *limits, EPS, True), test_utils=checks)
 
     def step(*given: Tensor) -> tuple[Tensor, ...]:
         q, k = qk_exchange.qk_norm_rope_exchange(*given, counts=(16, 8), eps=EPS, exchange=side)

@@ -37,12 +37,12 @@ def found() -> dict[str, Any]:
 
 def test_they_equal_the_plain_code_on_joined_data(found: dict[str, Any]) -> None:
     """2, 4 and 8 ranks, all element types, uneven and grouped heads, more rows than programs, no tokens."""
-    assert len(found["equal"]) == 12
+    assert len(found["equal"]) == 15
     assert all(max(errors) <= 1 for errors in found["equal"].values()), found["equal"]
 
 
 def test_two_exchanges_in_turn_under_skew_are_right_every_time(found: dict[str, Any]) -> None:
-    assert found["repeated"] == [{"off": 0, "checks": ["", ""]}] * 3
+    assert found["repeated"] == [{"off": 0, "checks": ["", "", ""]}] * 3
 
 
 def test_a_rank_that_is_killed_ends_the_others_in_time_and_is_named(found: dict[str, Any]) -> None:
@@ -63,6 +63,7 @@ def test_what_a_rank_refuses_before_its_launch_is_named_by_its_peers(found: dict
     told = [f"rank {rank} raised FastPathError: {one['raised']}" for rank, one in ((1, eager), (2, compiled))]
     assert right["check"] == right["end"] == "; ".join([right["alone"], *told])
     assert "raised" not in right["alone"]
+    assert 200 <= right["looks"] < 206  # two late ranks, and one of them waited for
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_ops_keep_what_torch_asks_of_an_op_and_compile_once_for_all_lengths(foun
 
 
 def test_they_are_certified_by_ranks_that_run_at_once(found: dict[str, Any]) -> None:
-    assert found["certified"] == {"cases": 12, "caught": 1.0}
+    assert found["certified"] == {"cases": 18, "caught": 1.0}
 
 
 TABLES = (torch.ones(3, 8), torch.zeros(3, 8))
@@ -120,7 +121,7 @@ def norm(x: Tensor | None = None, partial: Tensor | None = None, width: int = 16
         (lambda: qk(k=torch.ones(2, 3, 16)), "q is a batch of 1 and k of 2; they must be equal"),
         (lambda: qk(num_rows=2), "3 rows of 2 words; the exchange holds 2 of 16"),
         (lambda: norm(torch.ones(3, 16, device="meta")), "the tensors are on meta and the exchange on cpu"),
-        (lambda: norm(width=32), "3 rows of 18 words; the exchange holds 8 of 16"),
+        (lambda: norm(width=32), "3 rows of 32 words; the exchange holds 8 of 16"),
         (lambda: side(row_words=15), "an exchange of rows of 15 words; rows of 16 bytes need an even number"),
         (lambda: norm(partial=torch.ones(3, 8)), r"partial is \[3, 8\], and \[3, 16\] is needed"),
         (lambda: norm(partial=torch.ones(3, 16).half()), "partial is torch.float16 and x torch.float32"),
@@ -144,6 +145,10 @@ def test_bad_input_is_one_line_before_a_launch(
 
 
 def ptx_of(kernel: Any, constants: dict[str, Any], dtype: str) -> str:
+    return str(compiled_of(kernel, constants, dtype).asm["ptx"])
+
+
+def compiled_of(kernel: Any, constants: dict[str, Any], dtype: str) -> Any:
     """As compiled for an H100 or H200, without one."""
     target = GPUTarget("cuda", 90, 32)
     signature = {}
@@ -159,14 +164,14 @@ def ptx_of(kernel: Any, constants: dict[str, Any], dtype: str) -> str:
     indices = {(index,): constants[name] for index, name in enumerate(kernel.arg_names) if name in constants}
     aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in ALIGNED}
     source = ASTSource(kernel, signature, indices, aligned)
-    compiled = triton.compile(source, target=target, options={"num_warps": 4})
-    return str(compiled.asm["ptx"])
+    return triton.compile(source, target=target, options={"num_warps": 4})
 
 
 POINTERS = {"q", "k", "q_weight", "k_weight", "cos", "sin", "q_out", "k_out", "partial", "x", "weight", "total", "out"}
 ALIGNED = POINTERS | {"state", "num_values"}
 HEADS = {"PAIRS_PER_HEAD": 64, "PAIRS": 64, "INTERLEAVED": False}
 KEPT = {**HEADS, "Q_HEADS": 2, "K_HEADS": 2}
+WORDS = {"NUM_RANKS": 2, "INTERPRETED": False, "BLOCK": 1024, "DTYPE": tl.bfloat16, "AS_WORDS": True}
 TILED = {**HEADS, "TILE": 2, "Q_TILES": 2, "K_TILES": 1}
 
 
@@ -175,16 +180,17 @@ TILED = {**HEADS, "TILE": 2, "Q_TILES": 2, "K_TILES": 1}
     [
         (qk_exchange.qk_exchange_kernel, KEPT, "*bf16"),
         (qk_exchange.qk_exchange_many_kernel, TILED, "*bf16"),
+        (all_reduce_norm.all_reduce_norm_kernel, WORDS, "*i32"),
     ],
 )
-def test_words_of_pairs_are_read_and_written_by_strong_accesses_of_system_scope(
+def test_words_are_read_and_written_by_strong_accesses_of_system_scope(
     kernel: Any, constants: dict[str, Any], dtype: str
 ) -> None:
     """What the argument about memory order rests on; and no multicast."""
     ptx = ptx_of(kernel, {"NUM_RANKS": 2, "INTERPRETED": False, **constants}, dtype)
     assert words_accessed(ptx) <= PLAIN | {
-        "ld.volatile.global.b64",
-        "ld.volatile.global.v2.b64",
+        "ld.volatile.global.b64",  # whether a wait has run out
+        "ld.relaxed.sys.global.b64",
         "st.relaxed.sys.global.b64",
         "atom.relaxed.sys.global.cas.b64",
     }
@@ -192,9 +198,14 @@ def test_words_of_pairs_are_read_and_written_by_strong_accesses_of_system_scope(
     assert "st.relaxed.sys.global.b64" in ptx and "multimem" not in ptx
 
 
+def test_words_of_a_row_lie_in_neighbouring_threads() -> None:
+    """Whose stores go out together: with four words a thread, 64 rows took 19 us, and 8 us so."""
+    compiled = compiled_of(all_reduce_norm.all_reduce_norm_kernel, WORDS, "*i32")
+    assert set(re.findall(r"sizePerThread = \[(\d+)\]", compiled.asm["ttgir"])) == {"1"}
+
+
 def test_a_flag_is_released_behind_a_barrier_and_acquired_before_values_are_read() -> None:
-    constants = {"NUM_RANKS": 2, "INTERPRETED": False, "BLOCK": 1024, "DTYPE": tl.bfloat16}
-    ptx = ptx_of(all_reduce_norm.all_reduce_norm_kernel, constants, "*i32")
+    ptx = ptx_of(all_reduce_norm.all_reduce_norm_kernel, {**WORDS, "AS_WORDS": False}, "*i32")
     assert words_accessed(ptx) <= PLAIN | {
         "ld.volatile.global.b64",  # whether a wait has run out
         "ld.acquire.sys.global.b64",

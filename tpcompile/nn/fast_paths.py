@@ -210,7 +210,7 @@ def _exchange(decision: Decision, site: Site, group: dist.ProcessGroup, device: 
 
     _check_group(group, site)
     shape = decision.shape
-    row_words = ROW_WORDS[decision.path](shape.widths[0], getattr(torch, shape.dtype))
+    row_words = ROW_WORDS[decision.path](shape.widths[0], getattr(torch, shape.dtype), shape.tokens)
     limits = {} if decision.num_programs is None else {"num_programs": decision.num_programs}
     exchange = Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
     peers.follow(exchange)

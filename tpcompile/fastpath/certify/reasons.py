@@ -28,6 +28,7 @@ _WIDENED = "Triton widens it where it meets a wider number"
 _GRID = "any grid gives the same"
 _WARPS = "any number of warps gives the same"
 _BOTH_LATE = "both differ alike"
+_MORE_THAN_0 = "more than 0 alike"
 
 EXCHANGE_EQUIVALENT = {
     **EQUIVALENT,
@@ -50,13 +51,17 @@ EXCHANGE_EQUIVALENT = {
     "keep_late(state, late_ranks, tag, *": "the bits of both are put together",
     "row_of(state, owner, source, * -> row_of(state, source, owner, *": "where a peer reads it over the wire",
     "(is_whole & is_late(words, tag)).to(tl.int32) -> *": "Triton sums truth values as int32",
-    "tl.sum((is_whole & *) -> tl.max(*": "more than 0 alike",
+    "tl.sum((is_whole & *) -> tl.max(*": _MORE_THAN_0,
+    "(is_late(words, tag) & (polls > 0)).to(tl.int32) -> *": "Triton sums truth values as int32",
+    "tl.sum((is_late(words, tag) & *) -> tl.max(*": _MORE_THAN_0,
     "is_whole & is_late(*": "the first look: it polls once more than it must",
     "is_late(words, tag) -> is_late(tag, words)": _BOTH_LATE,
     "is_late(word, tag) -> is_late(tag, word)": _BOTH_LATE,
     "begin(* -> begin(*": _SUM,
     "end(* -> end(row, state, *": _SUM,
     "load_values(* -> load_values(at, *": _SUM,
+    "tl.zeros_like(own).to(* -> tl.zeros_like(own)": _WIDENED,
+    "pack(nothing, nothing, DTYPE) -> *": "both are the same",
     "dense_D.storage_offset() % 2 -> *": "copies more often than it must",
 }
 
@@ -70,6 +75,7 @@ EXCHANGE_UNREACHED = {
     "mask.to(tl.int32) -> mask": _PTX,
     "state + _LATE -> *": _PTX,
     "tl.debug_barrier() -> nothing": _ONE_THREAD,
+    "all_reduce_norm_row(*, AS_WORDS, INTERPRETED) -> *": "both are true in the interpreter",
     "tl.store(values_of(*, values, mask=mask) -> *": "zeros behind a row, which the next program writes over",
 }
 

@@ -14,6 +14,8 @@ from tpcompile.fastpath.certify.trials import Refusal
 from tpcompile.fastpath.kernels.exchange import Exchange, num_words
 
 _ROWS, _WORDS, _WIDTH = 6, 16, 16
+_MANY_ROWS = 40
+"""Of an exchange whose rows go out densely."""
 _EPS = 1e-6
 Refusals = Callable[[torch.device], Iterator[Refusal]]
 
@@ -70,6 +72,10 @@ def all_reduce_add_rms_norm(device: torch.device) -> Iterator[Refusal]:
     yield _spoiled(right, "more rows than the exchange holds", exchange=_exchange(device, num_rows=2))
     no_flag = _WIDTH // 2
     yield _spoiled(right, "wider rows than the exchange holds", exchange=_exchange(device, row_words=no_flag))
+    too_few = _exchange(device, row_words=_WIDTH - 2)
+    yield _spoiled(right, "a word for each value, and an exchange that holds fewer", exchange=too_few)
+    many = _exchange(device, num_rows=_MANY_ROWS, row_words=no_flag)
+    yield _spoiled(right, "dense rows and a flag, and an exchange that holds only the rows", exchange=many)
 
 
 def _of_heads(device: torch.device, more: dict[str, Any], *, weight: str) -> Iterator[Refusal]:

@@ -25,7 +25,7 @@ from tpcompile.fastpath.certify.reasons import (
     QK_EXCHANGE_EQUIVALENT,
     UNREACHED,
 )
-from tpcompile.fastpath.certify.trials import Case, PartialSum, trial
+from tpcompile.fastpath.certify.trials import Call, Case, PartialSum, trial
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
 from tpcompile.nn.sharding import Part, ShardSpec
 
@@ -152,24 +152,46 @@ def qk_norm_rope_exchange(tp: int) -> Iterator[Case]:
     return _full_norms(tp, (*_shapes(tp), _FEW, *_MANY, *([_MANY_FAR] if tp == 1 else [])))
 
 
-_NORM_AT_ONCE = at_once(num_rows=_MOST_ROWS, row_words=words_of(_REAL_WIDTH, torch.float32), num_programs=2)
+_NORM_AT_ONCE = {
+    num_programs: at_once(
+        num_rows=_MOST_ROWS,
+        row_words=words_of(_REAL_WIDTH, torch.float32, _MOST_ROWS),
+        num_programs=num_programs,
+    )
+    for num_programs in (2, _MOST_ROWS)
+}
+"""Programs of an exchange: with one for each row, rows go out as words, and densely with fewer."""
+
+
+def _norm_at_once(call: Call, ranks: list[dict[str, Any]]) -> list[tuple[Tensor, ...]]:
+    """With as many programs as the case says."""
+    given = [{name: value for name, value in rank.items() if name != "num_programs"} for rank in ranks]
+    return _NORM_AT_ONCE[ranks[0]["num_programs"]](call, given)
 
 
 @trial(
     "all_reduce_add_rms_norm",
-    on_ranks=_NORM_AT_ONCE,
+    on_ranks=_norm_at_once,
     refusals=refused.all_reduce_add_rms_norm,
     equivalent=EXCHANGE_EQUIVALENT,
     unreached=EXCHANGE_UNREACHED,
 )
 def all_reduce_add_rms_norm(tp: int) -> Iterator[Case]:
     """Every rank holds a part of the sum of each token."""
-    for tokens, width in ((0, 160), (1, 160), (5, 160), (1, _REAL_WIDTH)):
+    for num_programs, tokens, width in (
+        (2, 0, 160),
+        (2, 1, 160),
+        (2, 5, 160),
+        (2, 1, _REAL_WIDTH),
+        (_MOST_ROWS, 5, 160),
+        (_MOST_ROWS, 1, _REAL_WIDTH),
+    ):
         generator = torch.Generator().manual_seed(tokens)
         arguments = {name: _token_data(tokens, generator, width=width) for name in ("x_D", "partial_D")}
         yield Case(
-            name=_token_name(tokens, width),
+            name=f"{_token_name(tokens, width)}, {num_programs} programs",
             arguments={**arguments, "weight_D": _weight(width), "eps": _EPS},
+            rank_arguments={"num_programs": num_programs},
             shards={"partial_D": PartialSum()},
             outputs=(ShardSpec(), ShardSpec()),
             memory=dict.fromkeys(arguments, spaced),

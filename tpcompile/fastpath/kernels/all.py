@@ -35,7 +35,7 @@ LAUNCHERS = {
 }
 
 ROW_WORDS = {
-    "qk_norm_rope_exchange": lambda width, dtype: 2,
+    "qk_norm_rope_exchange": lambda width, dtype, num_rows: 2,
     "all_reduce_add_rms_norm": all_reduce_norm.words_of,
 }
-"""Words that each rank sends for a row of `width` elements."""
+"""Words that each rank sends for one of `num_rows` rows of `width` elements."""

@@ -4,18 +4,19 @@ A rank owns 2 * num_ranks * num_rows * row_words words of 8 bytes, which its pee
 on the device, so a kernel that is replayed by a CUDA graph goes on counting; it wraps at 2^32, when no word of the
 epoch before is left.
 
-**Pairs** (`publish_pair`, `sum_of_pairs`), for two values. The upper half of a word is the epoch, the lower half a
-value. An aligned access of 8 bytes is single-copy atomic, also as an element of a vector access, so a value is there
-exactly when its epoch is: there is no second location that the epoch would have to release, and no fence, release or
-acquire is needed. All accesses to words are strong and of system scope (`st.relaxed.sys`, and `ld.volatile`, which PTX
-defines to synchronise as `ld.relaxed.sys`), so writer and reader are no data race, and a poll sees a write after a
-finite time.
+**Words** (`publish_pair`, `sum_of_pairs`; `publish_words`, `wait_words`), for a pair of values or a few rows. The upper
+half of a word is the epoch, the lower half a value. An aligned access of 8 bytes is single-copy atomic, also as an
+element of a vector access, so a value is there exactly when its epoch is: there is no second location that the epoch
+would have to release, and no fence, release or acquire is needed. All accesses to words are strong and of system scope
+(`st.relaxed.sys`, and `ld.relaxed.sys` or `ld.volatile`, which PTX defines to synchronise like it), so writer and
+reader are no data race, and a poll sees a write after a finite time. Neighbouring words of a row belong to neighbouring
+threads, so that the stores of a warp are few packets.
 
-**Rows** (`publish_row`, `wait_row`), for many values, which lie densely; the last word of a row is a flag with the
-epoch. (Rows of words as above took two to four times as long on two H200.) All threads write values by weak stores and
-meet at the barrier of the program. Then one writes the flag, by a release of system scope, which orders the stores of
-the others too: a barrier is part of causality order, and a release is cumulative. Every thread that reads values has
-seen the flag by an acquire of its own. So accesses of values never race.
+**Rows** (`publish_row`, `wait_row`), for many values, which lie densely: half as many bytes. The last word of a row is
+a flag with the epoch. All threads write values by weak stores and meet at the barrier of the program. Then one writes
+the flag, by a release of system scope, which orders the stores of the others too: a barrier is part of causality order,
+and a release is cumulative. Every thread that reads values has seen the flag by an acquire of its own. So accesses of
+values never race. An exchange is for one op and one of these forms, or a value could be taken for a word.
 
 **Two slots.** Words of even and of odd epochs are apart. A rank may write epoch e + 2 over e when its peer has read e:
 the rank has left the kernel of e + 1, in which it saw the peer's word of e + 1; the peer wrote that in its kernel of
@@ -25,8 +26,9 @@ read e. Kernels of one exchange must not overlap: one stream (or streams that wa
 dependent launch.
 
 **One decision.** Threads that poll for themselves may see a word come at different times. What a warp decides by in
-`sum_of_pairs` is a sum over all threads that poll, which holds each word once. In `wait_row` each thread decides for
-itself: nothing waits for other threads between its polls, and a row of which one thread has no flag is NaN.
+`sum_of_pairs` is a sum over all threads that poll, which holds each word once. In `wait_words` and `wait_row` each
+thread decides for itself: nothing waits for other threads between its polls. What did not come is NaN in the sum over
+the row, which is equal in all threads, and only then are the late ranks looked for.
 
 **No deadlock.** A program publishes a row before it waits for it, and takes its rows (index, index + num_programs, ...)
 in order. Of all rows that some rank has not finished take the first: its programs have finished all their rows before
@@ -66,6 +68,8 @@ _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
+WORDS_AT_ONCE = 4
+"""Words of a thread that `wait_words` reads together."""
 MAX_RANKS = 16
 """As many as have two words each in a warp."""
 LIMIT_S = 30.0
@@ -141,6 +145,59 @@ def poll(at, mask, tag, polls, is_whole):
     return words, missing, polls
 
 
+def _wait_asm(count: int) -> str:
+    """PTX that reads `count` words until all have the epoch of a tag, or the polls are used up.
+
+    Its operands are their values and in what their epochs differ, the addresses, a tag and the polls for each.
+    """
+    words = [f"word{index}" for index in range(count)]
+    loads = [f"ld.relaxed.sys.global.b64 {word}, [${2 * count + index}];" for index, word in enumerate(words)]
+    halves = [f"mov.b64 {{${index}, ${count + index}}}, {word};" for index, word in enumerate(words)]
+    compared = [f"xor.b32 ${count + index}, ${count + index}, epoch;" for index in range(count)]
+    joined = [f"or.b32 any, any, ${count + index};" for index in range(count)]
+    return f"""{{
+        .reg .pred more;
+        .reg .b64 left, {", ".join(words)};
+        .reg .b32 any, epoch;
+        mov.b64 {{any, epoch}}, ${3 * count};
+        mov.b64 left, ${4 * count};
+        again:
+        {" ".join(loads + halves + compared)}
+        mov.b32 any, 0;
+        {" ".join(joined)}
+        sub.s64 left, left, 1;
+        setp.ge.s64 more, left, 0;
+        setp.ne.and.b32 more, any, 0, more;
+        @more bra again;
+    }}"""
+
+
+_WAIT_ASM = tl.constexpr(_wait_asm(WORDS_AT_ONCE))
+_WAIT_OPERANDS = tl.constexpr(",".join(2 * WORDS_AT_ONCE * ["=&r"] + 3 * WORDS_AT_ONCE * ["l"]))
+_WAIT_PACK = tl.constexpr(WORDS_AT_ONCE)
+
+
+@triton.jit
+def wait_words(at, tag, polls, INTERPRETED: tl.constexpr):
+    """Values of the words at `at`, once they have the epoch of `tag` or the polls are used up; which are late.
+
+    Every thread waits for its own words, WORDS_AT_ONCE of them at a time, and must have a multiple of that.
+    """
+    if INTERPRETED:
+        words = tl.load(at, volatile=True)
+        while tl.sum((is_late(words, tag) & (polls > 0)).to(tl.int32)) > 0:
+            words = tl.load(at, volatile=True)
+            polls -= 1
+        values = lower(words)
+        late = is_late(words, tag)
+    else:
+        values, difference = tl.inline_asm_elementwise(
+            _WAIT_ASM, _WAIT_OPERANDS, [at, tag, polls], dtype=(tl.uint32, tl.uint32), is_pure=False, pack=_WAIT_PACK
+        )
+        late = difference != 0
+    return values, late
+
+
 @triton.jit
 def keep_late(state, ranks, tag, INTERPRETED: tl.constexpr):
     """The first wait that runs out is kept, in whichever thread: a bit for each rank that it was for."""
@@ -201,6 +258,16 @@ def publish_row(state, row, tag, values, at, mask, NUM_RANKS: tl.constexpr):
     for owner in tl.static_range(NUM_RANKS):
         if owner != rank:
             tl.atomic_xchg(flag_of(state, owner, rank, row, tag, NUM_RANKS), tag, sem="release", scope="sys")
+
+
+@triton.jit
+def publish_words(state, row, tag, values, at, mask, NUM_RANKS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Write the values of a row into the memory of every peer, each with its epoch."""
+    rank = tl.load(state + _RANK)
+    for owner in tl.static_range(NUM_RANKS):
+        if owner != rank:
+            place = row_of(state, owner, rank, row, tag, NUM_RANKS)
+            store_words(place + at, tag | values.to(tl.uint64), mask, INTERPRETED)
 
 
 @triton.jit
