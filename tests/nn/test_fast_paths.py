@@ -162,8 +162,8 @@ def test_an_exchange_has_the_grid_and_the_memory_that_were_decided(monkeypatch: 
         use_fast_paths(stack, answers, batch=2, seq_len=6, train=False)  # type: ignore[arg-type]
         grid = {} if programs is None else {"num_programs": programs}  # None: the exchange asks the ranks itself
         memory = {"num_rows": 16, "device": torch.device("cpu")}  # of the shape class of 12 tokens
-        # One for each fast path: a row of float64 and its flag, and the sums of q and k.
-        assert made == [{**memory, **grid, "row_words": words} for words in (width + 2, 2)]
+        # One for each fast path: a word for every 4 bytes of a row of float64, and the sums of q and k.
+        assert made == [{**memory, **grid, "row_words": words} for words in (2 * width, 2)]
         made.clear()
 
 
