@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items, Row
 from tpcompile.evidence.iterables import find, first
@@ -64,7 +64,10 @@ def _is_recomputed(cause: Cause, row: Row) -> bool:
 
 
 def explained(items: Items, rows: Sequence[Row]) -> Explanation:
-    """Cause of collectives that do not match, and the first of them."""
+    """Cause of collectives that do not match, and the first of them; a backward follows from its forward."""
+    forward = items.only(_is_of_forward)
+    if forward.each(_key).differ():
+        items, rows = forward, rows_of(forward, is_ordered=True)
     is_shifted = not all(row.is_full for row in rows)
     has_equal_ops = not items.each(_op).differ()
     if is_shifted and has_equal_ops:
@@ -92,6 +95,14 @@ def _directness(cause: Cause, row: Row) -> Directness:
     if cause == Cause.COLLECTIVE_SIZES or _is_recomputed(cause, row):
         return Directness.RESULT
     return Directness.COLLECTIVE
+
+
+def _is_of_forward(item: Item) -> bool:
+    return item.about == "forward"
+
+
+def _key(item: Item) -> Hashable:
+    return item.key
 
 
 def _op(item: Item) -> str:
