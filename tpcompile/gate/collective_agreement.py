@@ -134,7 +134,8 @@ class Agreement:
         """The collective to blame between the lowest of the `odd` ranks and the lowest of all other ranks."""
         sides = [odd[0], issued.without(odd).ranks[0]]
         items = Items(issued[rank] for rank in sides)
-        row = explained(items, rows_of(items, is_ordered=True)).row
+        explanation = explained(items, rows_of(items, is_ordered=True))
+        row = explanation.row
         said = [(rank, item) for rank, item in zip(sides, row, strict=True) if item is not None]
         who, item = said[0]
         number = _position(item, issued[who])
@@ -142,7 +143,7 @@ class Agreement:
         if len(said) > 1:
             what = f"#{number} is " + " and ".join(f"{one.says} on rank {rank}" for rank, one in said)
         check = self._check(_SAME, what, compile_, ranks=odd)
-        return check.model_copy(update={"line": item.line})
+        return check.model_copy(update={"line": item.line, "cause": explanation.cause})
 
     def missing(self, phase: str, late: Sequence[int]) -> Check:
         """The check that fails when ranks do not arrive at a phase."""

@@ -101,6 +101,19 @@ def test_a_graph_break_on_one_rank_explains_the_collectives_that_it_did_not_comp
     assert without.summary.startswith(CheckId.AGREED.heading)
 
 
+def test_collectives_that_differ_before_they_run_follow_from_any_other_cause_that_was_found() -> None:
+    """As from a flag that one rank reads differently, which its guard shows."""
+    (found,) = verdict(plain(0), odd(1)).divergences
+    for cause, is_consequence in ((Cause.EXTRA_COLLECTIVE, True), (found.cause, False), (Cause.UNKNOWN, False)):
+        live = problem(CheckId.AGREED).model_copy(update={"cause": cause})
+        judged = verdict(plain(0), odd(1), problems=[live])
+        assert [check.is_consequence for check in judged.checks if check.id == CheckId.AGREED] == [is_consequence]
+        assert judged.lead is not None
+        assert (judged.lead.says in found.title) == is_consequence
+    alone = verdict(plain(0), plain(1), problems=[live.model_copy(update={"cause": Cause.EXTRA_COLLECTIVE})])
+    assert not any(check.is_consequence for check in alone.checks)
+
+
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(errors=errors(forward=99.0)))
     found = verdict(healthy(0), wrong)

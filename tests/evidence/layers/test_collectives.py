@@ -8,7 +8,14 @@ from tpcompile.evidence.records.causes import Cause
 
 
 def issued(phase: str, reduce_op: str, shape: str) -> Item:
-    fields = {"op": "all_reduce", "reduce_op": reduce_op, "dtype": "f32", "shape": shape, "group": "tp", "waited": "True"}
+    fields = {
+        "op": "all_reduce",
+        "reduce_op": reduce_op,
+        "dtype": "f32",
+        "shape": shape,
+        "group": "tp",
+        "waited": "True",
+    }
     return Item(kind=ItemKind.COLLECTIVE, about=phase, fields=fields)
 
 

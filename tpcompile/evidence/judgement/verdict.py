@@ -141,9 +141,12 @@ def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) ->
 
 
 def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
-    """Collectives that a rank did not compile, where it broke its graph: a consequence."""
-    is_broken = any(found.is_red and found.cause == Cause.GRAPH_BREAK for found in divergences)
-    is_consequence = is_broken and problem.id == CheckId.AGREED
+    """Collectives that differ before they run: a consequence where a different cause was found, such as a guard's."""
+    if problem.id != CheckId.AGREED:
+        return problem
+    causes = {found.cause for found in divergences if found.is_red}
+    is_other = problem.cause != Cause.UNKNOWN and causes and problem.cause not in causes
+    is_consequence = is_other or Cause.GRAPH_BREAK in causes
     return problem.model_copy(update={"is_consequence": True}) if is_consequence else problem
 
 
