@@ -287,7 +287,7 @@ def machine(place: Place) -> dict[str, Any]:
     return found
 
 
-def told(name: str, result: dict[str, Any]) -> str:
+def result_line(name: str, result: dict[str, Any]) -> str:
     shown = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in result.items()]
     return f"{name:58} | {', '.join(shown)}"
 
@@ -326,12 +326,12 @@ def run_parts(description: str | None, parts: Callable[[Place, argparse.Namespac
             result["part_s"] = round(time.monotonic() - begun, 1)
             report["parts"][name] = result
             if place.is_first:
-                print(told(name, result), file=sys.stderr, flush=True)
+                print(result_line(name, result), file=sys.stderr, flush=True)
                 arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
         report["seconds"] = round(time.monotonic() - started, 1)
         if place.is_first:
             arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
-            print("\n".join(told(*item) for item in report["parts"].items()))
+            print("\n".join(result_line(*item) for item in report["parts"].items()))
             print(f"{report['machine']}, {report['seconds']} s, {'FAILED' if failed else 'passed'}", flush=True)
     sys.stdout.flush()
     os._exit(int(failed))  # destroy_process_group waits for graphs that captured NCCL

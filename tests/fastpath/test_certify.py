@@ -90,7 +90,7 @@ def test_cases_that_see_little_have_no_power() -> None:
 
     declare(norm, blind)
     proved = certify("norm", tp_sizes=(2,))
-    assert "95% are asked" in proved.refusal(proved.source)
+    assert "at least 95% are required" in proved.refusal(proved.source)
     assert any(survivor.change.startswith("all_reduce(") for survivor in proved.power.survivors)
 
 

@@ -1,4 +1,4 @@
-"""Fused kernels and what each assumes of a shard: declared, hashed, refused under TP unless they are right there."""
+"""Fused kernels and what each assumes about its tensors: declared, hashed, refused under TP unless proved on shards."""
 
 from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.eager import ban_in_eager

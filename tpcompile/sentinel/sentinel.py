@@ -312,7 +312,7 @@ class Sentinel:
     def _stop_watching(self, action: ev.StopWatching) -> None:
         """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
-        self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
+        self.log.append("degraded", why=f"on rank {self.rank}, {action.why}")
 
     # How the block ends.
 
@@ -339,7 +339,7 @@ class Sentinel:
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
-            self.log.tell("left", state=state.model_dump(mode="json"))
+            self.log.append("left", state=state.model_dump(mode="json"))
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:

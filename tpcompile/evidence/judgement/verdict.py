@@ -107,16 +107,16 @@ def conclude(
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    told = lead.of_run(found, divergences, causes=checks.CAUSES)
-    exit_code = _exit_code(found, is_red=told is not None)
+    leading = lead.of_run(found, divergences, causes=checks.CAUSES)
+    exit_code = _exit_code(found, is_red=leading is not None)
     return Verdict(
         status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
         exit_code=exit_code,
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
-        summary=lead.summary(told) if told else _passed(rules, digests, found),
-        lead=told,
+        summary=lead.summary(leading) if leading else _passed(rules, digests, found),
+        lead=leading,
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
