@@ -1,4 +1,4 @@
-"""Our type check and spmd_types over the broken and correct modules of tests/typecheck -> rates as a table and as JSON.
+"""Our type check and spmd_types on the broken and correct modules of tests/typecheck -> rates as a table and as JSON.
 
 PYTHONPATH=FOLDER_OF_SPMD_TYPES python scripts/compare_spmd_types.py [--label TEXT] [--out FILE]
 
@@ -78,7 +78,7 @@ REASONS = {
     "from where a number counts is no part of a type": ("best_token_of_local_numbers",),
     "what a generator was seeded with is no part of a type": ("drops_whole_features_by_a_seed_per_rank",),
 }  # fmt: skip
-"""Why a broken module is not found, by either tool, where it says nothing."""
+"""Module -> why neither tool reports it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def theirs(case: Case, **options: Any) -> Outcome:
             _run(case, rank, options)
         except SpmdTypeError as error:
             return Outcome("alarm", str(error).strip().splitlines()[0], _line_of(error))
-        except Exception as error:  # counted as stopped, and the next module runs
+        except Exception as error:  # counted as stopped; the next module still runs
             text = (str(error).strip().splitlines() or [""])[0]
             return Outcome("stopped", f"{type(error).__name__}: {text}", _line_of(error))
     return Outcome("nothing")
@@ -276,7 +276,7 @@ def _is_called_by_spmd_types() -> bool:
 
 
 def compared(check: Callable[[Case], Outcome]) -> dict[str, dict[str, Any]]:
-    """Set -> rates and what was said of each case.
+    """Set of modules -> rates, and the outcome of each case.
 
     A broken module counts as found when the alarm is about it: not when its correct twin has the same alarm.
     """

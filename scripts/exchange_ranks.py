@@ -1,4 +1,4 @@
-"""What scripts/gpu_exchange.py and scripts/bench_exchange.py share: ranks of the exchange kernels, each with a graph.
+"""Shared by scripts/gpu_exchange.py and bench_exchange.py: ranks of the exchange kernels, each with a CUDA graph.
 
 Ranks are streams of one GPU, processes of torchrun with a GPU each, or one rank in Triton's interpreter.
 """
@@ -39,16 +39,16 @@ from tpcompile.fastpath.kernels.exchange import Exchange, num_words  # noqa: E40
 HEADS, HEAD_SIZE, WIDTH = (8, 16, 64) if DRY else (40, 128, 5120)
 EPS = 1e-6
 NUM_SETS = 4
-"""Sets of data that the exchanges of one graph take in turn, so that words of the exchange before would show."""
+"""Sets of data that the exchanges of one graph use in turn, so that words of a previous exchange are detected."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BITS = {4: torch.int32, 2: torch.int16}
 _FREE_SMS = 4
-"""For kernels that compare outputs, when waiting programs fill all others."""
+"""Multiprocessors left free for kernels that compare outputs while waiting programs fill all others."""
 _PROGRAMS_PER_SM = 4
 """At most, of an exchange. They are spread over all multiprocessors first: with more of them than multiprocessors none
 is idle, and a kernel that needs another split of its memory waits for one that is."""
 _LAST_PART_S = 20
-"""No part is begun when less is left."""
+"""Seconds that must be left to begin another part."""
 Outputs = tuple[Tensor, ...]
 
 
@@ -71,7 +71,7 @@ class Place:
         return list(range(size)) if self.group is None else [self.group.rank()]
 
     def meet(self) -> None:
-        """All ranks are here, and no GPU of theirs works."""
+        """Wait until all ranks are here and their GPUs are idle."""
         self.synchronize()
         if self.control is not None:
             dist.barrier(group=self.control)

@@ -28,6 +28,7 @@ from tpcompile.faults.judge import (
     judge,
     time_to_verdict,
 )
+from tpcompile.sentinel.timeline import TimelineEvent
 
 CASE = CASES.find("attribute_constant")
 HEALTHY = CASES.find("clean")
@@ -117,6 +118,14 @@ def test_what_was_found_wrong_or_not_at_all_is_not_right() -> None:
     assert {outcome for outcome in Outcome if not outcome.is_right} == wrong
 
 
+def test_without_a_majority_every_rank_of_the_difference_may_be_odd() -> None:
+    even = first_finding(verdict(divergence()))
+    groups = (RankGroup(ranks=(0, 2)), RankGroup(ranks=(1,)))
+    odd = first_finding(verdict(divergence(groups=groups)))
+    assert even is not None and (even.ranks, even.without_majority) == ((1,), (0, 1))
+    assert odd is not None and (odd.ranks, odd.without_majority) == ((1,), ())
+
+
 def test_an_environment_that_differs_is_named_after_the_program() -> None:
     environment = divergence(layer=Layer.ENVIRONMENT, cause=Cause.ENVIRONMENT, title="environment differs")
     found = first_finding(verdict(environment, divergence()))
@@ -150,5 +159,6 @@ def test_overlapping_compiles_count_once() -> None:
 
 
 def test_a_compile_that_never_ended_lasts_until_the_verdict() -> None:
-    timeline = [(1.0, "compile starts 0/0"), (2.0, "compile ends 0/0"), (3.0, "compile starts 0/1"), (4.0, "alarm")]
+    starts, ends = TimelineEvent.COMPILE_STARTS, TimelineEvent.COMPILE_ENDS
+    timeline = [(1.0, starts, "0/0"), (2.0, ends, "0/0"), (3.0, starts, "0/1"), (4.0, TimelineEvent.ALARM, "")]
     assert compile_intervals(timeline, end=5.0) == ((1.0, 2.0), (3.0, 5.0))

@@ -358,7 +358,7 @@ class Job:
             else:
                 self.now_s = self._next_s()
             assert self.now_s < _LIMIT_S, "no rank has ended and no verdict was found"
-        raise AssertionError("the ranks talk for ever")
+        raise AssertionError("the ranks never stop sending")
 
     def _next_s(self) -> float:
         timer_s = min(rank.wakes_at_s() for rank in self.ranks)

@@ -19,7 +19,7 @@ from tpcompile.torch_api import watching
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 IGNORED: dict[str, Any] = {
     "on": lambda event: None,
-    "note": lambda what: None,
+    "note": lambda event, compile_id: None,
     "say_raising": lambda: None,
     "on_compile": lambda record: None,
 }

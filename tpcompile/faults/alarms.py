@@ -48,9 +48,7 @@ def found_by_rank(folder: Path) -> dict[int, Found]:
 
 
 def _of_rank(found: Found) -> list[str]:
-    stopped = [text for text in found["warnings"] if "stopped watching" in text]
-    if not stopped and found["stopped_watching"]:
-        stopped = ["the sentinel was not active at the end"]
+    stopped = [f"the sentinel stopped watching: {why}" for why in found["stopped_watching"]]
     return [*found["findings"], *stopped]
 
 

@@ -19,7 +19,7 @@ LIMIT_S = 40.0
 
 
 class Report(StrEnum):
-    """What one of these tools reports on a case."""
+    """What a tool reports on a case."""
 
     NAMED = "named"
     """The tool names the op, guard or line in which the ranks differ."""
@@ -29,7 +29,7 @@ class Report(StrEnum):
     HANG = "hang"
     """The tool reported nothing, and the job did not end."""
     NOT_HERE = "not here"
-    """The tool is not installed, or this version of torch lacks it."""
+    """The tool is not installed, or not part of this version of torch."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_detail(folder: Path) -> Report:
 
 
 def read_spmd_check(folder: Path) -> Report:
-    """Its report lists the nodes that differ."""
+    """The report of spmd_check lists the nodes that differ."""
     return Report.NAMED if _SPMD.search(_log(folder)) else Report.SILENT
 
 

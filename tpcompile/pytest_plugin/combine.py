@@ -18,7 +18,7 @@ _PHASES = ("setup", "call", "teardown")
 
 
 class RankFailure(Exception):
-    """What a rank could not report itself."""
+    """A failure that a rank could not report itself."""
 
 
 def not_checked(item: pytest.Item, why: str) -> Iterator[pytest.TestReport]:
@@ -45,19 +45,19 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
         found = [] if failed and when == "teardown" and any(end.is_lost for end in ends) else failures(phase)
         for failure in found:
             report = _failed(item, phase, failure)
-            github.attach(report, _run_dir(failure, phase, job), item.config.rootpath)
+            github.attach(report, _run_dir(failure, job), item.config.rootpath)
             yield report
         if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
         failed.update(rank for failure in found for rank in failure.ranks)
 
 
-def _run_dir(failure: Failure, phase: Phase, job: Job) -> Path | None:
-    """Where the evidence of a divergence is; None for any other failure."""
+def _run_dir(failure: Failure, job: Job) -> Path | None:
+    """The run directory of a divergence; None for any other failure."""
     if failure.report is not None:
         named = failure.report.get(RUN_DIR)
         return Path(named) if named else None
-    return job.files.stopped_by_sentinel if phase.stopped_by and failure.text == phase.stopped_by else None
+    return job.files.stopped_by_sentinel if failure.is_by_sentinel else None
 
 
 def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:
@@ -88,7 +88,7 @@ def _failed(item: pytest.Item, phase: Phase, failure: Failure) -> pytest.TestRep
 
 
 def _outcome(item: pytest.Item, text: str) -> dict[str, Any]:
-    """Of a rank that could not report: expected where the test is marked `xfail` without a condition."""
+    """Outcome for ranks that could not report: an expected failure under `xfail` without a condition."""
     longrepr = _longrepr(item, text)
     for mark in item.iter_markers("xfail"):
         if not mark.args and "raises" not in mark.kwargs and mark.kwargs.get("run", True):
@@ -164,7 +164,7 @@ def _output(phase: Phase, ranks: Collection[int]) -> list[tuple[str, str]]:
 
 
 def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
-    """Output of a rank that ended early, without the report of a sentinel, which is the text of the failure."""
+    """Output after the last report of a rank, without the verdict of a sentinel: that is the text of the failure."""
     for stream, text in end.unreported.items():
         own = text.partition("tpcompile sentinel: ")[0] if phase.stopped_by else text
         if own.strip():
@@ -172,7 +172,7 @@ def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
 
 
 def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
-    """The last report has those of the earlier ones, too, where pytest itself captured them (logging)."""
+    """Captured output of a rank in these phases; pytest repeats sections of earlier phases in later reports."""
     found: dict[tuple[str, str], None] = {}
     for when in phases:
         sections = end.reports.get(when, {}).get("sections", [])

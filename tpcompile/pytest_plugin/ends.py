@@ -14,14 +14,14 @@ class RankEnd:
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Reports by phase of the test: setup, call, teardown."""
     error: str = ""
-    """Why pytest could not run the test on this rank."""
+    """Why pytest could not run the test on this rank: a predicate, as in `cannot collect the test`."""
     exit_code: int | None = None
     is_late: bool = False
     """Stopped at the limit of the test."""
     is_stopped: bool = False
-    """Stopped since a different rank had failed and this one did not end."""
+    """Stopped because a different rank had failed and this rank did not end by itself."""
     stack: str = ""
-    """Where a rank that was stopped stood, innermost frame first."""
+    """Stack of a rank that was stopped, innermost frame first."""
     unreported: dict[str, str] = field(default_factory=dict)
     """Output after the last report, by stream."""
 
@@ -32,8 +32,8 @@ class RankEnd:
         return self.exit_code is not None or "call" in self.reports or not is_set_up
 
     @property
-    def is_in_trouble(self) -> bool:
-        """True when this rank has ended the test otherwise than by passing it."""
+    def has_failed(self) -> bool:
+        """True when this rank has ended the test without passing it."""
         outcomes = {report["outcome"] for report in self.reports.values()}
         return bool(self.error) or bool(outcomes - {"passed"}) or self.has_died
 

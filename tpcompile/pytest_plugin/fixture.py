@@ -116,7 +116,7 @@ class TensorParallel:
 
 
 def _compiled(model: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The model, compiled anew: what earlier checks compiled is no evidence for this one."""
+    """The model, compiled again: compiles of earlier checks are not evidence for this one."""
     torch.compiler.reset()
     if hasattr(model, "_torchdynamo_orig_callable"):
         if options:
@@ -166,7 +166,7 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> list[str
 
 
 def _evidence(verdict: Verdict, record: RankRecord, wrong: Sequence[str]) -> Iterator[str]:
-    """What makes up the counts that are not as expected, each with the user's line."""
+    """The graphs, breaks and recompiles behind the counts that are not as expected, each with the user's line."""
     names = {line.partition(":")[0] for line in wrong}
     if "graphs" in names:
         for compile_ in record.compiles:
@@ -182,7 +182,7 @@ def _evidence(verdict: Verdict, record: RankRecord, wrong: Sequence[str]) -> Ite
 
 
 def _is_red(verdict: Verdict, expected: Expected) -> bool:
-    """True when something is red beside graph breaks that are expected."""
+    """True when a check fails, other than for graph breaks that are expected."""
     red = [check for check in verdict.checks if check.is_red]
     if expected.breaks:
         red = [check for check in red if check.cause != Cause.GRAPH_BREAK and check.id != CheckId.ONE_REGION]
