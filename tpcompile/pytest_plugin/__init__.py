@@ -3,11 +3,14 @@
 __init__.py    hooks of pytest: marker, options, fixture; a marked test goes to the ranks
 launcher.py    a marked test -> what each rank reported, within a time limit
 server.py      jobs -> ranks, forked from a process that has imported torch
-files.py       the files of a job, through which the ranks, the server and pytest talk
+files.py       the files of a job, through which the ranks, the server and pytest communicate
+watch.py       a running job -> how each of its ranks ended
+ends.py        how a rank ended
 rank.py        one rank: a pytest session with this one test
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
 combine.py     reports of all ranks -> reports of the test, one per cause
-causes.py      a failure of a rank -> what it has in common with those of other ranks
+causes.py      reports and exits of the ranks -> one failure per cause
+verdict.py     a verdict -> the text of a failed test
 github.py      failures -> annotations and step summary of GitHub Actions
 
 Importing this package does not import torch.

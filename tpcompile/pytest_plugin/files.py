@@ -1,4 +1,4 @@
-"""The files of a job, through which the ranks, their server and pytest talk."""
+"""The files of a job, through which the ranks, their server and pytest communicate."""
 
 from __future__ import annotations
 
