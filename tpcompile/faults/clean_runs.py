@@ -137,13 +137,17 @@ def own_variables(state: str, caches: Path, *, nproc: int, seed: int) -> Mapping
 
 def _asked(names: Sequence[str]) -> list[Program]:
     """The healthy programs of these names; without names, all that are known to be clean."""
-    every = {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
-    unknown = sorted(set(names) - every.keys())
+    programs = _healthy()
+    if not names:
+        return [program for program in programs.values() if program.is_clean]
+    unknown = sorted(set(names) - programs.keys())
     if unknown:
         raise SystemExit(f"no healthy programs: {', '.join(unknown)}; see `tpcompile faults list`")
-    if names:
-        return [every[name] for name in names]
-    return [program for program in every.values() if program.is_clean]
+    return [programs[name] for name in names]
+
+
+def _healthy() -> dict[str, Program]:
+    return {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
 
 
 def _programs(args: argparse.Namespace, most: int) -> list[Program]:

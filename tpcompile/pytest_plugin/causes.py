@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import IS_LOST_PEER
@@ -46,6 +46,10 @@ class Phase:
         """The phase of that name."""
         return cls(when, ends, stopped_by, {end.rank: end.reports[when] for end in ends if when in end.reports})
 
+    def with_outcome(self, outcome: str) -> dict[int, dict[str, Any]]:
+        """Reports of the ranks with that outcome, by rank."""
+        return {rank: report for rank, report in self.reports.items() if report["outcome"] == outcome}
+
     @property
     def has_lost_rank(self) -> bool:
         """True when a rank died or was stopped during the test."""
@@ -64,11 +68,11 @@ class Phase:
 
 def _unfinished_phase(end: RankEnd) -> str:
     """The first phase that a rank did not report; empty for a rank that reported all phases and ended well."""
-    if end.exit_code == 0 and "teardown" in end.reports:
+    if end.is_over:
         return ""
-    is_set_up = end.reports.get("setup", {}).get("outcome") in (None, "passed")
-    phases = ("setup", "call", "teardown") if is_set_up else ("setup", "teardown")
-    return next((when for when in phases if when not in end.reports), "teardown")
+    phases = ["setup", "call", "teardown"] if end.is_set_up else ["setup", "teardown"]
+    unreported = [when for when in phases if when not in end.reports]
+    return unreported[0] if unreported else "teardown"
 
 
 def failures(phase: Phase) -> list[Failure]:
@@ -88,7 +92,7 @@ def failures(phase: Phase) -> list[Failure]:
 
 def _reported(phase: Phase) -> list[Failure]:
     """Failures that ranks reported, without those that are a consequence of what another rank did."""
-    failed = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "failed"}
+    failed = phase.with_outcome("failed")
     own = {rank: report for rank, report in failed.items() if not _is_consequence(report, phase)}
     groups = grouped(own, lambda rank: _cause(own[rank]))
     return [_of_group(ranks, own) for ranks in groups.values()]
@@ -144,34 +148,37 @@ def _unreported(phase: Phase, *, is_explained: bool) -> list[Failure]:
 
     Ranks that a sentinel ended are left out when a report explains the failure.
     """
-    ends = phase.ended_in_it
-    unable = [end for end in ends if end.error]
-    died = [end for end in ends if end.has_died]
-    ended_by_sentinel = [end for end in died if _is_ended_by_sentinel(end, phase)]
-    died_alone = [end for end in died if end not in ended_by_sentinel]
-    explained = [] if is_explained else _of_sentinel(phase, ended_by_sentinel)
-    return [*explained, *_unable(unable), *_died(phase, died_alone), *_late(phase)]
+    found = [*_unable(phase), *_died(phase), *_late(phase)]
+    if not is_explained:
+        found += _stopped_by_sentinel(phase)
+    return found
 
 
-def _is_ended_by_sentinel(end: RankEnd, phase: Phase) -> bool:
-    return phase.stopped_by != "" and end.exit_code == 1
+def _is_stopped_by_sentinel(end: RankEnd, phase: Phase) -> bool:
+    return phase.stopped_by != "" and end.has_died and end.exit_code == 1
 
 
-def _of_sentinel(phase: Phase, ended: Sequence[RankEnd]) -> list[Failure]:
-    if not ended:
+def _stopped_by_sentinel(phase: Phase) -> list[Failure]:
+    stopped = [end for end in phase.ended_in_it if _is_stopped_by_sentinel(end, phase)]
+    if not stopped:
         return []
-    return [Failure(_ranks(ended), text=phase.stopped_by, is_by_sentinel=True)]
+    return [Failure(_ranks(stopped), text=phase.stopped_by, is_by_sentinel=True)]
 
 
-def _unable(unable: Sequence[RankEnd]) -> list[Failure]:
+def _unable(phase: Phase) -> list[Failure]:
     """Ranks on which pytest could not run the test, by reason."""
+    unable = [end for end in phase.ended_in_it if end.error]
     groups = grouped(unable, lambda end: end.error)
     return [Failure(_ranks(ends), text=f"{named_ranks(_ranks(ends))} {why}") for why, ends in groups.items()]
 
 
-def _died(phase: Phase, died: Sequence[RankEnd]) -> list[Failure]:
-    """Ranks whose process ended, by exit code."""
-    groups = grouped(died, lambda end: end.exit_code)
+def _died(phase: Phase) -> list[Failure]:
+    """Ranks whose process ended, by exit code; without those that a sentinel ended."""
+    died = [end for end in phase.ended_in_it if end.has_died]
+    groups = grouped(
+        [end for end in died if not _is_stopped_by_sentinel(end, phase)],
+        lambda end: end.exit_code,
+    )
     return [Failure(_ranks(ends), text=_death(phase, _ranks(ends), code)) for code, ends in groups.items()]
 
 
@@ -223,8 +230,12 @@ def own_frames(stack: str) -> str:
 
 def where(stack: str) -> str:
     """`file:line in function` of the innermost frame outside of libraries, or of the innermost frame."""
-    frames = [found for found in map(_FRAME.search, own_frames(stack).splitlines()) if found]
-    own = [found for found in frames if not any(part in found["file"] for part in _OF_LIBRARIES)]
-    for found in [*own, *frames]:
-        return f"{found['file']}:{found['line']} in {found['function']}"
-    return "an unknown line"
+    frames = list(_FRAME.finditer(own_frames(stack)))
+    if not frames:
+        return "an unknown line"
+    frame = find(frames, lambda found: not _is_of_library(found["file"])) or frames[0]
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"
+
+
+def _is_of_library(file: str) -> bool:
+    return any(part in file for part in _OF_LIBRARIES)

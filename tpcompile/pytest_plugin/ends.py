@@ -28,8 +28,17 @@ class RankEnd:
     @property
     def has_called(self) -> bool:
         """True when this rank does not run the body of the test any more."""
-        is_set_up = self.reports.get("setup", {}).get("outcome") in (None, "passed")
-        return self.exit_code is not None or "call" in self.reports or not is_set_up
+        return self.exit_code is not None or "call" in self.reports or not self.is_set_up
+
+    @property
+    def is_set_up(self) -> bool:
+        """False when the setup of the test failed or skipped it."""
+        return self.reports.get("setup", {}).get("outcome") in (None, "passed")
+
+    @property
+    def is_over(self) -> bool:
+        """True when this rank has reported the whole test, and its process ended well."""
+        return "teardown" in self.reports and self.exit_code == 0
 
     @property
     def has_failed(self) -> bool:
@@ -45,5 +54,5 @@ class RankEnd:
     @property
     def has_died(self) -> bool:
         """True when the process ended before the test did, without being stopped."""
-        is_over = "teardown" in self.reports and self.exit_code == 0
-        return self.exit_code is not None and not is_over and not (self.is_late or self.is_stopped or self.error)
+        is_explained = self.is_late or self.is_stopped or bool(self.error)
+        return self.exit_code is not None and not self.is_over and not is_explained

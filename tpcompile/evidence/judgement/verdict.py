@@ -97,7 +97,7 @@ def conclude(
 
     `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
     """
-    divergences = rules.revise(_unreported(compare(digests, fetch, allowed=rules.allowed), problems))
+    divergences = rules.revise(_without_raised(compare(digests, fetch, allowed=rules.allowed), problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
@@ -129,8 +129,8 @@ def conclude(
 _RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)
 
 
-def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
-    """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
+def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
+    """The divergences without failed compiles whose exception is among the problems already."""
     raised = {rank for check in problems if check.id in _RAISED for rank in check.ranks}
 
     def is_raised(found: Divergence) -> bool:
