@@ -48,7 +48,11 @@ class RunRequest:
     ] = "C"
     preset: Annotated[
         str | None,
-        Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.", is_of_block=True),
+        Flag(
+            "--preset",
+            "Preset of the block, see `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.",
+            is_of_block=True,
+        ),
     ] = None
     layers: Annotated[int | None, Flag("--layers", "Number of blocks in the stack.", is_of_block=True)] = None
     train: Annotated[bool, Flag("--train", "Run the backward pass as well.", is_of_block=True)] = False
