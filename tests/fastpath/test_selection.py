@@ -124,7 +124,7 @@ def test_cells_that_ship_name_their_gpu() -> None:
     assert {cell.gpu for cell in measured.shipped_table()} == {H200}
 
 
-def test_what_a_process_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     decision = chosen(cell())
     assert obstacle(decision, "sm90").startswith("it is not registered here; install")
     fast_path("norm", replaces=plain, tp="pointwise", min_sm=90)(launch)

@@ -36,7 +36,7 @@ def test_spmd_check_names_nodes_or_is_silent(tmp_path: Path, log: str, report: R
     assert read_spmd_check(tmp_path) == report
 
 
-def test_a_tool_that_speaks_and_lets_the_job_hang_is_both() -> None:
+def test_a_tool_that_reports_and_lets_the_job_hang_is_both() -> None:
     assert text_of(Report.NAMED, timed_out=True) == "named, hang"
     assert text_of(Report.SILENT, timed_out=True) == "hang"
     assert text_of(Report.SILENT, timed_out=False) == "silent"

@@ -45,7 +45,7 @@ def test_many_declared_differences_do_not_hide_one_that_is_not(hidden: bool) -> 
     assert len(red) == hidden and all(title.startswith("env Z") for title in red)
 
 
-def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_another_says_the_same() -> None:
+def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_a_different_rank_has_the_same_hash() -> None:
     ranks = [
         ("tp 0-1", {"env A": "1"}),
         ("tp 0-1", {"env A": "1"}),

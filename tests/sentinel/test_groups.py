@@ -127,7 +127,7 @@ def test_compiled_code_that_communicates_over_the_other_group_is_named_with_the_
         assert rank["compiled"]["lines"] == ['return funcol.all_reduce(x, "sum", group) * 2']
 
 
-def test_groups_that_are_not_told_apart_would_not_be_named() -> None:
+def test_groups_that_are_not_distinguished_would_not_be_named() -> None:
     for rank in run_on_ranks(run, False, timeout_s=120):
         assert Cause.GROUP.value not in [cause for cause, _, _ in rank["eager"]["checks"]]
         assert rank["compiled"]["causes"] == []

@@ -120,7 +120,7 @@ def test_other_collectives_of_a_group_across_domains_are_named_by_both_domains()
     assert stuck(by_rank(usual), before={}, other_domains=by_rank(ahead)) is None
 
 
-def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None:
+def test_a_rank_of_a_different_domain_that_waits_for_a_compile_is_no_cycle() -> None:
     dp = "6 mesh_dp"
     compiled = state(0, waits_at=AT, activity=WAITING, groups=(GROUP, dp))
     compiling = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
@@ -207,7 +207,7 @@ def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
     assert (found.cause, found.ranks, found.line) == (Cause.EXTRA_COMPILE, (1,), line(21))
 
 
-def test_a_send_that_nobody_receives_is_blamed_on_the_receiver() -> None:
+def test_a_send_that_no_rank_receives_is_blamed_on_the_receiver() -> None:
     send = PointToPoint(op="send", peer=1, line=line(77))
     states = by_rank(state(0, p2p=send), state(1, issued(3, done=False)))
     found = stuck(states)
@@ -238,7 +238,7 @@ def test_a_rank_that_moves_is_not_stuck_in_what_it_has_queued() -> None:
     assert stuck(by_rank(send, busy), before=by_rank(send, state(1, issued(3, done=False)))) is None
 
 
-def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
+def test_mismatches_of_the_past_are_not_reported_while_all_ranks_progress() -> None:
     states = by_rank(state(0, issued(1, at=10), issued(2, at=10)), state(1, issued(1, at=10), issued(2, at=30)))
     assert stuck(states) is None
 
@@ -279,7 +279,7 @@ def whole_and_part(rank: int, at: int) -> RankState:
     ],
     ids=["two ranks", "the odd one of three", "a layer that is called elsewhere"],
 )
-def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_another_order(
+def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_not_a_different_order(
     lines: tuple[int, ...], cause: Cause, ranks: tuple[int, ...]
 ) -> None:
     states = by_rank(*(whole_and_part(rank, at) for rank, at in enumerate(lines)))

@@ -114,7 +114,7 @@ def test_a_difference_is_red_although_a_rank_left_no_log(job: Path) -> None:
     assert diagnose([job], Question(world_size=3)).exit_code == 1
 
 
-def test_a_gap_between_ranks_is_a_missing_rank_without_being_told_the_world_size(healthy: Path) -> None:
+def test_a_gap_between_ranks_is_a_missing_rank_without_a_world_size(healthy: Path) -> None:
     (healthy / LOG.format(1)).rename(healthy / LOG.format(3))
     assert check(diagnose([healthy]), CheckId.LOGS_COMPLETE.heading).ranks == (1, 2)
 
@@ -263,7 +263,7 @@ def test_the_recorded_files_are_small_and_know_no_machine() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "had"), [(None, 2), (1, 2), (3, 3)])
-def test_a_mesh_of_another_size_than_the_job_is_refused_with_both_numbers(
+def test_a_mesh_of_a_different_size_than_the_job_is_refused_with_both_numbers(
     job: Path, world_size: int | None, had: int
 ) -> None:
     mesh = parse_mesh("tp=1", "tp")

@@ -71,7 +71,7 @@ def test_a_file_that_is_no_log_at_all_is_an_empty_one(healthy: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_log_that_must_not_be_read_is_said_so(healthy: Path) -> None:
+def test_a_log_without_read_permission_is_reported(healthy: Path) -> None:
     (healthy / LOG.format(1)).chmod(0)
     with pytest.raises(PreflightError, match="Permission denied"):
         diagnose([healthy])

@@ -65,16 +65,16 @@ def test_the_right_cause_rank_and_line_are_named() -> None:
     ],
     ids=["cause", "rank", "nobody", "line", "file", "no line"],
 )
-def test_another_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
+def test_a_different_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
     judged = judge(_STRIDE, Route.SENTINEL, _red(_STRIDE, **changed))
     assert (judged.outcome, judged.wrong) == (Outcome.DETECTED, wrong)
 
 
-def test_nothing_said_of_a_fault_is_missed() -> None:
+def test_a_fault_without_a_finding_is_missed() -> None:
     assert judge(_STRIDE, Route.SENTINEL, Evidence(reached_at=1.0)).outcome == Outcome.MISSED
 
 
-def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_said() -> None:
+def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_reported() -> None:
     evidence = _red(_STRIDE).model_copy(update={"is_hang": True})
     assert judge(_STRIDE, Route.SENTINEL, evidence).outcome == Outcome.HANG
 
@@ -116,7 +116,7 @@ def test_of_three_ranks_the_odd_one_has_to_be_blamed() -> None:
     assert "rank" in judge(case, Route.CHECK_RANKS, accused).wrong
 
 
-def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_said() -> None:
+def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_reported() -> None:
     hung = Evidence(reached_at=1.0, diagnose_code=6, is_hang=True)
     assert judge(_SKIPPED, Route.DIAGNOSE, hung).outcome == Outcome.NAMED
     assert judge(_SKIPPED, Route.DIAGNOSE, hung.model_copy(update={"diagnose_code": 0})).outcome == Outcome.MISSED
