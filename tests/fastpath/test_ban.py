@@ -1,4 +1,4 @@
-"""What is refused on a shard, in eager and in compiled graphs, and what is left alone."""
+"""What is refused on a shard, in eager and in compiled graphs, and what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other tools said, read from what they left."""
+"""Reports of other tools, read from their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank knows of the processes of the others."""
+"""What a rank knows about the processes of the other ranks."""
 
 from __future__ import annotations
 

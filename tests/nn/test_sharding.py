@@ -87,7 +87,7 @@ def test_units_that_do_not_come_out_even_are_refused_unless_padded() -> None:
 
 
 class _Named(nn.Module):
-    """A module whose rank writes its number everywhere: what is gathered shows who was asked."""
+    """A module filled with its rank's number: what is gathered shows from which rank it came."""
 
     def __init__(self, spec: ShardSpec, rows: int) -> None:
         super().__init__()

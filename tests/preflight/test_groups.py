@@ -63,7 +63,7 @@ def _on_rank() -> dict[str, str]:
 
 @cache
 def results() -> list[dict[str, str]]:
-    """What all ranks said."""
+    """The verdicts of all ranks."""
     return run_on_ranks(_on_rank, world_size=WORLD, timeout_s=150)
 
 

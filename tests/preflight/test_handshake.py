@@ -18,7 +18,7 @@ from tpcompile.report.terminal import render
 
 @cache
 def results() -> list[dict[str, Any]]:
-    """What both ranks said in all scenarios."""
+    """The verdicts of both ranks in all scenarios."""
     return run_on_ranks(job.run, timeout_s=150)
 
 

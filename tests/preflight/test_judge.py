@@ -1,4 +1,4 @@
-"""The judge alone: what it asks of whom, and what of the answers is named."""
+"""The judge alone: what it asks which ranks, and which of the answers it reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Facts = Mapping[str, str]
 def judged(
     *ranks: tuple[str, Facts], dead: frozenset[int] = frozenset(), allowed: Allowed = ()
 ) -> tuple[Verdict, list[int]]:
-    """Verdict over ranks of (domain, environment facts), and whom the judge asked."""
+    """Verdict over ranks of (domain, environment facts), and the ranks that the judge asked."""
     facts = [RankFacts(groups={ENV: dict(values)}) for _, values in ranks]
     asked: list[int] = []
 

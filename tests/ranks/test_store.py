@@ -1,4 +1,4 @@
-"""JSON through the c10d store: who is missing is named, the first wins, no wait is endless."""
+"""JSON through the c10d store: missing ranks are named, the first wins, no wait is endless."""
 
 from __future__ import annotations
 

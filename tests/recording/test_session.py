@@ -336,7 +336,7 @@ def test_the_environment_names_what_decides_about_code(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    """Rank 0 of two, nobody at the other end."""
+    """Rank 0 of two; no process runs rank 1."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

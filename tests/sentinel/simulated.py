@@ -47,7 +47,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class Die:
-    """The process is gone."""
+    """The process ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Rank:
         self.question = (number, expected, self.job.now_s + _ANSWER_S)
 
     def _compare(self) -> None:
-        """Tell the others, and read what the next rank has told."""
+        """Publish what ran, and read what the next rank has published."""
         counted, theirs = self.store.counted, (self.rank + 1) % self.job.num_ranks
         counted[self.rank] = self.progress.counted()
         known = {rank: counted[rank] for rank in (self.rank, theirs) if rank in counted}

@@ -1,4 +1,4 @@
-"""A compiled callable tells that a call begins: counted like the stack would have it, also after Dynamo skips code."""
+"""A compiled callable reports that a call begins: counted as from the stack, also after Dynamo skips code."""
 
 from __future__ import annotations
 

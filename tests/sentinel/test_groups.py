@@ -49,7 +49,7 @@ def test_the_rank_that_used_the_other_group_before_is_named() -> None:
 
 
 def test_a_rank_that_sets_up_its_other_group_waits_there_too() -> None:
-    """A first collective of NCCL connects the ranks before the flight recorder hears of it."""
+    """A first collective of NCCL connects the ranks before the flight recorder records it."""
     place = (line(10),)
     states = by_rank(
         state(0, calling=ONE, stack=place, groups=(ONE, TWO), members=MEMBERS),

@@ -44,7 +44,7 @@ def stuck(
     before: Mapping[int, RankState] | None = None,
     other_domains: Mapping[int, RankState] | None = None,
 ) -> Finding | None:
-    """Why nothing moves; unless told otherwise no rank has moved since the round before."""
+    """Why no rank progresses; by default no rank has progressed since the previous round."""
     return why_stuck(
         Situation(
             ByRank(now), now if before is None else before, ByRank({one.rank: one for one in lost}), other_domains or {}

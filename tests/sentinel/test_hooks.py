@@ -1,4 +1,4 @@
-"""What torch's hooks tell of a compile, in one process."""
+"""What torch's hooks report about a compile, in one process."""
 
 from __future__ import annotations
 

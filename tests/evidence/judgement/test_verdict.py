@@ -27,7 +27,7 @@ def verdict(*records: RankRecord, config: RunConfig = ONLY_C, world_size: int = 
 
 
 def odd(rank: int = 1) -> RankRecord:
-    """A rank whose program multiplies by another number."""
+    """A rank whose program multiplies by a different number."""
     return healthy(rank, compiles=[compiled(call("mul", "%0", "9", at=12))])
 
 

@@ -114,7 +114,7 @@ def test_groups_of_stages_are_no_finding(tmp_path: Path) -> None:
 
 
 def in_group(text: str, name: str) -> str:
-    """A log whose collectives are issued in another group than the default one."""
+    """A log whose collectives are issued in a group that is not the default one."""
     return text.replace("'sum', '0')", f"'sum', '{name}')").replace("group_name == '0'", f"group_name == '{name}'")
 
 
