@@ -39,7 +39,7 @@ JOBS = (
     Expected("inputs/multi_rank_schedule", 1, ("Inductor scheduled", "reduce_scatter"), "rank 1 schedules none"),
     Expected("graph_exec_order_tests", 1, ("ran in a different order",), "0/1, 0/0 against 0/0, 0/1"),
     Expected("inputs/multi_rank_logs", 1, ("compiled on rank",), "logs of four programs"),
-    Expected("inputs/multi_rank_runtime", 1, ("rank 0-4 against 5-6",), "ranks 5 and 6 are of another program"),
+    Expected("inputs/multi_rank_runtime", 1, ("rank 0-4 against 5-6",), "ranks 5 and 6 run a different program"),
     Expected("inputs/multi_rank_messy_input", 0, ("2 ranks agree",), "other files beside two equal logs"),
     Expected("inputs/collectives_parity", 2, ("only that of rank 0",), "one rank"),
 )

@@ -46,7 +46,7 @@ _FREE_SMS = 4
 """Multiprocessors left free for kernels that compare outputs while waiting programs fill all others."""
 _PROGRAMS_PER_SM = 4
 """At most, of an exchange. They are spread over all multiprocessors first: with more of them than multiprocessors none
-is idle, and a kernel that needs another split of its memory waits for one that is."""
+is idle, and a kernel that needs a different split of shared memory waits for an idle one."""
 _LAST_PART_S = 20
 """Seconds that must be left to begin another part."""
 Outputs = tuple[Tensor, ...]

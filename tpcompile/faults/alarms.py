@@ -28,7 +28,7 @@ def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int |
     ranks = found_by_rank(folder)
     raised = []
     if ended["timed_out"]:
-        raised.append("no end in time")
+        raised.append("the run did not end in time")
     if ended["exit_code"]:
         raised.append(f"exit code {ended['exit_code']}")
     raised += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]

@@ -69,7 +69,7 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     ended, row = _timed(rank, run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
     verdict = gate.read_verdict()
     if ended["timed_out"]:
-        code, summary = 124, f"no end after {limit_s:g} s"
+        code, summary = 124, f"still running after {limit_s:g} s"
     elif verdict is None or (verdict.exit_code == 0 and ended["exit_code"] != 0):
         code = int(ended["exit_code"]) or 3
         summary = f"torchrun ended with {ended['exit_code']}, verdict {verdict and verdict.summary}"

@@ -77,7 +77,7 @@ def _missing_checks(live: Verdict | None) -> list[Check]:
 def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
     """Ranks without a record, and where each was seen last."""
     seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
-    return [Absent(rank, seen.get(rank, "never, it left no status")) for rank in missing]
+    return [Absent(rank, seen.get(rank, "never: it left no status")) for rank in missing]
 
 
 def _live_checks(live: Verdict | None) -> list[Check]:

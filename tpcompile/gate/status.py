@@ -46,7 +46,7 @@ class StatusBoard:
         """The last state that `rank` published, and whether its process died (known on the same host only)."""
         status = self._store.peek(f"status/{rank}")
         if status is None:
-            return "never, it did not reach the store"
+            return "never: it did not reach the store"
         died = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
         return f"{status['state']} in phase {status['phase']} on {status['host']}{died}"
 
