@@ -84,7 +84,7 @@ class Matrix:
         """This rank's group of `tp` ranks, with the replica groups that forms make of it.
 
         Every rank is in as many groups as every other and makes them in the same order: torch names a group that only
-        its members make by the number of groups a rank knows, so that ranks in different numbers of groups would wait forever.
+        its members make by the number of groups a rank knows, so different numbers of groups would hang.
         """
         world = self.store.world_size
         made = [dist.new_group(list(range(k, k + tp)), group_desc=f"tp{tp}") for k in range(0, world, tp)]

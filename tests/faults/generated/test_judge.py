@@ -8,6 +8,7 @@ import pytest
 
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     DivergenceClass,
     Layer,
@@ -25,6 +26,7 @@ from tpcompile.faults.judge import Evidence, Outcome
 _STRIDE = fault_case(7, program="hand_mlp", operator="input_stride")
 _BRANCH = fault_case(7, program="hand_mlp", operator="branch")
 _SKIPPED = fault_case(7, program="hand_mlp", operator="skipped_batch")
+_SILENT = fault_case(7, program="hand_mlp", operator="not_compiled")
 _HEALTHY = healthy_case(7, program="hand_mlp")
 
 
@@ -38,6 +40,10 @@ def _verdict(*checks: Check, divergences: tuple[Divergence, ...] = ()) -> Verdic
         status=Status.FAIL, exit_code=1, world_size=2, preset="", modes=(), summary="", checks=checks,
         divergences=divergences,
     )  # fmt: skip
+
+
+def _green(*checks: Check) -> Verdict:
+    return _verdict(*checks).model_copy(update={"status": Status.SKIPPED, "exit_code": 6})
 
 
 def _red(case: Case, **changed: Any) -> Evidence:
@@ -114,6 +120,27 @@ def test_of_three_ranks_the_odd_one_has_to_be_blamed() -> None:
     accused = Evidence(reached_at=1.0, verdict=_branch_verdict((others[0], case.rank), (others[1],)))
     assert "rank" not in judge(case, Route.CHECK_RANKS, named).wrong
     assert "rank" in judge(case, Route.CHECK_RANKS, accused).wrong
+
+
+def test_of_two_ranks_without_a_majority_both_may_be_blamed() -> None:
+    case = fault_case(7, program="fsdp_tp", operator="branch")
+    first, second = case.program.domain(case.rank, world_size=4)
+    for groups in (((first,), (second,)), ((second,), (first,))):
+        evidence = Evidence(reached_at=1.0, verdict=_branch_verdict(*groups))
+        assert "rank" not in judge(case, Route.CHECK_RANKS, evidence).wrong
+
+
+def test_a_rank_that_left_no_log_is_named_by_the_id_of_the_check_alone() -> None:
+    missing = Check(
+        id=CheckId.LOGS_COMPLETE, mode="", status=Status.INFO, expected="", observed="", ranks=(_SILENT.rank,)
+    )
+    incomplete = Evidence(reached_at=1.0, diagnose_code=6, verdict=_green(missing))
+    other = missing.model_copy(update={"id": CheckId.OTHER})
+    assert judge(_SILENT, Route.DIAGNOSE, incomplete).outcome == Outcome.NAMED
+    assert (
+        judge(_SILENT, Route.DIAGNOSE, incomplete.model_copy(update={"verdict": _green(other)})).outcome
+        == Outcome.MISSED
+    )
 
 
 def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_reported() -> None:
