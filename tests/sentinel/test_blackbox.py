@@ -37,7 +37,7 @@ def left_by(program: str, tmp_path: Path) -> tuple[str, int]:
 
 
 @pytest.mark.slow
-def test_a_crash_is_distinguished_from_an_abort(tmp_path: Path) -> None:
+def test_a_crash_is_told_from_an_abort(tmp_path: Path) -> None:
     path, ident = left_by(ABORTS.replace("os.abort()", "faulthandler._sigsegv()"), tmp_path)
     assert not has_aborted(path)
     assert [line.function for line in last_stack(path, ident)] == ["<module>", "innermost"]

@@ -120,7 +120,7 @@ def test_other_collectives_of_a_group_across_domains_are_named_by_both_domains()
     assert stuck(by_rank(usual), before={}, other_domains=by_rank(ahead)) is None
 
 
-def test_a_rank_of_a_different_domain_that_waits_for_a_compile_is_no_cycle() -> None:
+def test_a_rank_of_another_domain_that_waits_for_a_compile_is_no_cycle() -> None:
     dp = "6 mesh_dp"
     compiled = state(0, waits_at=AT, activity=WAITING, groups=(GROUP, dp))
     compiling = state(1, activity=COMPILING, in_dynamo=True, compile_id="0/0")
