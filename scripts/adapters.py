@@ -1,4 +1,4 @@
-"""All adapters and all faults on gloo ranks -> what tpcompile says of each, as a table and as JSON.
+"""All adapters and all faults on gloo ranks -> the verdict of tpcompile on each, as a table and as JSON.
 
 python scripts/adapters.py [--only TEXT] [--healthy] [--backend inductor] [--logs FOLDER] [--out FILE]
 """
@@ -22,7 +22,7 @@ from tests.adapters.faults import FAULTS, Fault
 from tests.adapters.programs import ADAPTERS, Adapter, Outcome, run_adapter, run_edited
 
 _PLACES = re.compile(r"/\S*/site-packages/|/tmp/\w+/")
-"""Where things are on this machine."""
+"""Prefixes of paths that depend on this machine."""
 
 
 def adapter_row(adapter: Adapter, outcome: Outcome) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def fault_row(fault: Fault, outcome: Outcome) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what was tested."""
+    """Versions of the packages under test."""
     found = {name: metadata.version(name) for name in ("torch", "transformers", "diffusers") if util.find_spec(name)}
     return {**found, "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
 
 
 class Rows:
-    """What was found so far, printed and written after each run; rows of an earlier call stay in the file."""
+    """Results so far, printed and written after each run; rows of an earlier call stay in the file."""
 
     def __init__(self, out: Path | None, logs: Path | None, facts: dict[str, str]) -> None:
         self._out, self._logs, self._facts = out, logs, facts

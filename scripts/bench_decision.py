@@ -1,10 +1,10 @@
-"""How long a decision about a fast path takes, and naming ranks with different grids: ms from the last rank's question.
+"""Time to decide about a fast path, with and without a warning of different grids: ms after the last rank asks.
 
     torchrun --standalone --nproc-per-node 8 scripts/bench_decision.py OUT.json
 
-No GPU. Each decision is of a shape class of its own. Ranks ask after a barrier, at slightly different times: the count
-begins when the last one asks, and ends when the last one knows. In half of the decisions the table of every other rank
-asks for 28 programs where the others ask for 24: the one warning of each is on stderr before its count ends.
+No GPU. Each decision is about a different shape class. Ranks ask after a barrier, at slightly different times: the time
+runs from the question of the last rank to the answer of the last rank. In half of the decisions, the tables of odd
+ranks have 28 programs and those of even ranks 24: the time then includes the one warning on stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def launch(x: Tensor, *, exchange: Any) -> Tensor:
 
 
 def table() -> list[Ratio]:
-    """A cell for each decision; odd ones have a different grid on odd ranks."""
+    """A cell for each decision; odd cells have a different grid on odd ranks."""
     known = {"path": "bench", "gpu": selection.Processor.here().model, "dtype": "bfloat16", "tokens": TOKENS}
     known |= {"tp": dist.get_world_size(), "ratio_to_inductor": 2.0, "command": "", "versions": {}}
     grids = (24, 24 + 4 * (dist.get_rank() % 2))
@@ -52,7 +52,7 @@ def table() -> list[Ratio]:
 
 
 def decided() -> list[tuple[float, float]]:
-    """When this rank asked and when it knew, on the clock of the machine."""
+    """For each decision, when this rank asked and when it had the answer, on the clock of the machine."""
     group = dist.group.WORLD
     assert group is not None
     selecting = Selection(group, table=table())
@@ -68,7 +68,7 @@ def decided() -> list[tuple[float, float]]:
 
 
 def milliseconds(ranks: list[list[tuple[float, float]]]) -> list[float]:
-    """From the last question to the last conclusion, of each decision."""
+    """For each decision, ms from the last question to the last answer."""
     found = []
     for times in zip(*ranks, strict=True):
         last_asked = max(asked for asked, _ in times)

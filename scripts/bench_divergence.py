@@ -3,9 +3,9 @@
     python scripts/bench_divergence.py --nproc 8 [--preset wan14b_8] [--plain-limit-s 60] [--json FILE]
 
 A stack of transformer blocks under tensor parallelism, compiled, is called step after step. At step 3 the last rank
-begins to keep statistics: a guard fails, it recompiles alone, and its new graph sums the statistics over a group of
-their own. No other rank enters it. With the sentinel the job must end by itself, with a verdict; without it, it hangs
-until the timeout of the process group (NCCL: 10 minutes), and is killed here after `--plain-limit-s`.
+begins to keep statistics: a guard fails, it recompiles alone, and its new graph sums the statistics over a separate
+group. No other rank joins that collective. With the sentinel the job must end by itself, with a verdict; without it, it
+hangs until the timeout of the process group (NCCL: 10 minutes), and is killed here after `--plain-limit-s`.
 
 Exit 1 when the sentinel's job did not end by itself with the recompiling rank and its line named.
 """
@@ -86,7 +86,7 @@ def play(preset: str, out: Path, *, backend: str, is_watched: bool) -> None:
 
 
 def measure(args: argparse.Namespace, out: Path, *, is_watched: bool, limit_s: float) -> dict[str, Any]:
-    """One job under torchrun: when it ended after the fault, and what was said."""
+    """One job under torchrun: seconds from the fault to its end, and the verdict."""
     out.mkdir()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.nproc)]
     rank = [__file__, "--rank-of", str(out), "--preset", args.preset, "--backend", args.backend]

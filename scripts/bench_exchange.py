@@ -1,4 +1,4 @@
-"""What the exchange kernels take against collectives between two kernels: us a call, in CUDA graphs, in one run.
+"""Time of the exchange kernels against collectives between two kernels: us per call, in CUDA graphs, in one run.
 
     torchrun --standalone --nproc-per-node 2 scripts/bench_exchange.py OUT.json --two
     python scripts/bench_exchange.py OUT.json            # one GPU: the work of a rank of two alone, and two as streams
@@ -104,7 +104,7 @@ def alone_forms(place: Place, op: str, tokens: int) -> dict[str, Any]:
 
 
 def simulated_forms(place: Place, op: str, tokens: int) -> dict[str, Any]:
-    """Two ranks that share one GPU: what an exchange takes, without a wire."""
+    """Two ranks that share one GPU: the time of an exchange without a link between GPUs."""
     ranks = job(place, op, 2, tokens=tokens, dtype=torch.bfloat16)
     return times(place, {"one kernel, 2 ranks on one GPU": [rank.calls[0] for rank in ranks]})
 

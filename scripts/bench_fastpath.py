@@ -2,11 +2,11 @@
 
     python scripts/bench_fastpath.py --json tpcompile/fastpath/ratios.json [--path NAME] [--tokens N ...] [--jobs N]
 
-One GPU. Both programs are compiled apart (code objects of their own; the regions that a call enters are counted) and
-captured in CUDA graphs. Rounds alternate between them; a cell is the median over rounds of the ratio of both times in a
-round, with the quartiles of that ratio. An all-reduce is a copy of the sums that Inductor cannot look into: what it
-costs is left out, on both sides. Cells in which the fast path loses are written as well; below a ratio of 1.03
-Inductor's code is chosen.
+One GPU. The two programs are compiled separately (different code objects; the regions that a call enters are counted)
+and captured in CUDA graphs. Rounds alternate between them; a cell is the median over rounds of the ratio of both times
+in a round, with the quartiles of that ratio. On both sides a copy of the sums, which Inductor cannot fuse, stands for
+the all-reduce, so its time is not included. Cells in which the fast path is slower are written as well; below a ratio
+of 1.03 Inductor's code is chosen.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Bench:
         return "train" in self.variant
 
     def arguments(self) -> dict[str, Any]:
-        """What the launcher and the plain code are called with."""
+        """Arguments of the launcher and of the plain code."""
         rows, tokens = {"device": "cuda", "dtype": DTYPE}, self.tokens
         if self.width:
             names = _activations(self.path)
@@ -101,7 +101,7 @@ class Bench:
         return {**activations, **dict(zip(names, weights, strict=True)), **tables, **shared}
 
     def shapes(self, arguments: dict[str, Any]) -> list[torch.Size]:
-        """Those that `Selection.decide` is asked with."""
+        """Shapes to pass to `Selection.decide`."""
         if self.path == ON_ONE_GPU:
             widths = (arguments[name].shape[0] for name in ("q_weight_d", "k_weight_c"))
             return [*(torch.Size((1, self.tokens, width)) for width in widths), arguments["cos_SR"].shape]

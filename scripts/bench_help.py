@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "tpcompile.cli", "--help"]
 
 
 def main() -> int:
-    """Print median and worst of 20 runs and the five dearest imports; 1 when the median is over budget."""
+    """Print median and worst of 20 runs and the five slowest imports; 1 when the median is over budget."""
     subprocess.run(COMMAND, check=True, stdout=subprocess.DEVNULL)  # writes the .pyc files
     times_s = sorted(_timed() for _ in range(REPEATS))
     median_s = statistics.median(times_s)

@@ -1,4 +1,4 @@
-"""Time per call of eager, A, B and C on the same weights and input, in interleaved rounds of one run.
+"""Time per call of eager and modes A, B and C on the same weights and input, in interleaved rounds of one run.
 
     torchrun --standalone --nproc-per-node 8 scripts/bench_modes.py --preset wan14b --json FILE [--train]
 

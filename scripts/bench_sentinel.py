@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 scripts/bench_sentinel.py [--rounds 30] [--step-ms 1.0] [--out FILE]
 
-Two ranks, one compiled region. `step` is a region of about `--step-ms` with an all-reduce; `empty` is the smallest
-region there is, so that its difference is the cost of the sentinel's own code, per call: the median of blocks of 100
-calls, for a host that others use interrupts some of them. Store operations during the measured calls are counted, and
-memory, threads and sockets before the first and after the last sentinel.
+Two ranks, one compiled region. `step` is a region of about `--step-ms` with an all-reduce. `empty` is the smallest
+possible region, so that the difference is the cost of the sentinel's own code per call: the median over blocks of 100
+calls, since other processes of the host interrupt some blocks. Store operations during the measured calls are counted,
+and memory, threads and sockets before the first and after the last sentinel.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tpcompile.collectives import all_reduce
 from tpcompile.sentinel import Sentinel
 
 _SETTLE_S = 0.3
-"""After this its threads have connected and greeted each other, and only steady state is left."""
+"""After this time the sentinel's threads are connected, and it is in steady state."""
 _LAYERS = 16
-"""Layers more, by which the time of one is found."""
+"""Additional layers in the second measurement, from which the time of one layer follows."""
 
 
 def num_sockets() -> int:
@@ -71,7 +71,7 @@ def calibrated(step_ms: float, device: torch.device) -> Callable[[], Any]:
 
 
 def seconds_per_call(call: Callable[[], Any], calls: int, *, blocks: int = 1) -> float:
-    """Mean over the calls of a block, the median of the blocks: what interrupts a few of many blocks does not count."""
+    """Mean over the calls of a block, median over the blocks, so that a few interrupted blocks do not count."""
     call()
     took = [_block(call, calls // blocks) for _ in range(blocks)]
     return statistics.median(took)
@@ -90,7 +90,7 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int, blocks: int = 1
     """Medians with and without, the ratio within a round, and the store operations of the measured calls."""
     on, off, operations = [], [], 0
     for number in range(rounds):
-        for with_sentinel in (number % 2 == 0, number % 2 == 1):  # rotate which comes first
+        for with_sentinel in (number % 2 == 0, number % 2 == 1):  # alternate the order
             if with_sentinel:
                 with Sentinel() as sentinel:
                     call()
@@ -98,7 +98,7 @@ def measure(call: Callable[[], Any], *, rounds: int, calls: int, blocks: int = 1
                     before = sentinel.log.num_operations
                     on.append(seconds_per_call(call, calls, blocks=blocks))
                     operations += sentinel.log.num_operations - before
-                    dist.barrier()  # a rank that is through tells the others, while they measure
+                    dist.barrier()  # a rank that has finished publishes to the store, while other ranks still measure
             else:
                 time.sleep(_SETTLE_S)
                 off.append(seconds_per_call(call, calls, blocks=blocks))

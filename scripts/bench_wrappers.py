@@ -1,4 +1,4 @@
-"""Host time of the eager wrappers over in-place torch.distributed calls, on a pretended process group.
+"""Host time of the eager wrappers against in-place torch.distributed calls, on torch's fake process group.
 
     python scripts/bench_wrappers.py [--rounds 300] [--calls 200] [--out FILE]
 
@@ -11,8 +11,8 @@ within a round:
     fresh    the twin with its buffer made at each call, as a function that returns a new tensor must
     buffer   making that buffer alone
 
-With a gradient, forward alone and forward with backward, over a function of its own as Megatron writes it (in-place
-c10d calls in an autograd.Function):
+With a gradient, forward alone and forward with backward, against an autograd.Function with in-place c10d calls, as
+Megatron writes it:
 
     function the same, out of place as the wrapper is
     in_place the same on its input itself, which a wrapper must leave alone
@@ -47,7 +47,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def pairs() -> dict[str, Calls]:
-    """Wrapper -> its call and what it is compared with, but for `reduce`."""
+    """Wrapper -> its call and the calls that it is compared with, except `reduce`."""
     g, x = dist.group.WORLD, torch.randn(8, 16)
     wide, part, same = x.new_empty(WORLD * 8, 16), x.new_empty(8 // WORLD, 16), torch.empty_like(x)
     return {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""tlparse's own test inputs -> what `tpcompile diagnose` must say of each, and what it says.
+"""tlparse's own test inputs -> the expected and the actual verdict of `tpcompile diagnose` on each.
 
     scripts/check_tlparse_inputs.py FOLDER     # the tests/ folder of a checkout of meta-pytorch/tlparse
 
-A job that lies there as a folder is judged as it is; a single log is judged as the log of two ranks, which agree.
-Ends with 0 when everything was said as expected.
+A folder of logs is judged as one job; a single log is judged as the log of two ranks, which must agree. Exit code 0
+when every verdict is as expected.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LOG = "dedicated_log_torch_trace_rank_{}.log"
 
 @dataclass(frozen=True)
 class Expected:
-    """What must be said of one input, and why."""
+    """The expected verdict on one input, and why."""
 
     name: str
     exit_code: int
     says: tuple[str, ...] = ()
-    """Texts of the verdict or its findings."""
+    """Texts that the verdict or its findings must contain."""
     why: str = ""
 
 
@@ -39,7 +39,7 @@ JOBS = (
     Expected("inputs/multi_rank_schedule", 1, ("Inductor scheduled", "reduce_scatter"), "rank 1 schedules none"),
     Expected("graph_exec_order_tests", 1, ("ran in a different order",), "0/1, 0/0 against 0/0, 0/1"),
     Expected("inputs/multi_rank_logs", 1, ("compiled on rank",), "logs of four programs"),
-    Expected("inputs/multi_rank_runtime", 1, ("rank 0-4 against 5-6",), "ranks 5 and 6 are of another program"),
+    Expected("inputs/multi_rank_runtime", 1, ("rank 0-4 against 5-6",), "ranks 5 and 6 run a different program"),
     Expected("inputs/multi_rank_messy_input", 0, ("2 ranks agree",), "other files beside two equal logs"),
     Expected("inputs/collectives_parity", 2, ("only that of rank 0",), "one rank"),
 )
@@ -65,7 +65,7 @@ SINGLE = {
 
 
 def said(folder: Path) -> tuple[int, str]:
-    """Exit code and everything that is said."""
+    """Exit code and all texts of the verdict."""
     try:
         verdict = diagnose([folder])
     except TpCompileError as error:

@@ -1,4 +1,4 @@
-"""Our type check and spmd_types over the broken and correct modules of tests/typecheck -> rates as a table and as JSON.
+"""Our type check and spmd_types on the broken and correct modules of tests/typecheck -> rates as a table and as JSON.
 
 PYTHONPATH=FOLDER_OF_SPMD_TYPES python scripts/compare_spmd_types.py [--label TEXT] [--out FILE]
 
@@ -78,12 +78,12 @@ REASONS = {
     "from where a number counts is no part of a type": ("best_token_of_local_numbers",),
     "what a generator was seeded with is no part of a type": ("drops_whole_features_by_a_seed_per_rank",),
 }  # fmt: skip
-"""Why a broken module is not found, by either tool, where it says nothing."""
+"""Module -> why neither tool reports it."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a tool said of one module: an alarm with its line, an error of another kind, or nothing."""
+class Outcome:
+    """What a tool reported on one module: an alarm with its line, an error of another kind, or nothing."""
 
     kind: str
     text: str = ""
@@ -93,7 +93,7 @@ class Said:
         return self.kind if self.kind == "nothing" else f"{self.kind}: {self.text} | {self.line}"
 
 
-def ours(case: Case) -> Said:
+def ours(case: Case) -> Outcome:
     """The first finding of our check, as the tests call it."""
     report = check_types(
         built(case.forward, **case.layouts),
@@ -103,10 +103,10 @@ def ours(case: Case) -> Said:
         output_type=case.output_type,
     )
     found = report.finding
-    return Said("nothing") if found is None else Said("alarm", f"{found.rule} {found.op}", found.site.source)
+    return Outcome("nothing") if found is None else Outcome("alarm", f"{found.rule} {found.op}", found.site.source)
 
 
-def theirs(case: Case, **options: Any) -> Said:
+def theirs(case: Case, **options: Any) -> Outcome:
     """The first SpmdTypeError on rank 0 or on the last one, or what else stopped the run."""
     from spmd_types import SpmdTypeError
 
@@ -114,11 +114,11 @@ def theirs(case: Case, **options: Any) -> Said:
         try:
             _run(case, rank, options)
         except SpmdTypeError as error:
-            return Said("alarm", str(error).strip().splitlines()[0], _line_of(error))
-        except Exception as error:  # counted as stopped, and the next module runs
+            return Outcome("alarm", str(error).strip().splitlines()[0], _line_of(error))
+        except Exception as error:  # counted as stopped; the next module still runs
             text = (str(error).strip().splitlines() or [""])[0]
-            return Said("stopped", f"{type(error).__name__}: {text}", _line_of(error))
-    return Said("nothing")
+            return Outcome("stopped", f"{type(error).__name__}: {text}", _line_of(error))
+    return Outcome("nothing")
 
 
 def _line_of(error: BaseException) -> str:
@@ -275,8 +275,8 @@ def _is_called_by_spmd_types() -> bool:
     return sys._getframe(2).f_globals["__name__"].startswith("spmd_types")
 
 
-def compared(check: Callable[[Case], Said]) -> dict[str, dict[str, Any]]:
-    """Set -> rates and what was said of each case.
+def compared(check: Callable[[Case], Outcome]) -> dict[str, dict[str, Any]]:
+    """Set of modules -> rates, and the outcome of each case.
 
     A broken module counts as found when the alarm is about it: not when its correct twin has the same alarm.
     """
@@ -287,27 +287,27 @@ def compared(check: Callable[[Case], Said]) -> dict[str, dict[str, Any]]:
         twins = {case.forward.__name__: case.twin.__name__ for case in cases.BROKEN if case.twin is not None}
         also = {
             broken
-            for broken, said in on_broken.items()
-            if said.kind == "alarm" and broken in twins and on_correct[twins[broken]].text == said.text
+            for broken, outcome in on_broken.items()
+            if outcome.kind == "alarm" and broken in twins and on_correct[twins[broken]].text == outcome.text
         }
-        kinds = [said.kind for said in on_broken.values()]
+        kinds = [outcome.kind for outcome in on_broken.values()]
         results[name] = {
             "broken": len(on_broken),
             "found": kinds.count("alarm") - len(also),
             "same alarm as its correct twin": len(also),
             "broken, stopped": kinds.count("stopped"),
             "correct": len(on_correct),
-            "false alarms": sum(said.kind == "alarm" for said in on_correct.values()),
-            "correct, stopped": sum(said.kind == "stopped" for said in on_correct.values()),
-            "on broken": {name: _text_of(name, said, name in also) for name, said in on_broken.items()},
+            "false alarms": sum(outcome.kind == "alarm" for outcome in on_correct.values()),
+            "correct, stopped": sum(outcome.kind == "stopped" for outcome in on_correct.values()),
+            "on broken": {name: _text_of(name, outcome, name in also) for name, outcome in on_broken.items()},
             "on correct": {k: str(v) for k, v in on_correct.items()},
         }
     return results
 
 
-def _text_of(name: str, said: Said, is_same_as_twin: bool) -> str:
-    if said.kind != "nothing":
-        return f"{said} (its correct twin too)" if is_same_as_twin else str(said)
+def _text_of(name: str, outcome: Outcome, is_same_as_twin: bool) -> str:
+    if outcome.kind != "nothing":
+        return f"{outcome} (its correct twin too)" if is_same_as_twin else str(outcome)
     return f"nothing: {next((reason for reason, names in REASONS.items() if name in names), 'no reason noted')}"
 
 
@@ -323,7 +323,7 @@ def main() -> int:
         return 0
     warnings.filterwarnings("ignore")
     logging.disable()  # DTensor logs the traceback of every op for which it has no rule
-    checks: dict[str, Callable[[Case], Said]] = {OURS: ours}
+    checks: dict[str, Callable[[Case], Outcome]] = {OURS: ours}
     for form, options in FORMS.items():
         checks[form] = lambda case, options=options: theirs(case, **options)
     rows = {name: compared(check) for name, check in checks.items()}

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 8 scripts/correctness_matrix.py --size gpu --json results/correctness.json
     torchrun --standalone --nproc-per-node 2 scripts/correctness_matrix.py --sample --json out.json
 
-tp runs over the divisors of the world size, each as the group of the first ranks; the others wait at the store. One
-reference per form and dtype serves all tp. Ends with 1 when a cell is wrong, 2 when no cell was run.
+tp takes each divisor of the world size; the first tp ranks form the group, and the other ranks wait at the store. One
+reference per form and dtype is used for all tp. Exit code 1 when a cell is wrong, 2 when no cell was run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Matrix:
         """This rank's group of `tp` ranks, with the replica groups that forms make of it.
 
         Every rank is in as many groups as every other and makes them in the same order: torch names a group that only
-        its members make by the number of groups a rank knows, so that ranks with other numbers would wait for ever.
+        its members make by the number of groups a rank knows, so different numbers of groups would hang.
         """
         world = self.store.world_size
         made = [dist.new_group(list(range(k, k + tp)), group_desc=f"tp{tp}") for k in range(0, world, tp)]
@@ -119,7 +119,7 @@ class Matrix:
         return cells
 
     def _goes(self, label: str) -> bool:
-        """Rank 0 decides whether there is time, or ranks would part."""
+        """Whether there is time for another cell; rank 0 decides, so that all ranks run the same cells."""
         if self.store.rank == 0:
             self.store.put(f"go/{label}", time.monotonic() < self.deadline_s)
         return bool(self.store.get(f"go/{label}", timeout_s=CELL_TIMEOUT_S))

@@ -1,4 +1,4 @@
-"""What scripts/gpu_exchange.py and scripts/bench_exchange.py share: ranks of the exchange kernels, each with a graph.
+"""Shared by scripts/gpu_exchange.py and bench_exchange.py: ranks of the exchange kernels, each with a CUDA graph.
 
 Ranks are streams of one GPU, processes of torchrun with a GPU each, or one rank in Triton's interpreter.
 """
@@ -39,16 +39,16 @@ from tpcompile.fastpath.kernels.exchange import Exchange, num_words  # noqa: E40
 HEADS, HEAD_SIZE, WIDTH = (8, 16, 64) if DRY else (40, 128, 5120)
 EPS = 1e-6
 NUM_SETS = 4
-"""Sets of data that the exchanges of one graph take in turn, so that words of the exchange before would show."""
+"""Sets of data that the exchanges of one graph use in turn, so that words of a previous exchange are detected."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BITS = {4: torch.int32, 2: torch.int16}
 _FREE_SMS = 4
-"""For kernels that compare outputs, when waiting programs fill all others."""
+"""Multiprocessors left free for kernels that compare outputs while waiting programs fill all others."""
 _PROGRAMS_PER_SM = 4
 """At most, of an exchange. They are spread over all multiprocessors first: with more of them than multiprocessors none
-is idle, and a kernel that needs another split of its memory waits for one that is."""
+is idle, and a kernel that needs a different split of shared memory waits for an idle one."""
 _LAST_PART_S = 20
-"""No part is begun when less is left."""
+"""Seconds that must be left to begin another part."""
 Outputs = tuple[Tensor, ...]
 
 
@@ -71,7 +71,7 @@ class Place:
         return list(range(size)) if self.group is None else [self.group.rank()]
 
     def meet(self) -> None:
-        """All ranks are here, and no GPU of theirs works."""
+        """Wait until all ranks are here and their GPUs are idle."""
         self.synchronize()
         if self.control is not None:
             dist.barrier(group=self.control)
@@ -290,7 +290,7 @@ def machine(place: Place) -> dict[str, Any]:
     return found
 
 
-def told(name: str, result: dict[str, Any]) -> str:
+def result_line(name: str, result: dict[str, Any]) -> str:
     shown = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in result.items()]
     return f"{name:58} | {', '.join(shown)}"
 
@@ -329,12 +329,12 @@ def run_parts(description: str | None, parts: Callable[[Place, argparse.Namespac
             result["part_s"] = round(time.monotonic() - begun, 1)
             report["parts"][name] = result
             if place.is_first:
-                print(told(name, result), file=sys.stderr, flush=True)
+                print(result_line(name, result), file=sys.stderr, flush=True)
                 arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
         report["seconds"] = round(time.monotonic() - started, 1)
         if place.is_first:
             arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
-            print("\n".join(told(*item) for item in report["parts"].items()))
+            print("\n".join(result_line(*item) for item in report["parts"].items()))
             print(f"{report['machine']}, {report['seconds']} s, {'FAILED' if failed else 'passed'}", flush=True)
     sys.stdout.flush()
     os._exit(int(failed))  # destroy_process_group waits for graphs that captured NCCL

@@ -1,10 +1,10 @@
-"""A new user's first verdict: fresh environment, transformers Llama, README's lines as they stand -> seconds, as JSON.
+"""A new user's first verdict: fresh environment, transformers Llama, the lines of the README -> seconds, as JSON.
 
     python scripts/first_verdict.py [--out results/first_verdict_cpu.json]
 
-What is timed begins when pip has ended and ends with the verdict of a torchrun of two gloo ranks with a cold cache,
-which loads the model under `tp_plan="auto"`, compiles and trains one step. The issue asks for 5 minutes and 5 lines.
-Exit status 0 when the verdict was green and on the terminal in time.
+The time runs from the end of pip to the verdict of a torchrun of two gloo ranks with a cold cache, which loads the
+model with `tp_plan="auto"`, compiles it and trains one step. The goal is 5 minutes and 5 lines. Exit status 0 when the
+verdict was green and printed in time.
 """
 
 from __future__ import annotations

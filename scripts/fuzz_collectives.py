@@ -190,7 +190,7 @@ def call(case: Case, x: Any, group: Any, place: int) -> Tensor:
 
 
 def spoil(case: Case, x: Tensor, group: Any) -> tuple[Any, Any] | None:
-    """Input and group with the case's mistake in, None where it is no mistake for this collective."""
+    """Input and group with the mistake of the case; None when it is not a mistake for this collective."""
     name, world = case.name, len(case.members)
     with_dim = name in ("all_gather", "reduce_scatter", "all_to_all", "scatter")
     if case.mistake == "dtype":

@@ -127,7 +127,7 @@ def captured(name: str, pair: tuple[Wrapper, Reference], group: Any, device: tor
         torch.compiler.cudagraph_mark_step_begin()
         y = fast(x).clone()
     found[f"{name} reduce-overhead"] = torch.equal(y.double(), reference(2 * full))
-    graph.reset()  # a live graph holds the communicator, and destroy_process_group would wait for it for ever
+    graph.reset()  # a live graph holds the communicator, and destroy_process_group would wait for it forever
     torch._dynamo.reset()
     return found
 

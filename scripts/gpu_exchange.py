@@ -1,4 +1,4 @@
-"""The exchange kernels on GPUs: every output of many replays under skew, and a rank that does not come.
+"""The exchange kernels on GPUs: every output of many replays under skew, and a rank that does not arrive.
 
     python scripts/gpu_exchange.py OUT.json                                  # ranks are streams of one GPU
     torchrun --standalone --nproc-per-node 2 scripts/gpu_exchange.py OUT.json --two
@@ -22,7 +22,7 @@ from exchange_ranks import DRY, NUM_SETS, OPS, Part, Place, Rank, agreed, job, r
 
 
 def replayed(place: Place, ranks: list[Rank], *, replays: int, limit_s: float, seed: int = 0) -> dict[str, Any]:
-    """Replay under random skew; in rounds, so that the time can be looked at."""
+    """Replay under random skew, in rounds, with a check of the time limit after each."""
     numbers = random.Random(seed + (0 if place.group is None else place.group.rank() * 7919))
     started = time.monotonic()
     done = 0
@@ -63,7 +63,7 @@ def several(place: Place, size: int, *, replays: int, limit_s: float) -> dict[st
 
 
 def absent(place: Place, op: str, size: int) -> dict[str, Any]:
-    """The last rank does not come after 20 replays: the others end, and name it."""
+    """The last rank stops after 20 replays: the other ranks must end, and name it."""
     ranks = job(place, op, size, tokens=8, dtype=torch.bfloat16, max_polls=2**17)
     replayed(place, ranks, replays=20, limit_s=10)
     here = place.numbers(size)

@@ -1,10 +1,10 @@
-"""What is left to know of the fast paths from one GPU, in about two minutes: each part is a process with a time limit.
+"""Checks of the fast paths on one GPU, in about two minutes: each part is a process with a time limit.
 
     OUT=DIR python scripts/gpu_fastpath_short.py [--dry]
 
 1. `single`: the kernel for one GPU against float64, and its time against Inductor's code at tp 1 of Wan-14B.
-2. `killed`: two processes exchange on one GPU, and one of them is killed: the other ends, and names it.
-3. `large`: outputs of more than 2^31 elements of every fast path, looked at in some rows, the last ones among them.
+2. `killed`: two processes exchange on one GPU, and one of them is killed: the other must end, and name it.
+3. `large`: outputs of more than 2^31 elements of every fast path, compared in some rows, among them the last.
 
 Writes $OUT/PART.json after each step of a part, and prints one table last. --dry: tiny sizes in Triton's interpreter.
 """

@@ -3,10 +3,10 @@
 
     scripts/make_big_logs.py OUT --from tests/data/jobs/torch-2.13.0/stride --mb 240
 
-Every copy of the job's compiles is a function of its own (name, line, shapes in the text), as in a large model; object
-ids and addresses differ between the ranks, as they do. `--faulty N` keeps the fault of the job in N copies, the other
-copies are rank 0's compiles on both ranks; default: in all. `--filler` adds that many bytes of unread events to
-every byte that is read: a real log has about six.
+Every copy of the job's compiles gets different function names, lines and shapes, as in a large model; object ids and
+addresses differ between the ranks, as in real logs. `--faulty N` keeps the fault of the job in N copies (default: in
+all); the other copies have rank 0's compiles on both ranks. `--filler` adds that many bytes of unread events per byte
+that is read: a real log has about six.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def records(path: Path) -> list[str]:
 
 
 def copied(record: str, number: int, functions: set[str], frames: int, ids: random.Random) -> str:
-    """The record in copy `number` of the job: other functions, lines and compile ids, other object ids."""
+    """The record in copy `number` of the job, with different functions, lines, compile ids and object ids."""
     head, _, payload = record.partition("\n")
     match = LINE.match(head)
     assert match is not None, head
@@ -51,7 +51,7 @@ def copied(record: str, number: int, functions: set[str], frames: int, ids: rand
 
 
 def renamed(text: str, number: int, functions: set[str]) -> str:
-    """Other functions in other places."""
+    """The text with different function names and lines."""
     for function in functions:
         text = re.sub(rf"\b{function}\b", f"{function}_{number}", text)
     return text.replace("record_jobs.py", f"layer_{number}.py")
@@ -65,7 +65,7 @@ def functions_of(log: list[str]) -> set[str]:
 
 
 def copies(log: list[str], healthy: list[str], faulty: int | None, rank: int) -> Iterator[str]:
-    """The job again and again, one copy at a time, without end."""
+    """Copies of the job, without end."""
     ids = random.Random(rank)
     functions = functions_of(log) | functions_of(healthy)
     frames = 1 + max(int(found) for found in re.findall(r'"frame_id": (\d+)', "\n".join(log + healthy)))

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def behave(behaviour: str, run: RunDir, rank: int, world: int) -> None:
-    """Write this rank's files and end as told; rank 1 is the one with the fault."""
+    """Write this rank's files and end as FAKE_BEHAVIOUR says; rank 1 has the fault."""
     if behaviour == "silent":
         return
     if behaviour == "silent_error":

@@ -268,7 +268,7 @@ def _die_with_parent() -> None:
 
 
 def _close_sockets() -> None:
-    """Those of the agent's store: a rank that holds them would hide from the others that the agent is gone."""
+    """Close the sockets of the agent's store: a rank that kept them open would hide the agent's end from its peers."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""One server of forks for several processes: the same for those that share it, gone with the last of them."""
+"""One server of forks for several processes: the same for all that share it; it ends with the last of them."""
 
 from __future__ import annotations
 

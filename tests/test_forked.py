@@ -83,7 +83,7 @@ def test_a_rank_goes_on_when_all_are_forked(tmp_path: Path) -> None:
     assert [line.rpartition(" ")[0] for line in ended.stdout.splitlines()] == ["all are forked", "goes on"]
 
 
-def test_what_a_job_leaves_running_is_said_and_killed(program: Path) -> None:
+def test_what_a_job_leaves_running_is_reported_and_killed(program: Path) -> None:
     ended = torchrun([program, "leaves"])
     assert (ended.returncode, ended.left_running) == (0, ("sleep 600", "sleep 600"))
     pids = [line.removeprefix("left ") for line in ended.stdout.splitlines() if line.startswith("left ")]

@@ -162,14 +162,14 @@ def test_a_rank_that_waits_for_one_that_failed_is_stopped_and_its_line_is_noted(
 def test_ranks_that_hang_are_named_with_the_lines_at_which_they_stand(faulty: Session) -> None:
     (failure,) = faulty.cases["test_hangs"].failures
     assert "ranks 0-1 did not finish the call of the test in time" in failure
-    assert re.search(rf"rank 0 stands at \S*{line_of('faulty', 'hangs')} in test_hangs", failure)
-    assert re.search(rf"rank 1 stands at \S*{line_of('faulty', 'sleeps')} in test_hangs", failure)
+    assert re.search(rf"rank 0 is at \S*{line_of('faulty', 'hangs')} in test_hangs", failure)
+    assert re.search(rf"rank 1 is at \S*{line_of('faulty', 'sleeps')} in test_hangs", failure)
 
 
 def test_ranks_in_different_collectives_are_named_with_both_lines(faulty: Session) -> None:
     (failure,) = faulty.cases["test_waits_in_different_collectives"].failures
-    assert re.search(rf"rank 0 stands at \S*{line_of('faulty', 'only rank 0')}", failure)
-    assert re.search(rf"rank 1 stands at \S*{line_of('faulty', 'barrier')}", failure)
+    assert re.search(rf"rank 0 is at \S*{line_of('faulty', 'only rank 0')}", failure)
+    assert re.search(rf"rank 1 is at \S*{line_of('faulty', 'barrier')}", failure)
 
 
 def test_right_tests_are_green_under_xdist(healthy: Session) -> None:

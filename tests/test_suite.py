@@ -84,7 +84,7 @@ def _alone() -> None:
     assert too_long("", 300.0) == []
 
 
-def test_a_test_that_comes_to_ranks_by_any_helper_is_told_from_one_that_does_not() -> None:
+def test_a_test_that_starts_ranks_by_any_helper_is_distinguished_from_one_that_does_not() -> None:
     assert starts_ranks([_by_a_helper])
     assert starts_ranks([_alone, _by_torchrun])
     assert not starts_ranks([_alone])

@@ -68,7 +68,7 @@ def run_tree(
             reader = _start_reader(process, on_line)
             return Outcome(exit_code=process.wait(timeout_s))
         except subprocess.TimeoutExpired:
-            logger.warning("no end after {} s; stopping all ranks", timeout_s)
+            logger.warning("still running after {} s; stopping all ranks", timeout_s)
             return Outcome(exit_code=_stop(process, signal.SIGTERM, grace_s), timed_out=True)
         except _Signalled as stopped:
             return Outcome(exit_code=_stop(process, stopped.signum, grace_s), signal=stopped.signum)

@@ -32,32 +32,45 @@ class Flag:
     metavar: str | None = None
     minimum: float | None = None
     is_of_block: bool = False
-    """It says what the gate's own block is, and nothing about a target."""
+    """The flag configures the gate's own block, and has no meaning for a target."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What one run is asked for, with or without the launcher; `config` replaces None by defaults."""
+    """The flags of one run, with or without the launcher; `config` replaces None by defaults."""
 
     target: Annotated[
-        str | None, Flag("--target", "A program of your own instead of the gate's block.", "MODULE:FUNCTION")
+        str | None, Flag("--target", "Gate your own program, built by this function.", "MODULE:FUNCTION")
     ] = None
-    mode: Annotated[Literal[Mode, "all"], Flag("--mode", "How collectives are issued.", is_of_block=True)] = "C"
+    mode: Annotated[
+        Literal[Mode, "all"],
+        Flag("--mode", "How the block issues its collectives; see docs/gate.md.", is_of_block=True),
+    ] = "C"
     preset: Annotated[
         str | None,
-        Flag("--preset", "See `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.", is_of_block=True),
+        Flag(
+            "--preset",
+            "Preset of the block, see `tpcompile presets`; default: wan14b on GPUs, else cpu_smoke.",
+            is_of_block=True,
+        ),
     ] = None
-    layers: Annotated[int | None, Flag("--layers", "Blocks in the stack.", is_of_block=True)] = None
-    train: Annotated[bool, Flag("--train", "Forward and backward.", is_of_block=True)] = False
-    dtype: Annotated[str | None, Flag("--dtype", "float32, bfloat16 or float64.", is_of_block=True)] = None
+    layers: Annotated[int | None, Flag("--layers", "Number of blocks in the stack.", is_of_block=True)] = None
+    train: Annotated[bool, Flag("--train", "Run the backward pass as well.", is_of_block=True)] = False
+    dtype: Annotated[
+        str | None, Flag("--dtype", "Dtype of the block: float32, bfloat16 or float64.", is_of_block=True)
+    ] = None
     overrides: Annotated[
-        list[str] | None, Flag("--set", "A config key, or a setting of the target; repeatable.", "KEY=VALUE")
+        list[str] | None, Flag("--set", "Set a config key, or a setting of the target; repeatable.", "KEY=VALUE")
     ] = None
-    run_dir: Annotated[Path | None, Flag("--run-dir", "Default: runs/<utc time>-<preset>-tp<N>.")] = None
+    run_dir: Annotated[
+        Path | None, Flag("--run-dir", "Directory for all results; default: runs/<utc time>-<preset>-tp<N>.")
+    ] = None
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
-    fault: Annotated[str, Flag("--fault", "Known fault to inject; see `tpcompile faults list`.", is_of_block=True)] = ""
+    fault: Annotated[
+        str, Flag("--fault", "Fault to inject into the block; see `tpcompile faults list`.", is_of_block=True)
+    ] = ""
     fault_rank: Annotated[
         int | None, Flag("--fault-rank", "Rank that gets the fault; default: the last.", is_of_block=True)
     ] = None
@@ -87,7 +100,7 @@ class RunRequest:
     def without_defaults_of_block(self, defaults: Collection[str]) -> Self:
         """This request, where the fields in `defaults` come from a file of defaults.
 
-        That file serves the gate's own block as well: for a target, what only concerns the block is left out.
+        With a target, defaults that only concern the gate's own block are ignored.
         """
         if self.target is None:
             return self
@@ -101,7 +114,7 @@ class RunRequest:
         return dataclasses.replace(self, **left_out)
 
     def _check_target_alone(self) -> None:
-        """Raise ConfigError when a flag of the gate's own block is given too."""
+        """Raise ConfigError when a flag of the gate's own block is given besides the target."""
         from tpcompile.errors import ConfigError
 
         for field, _, flag in flags_of(RunRequest):
@@ -113,7 +126,7 @@ class RunRequest:
 class GateRequest(RunRequest):
     """A run, and how `tpcompile gate` launches it."""
 
-    nproc: Annotated[int | None, Flag("--nproc", "Ranks; default: all GPUs, else 2.")] = None
+    nproc: Annotated[int | None, Flag("--nproc", "Number of ranks; default: all GPUs, else 2.")] = None
     timeout_s: Annotated[float, Flag("--timeout-s", "Seconds until all ranks are killed, exit 124.", minimum=1)] = (
         3600.0
     )

@@ -1,4 +1,4 @@
-"""Two processes exchange on one GPU, and one of them is killed: the other ends, and names it: $OUT/killed.json."""
+"""Two processes exchange on one GPU, and one of them is killed: the other must end, and name it: $OUT/killed.json."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tpcompile.fastpath.kernels.exchange import Exchange, num_words, polls_in
 from tpcompile.torch_api import interpreted
 
 WAIT_S = 6.0
-"""What a wait may take."""
+"""Most seconds that a wait may take."""
 LIMIT_S = 120.0 if DRY else 31.0
 KEPT: list[Any] = []
-"""Mappings of files."""
+"""Mappings of files, kept alive."""
 
 
 def killed() -> None:
-    """Start two ranks, kill one while both exchange, read what the other says."""
+    """Start two ranks, kill one while both exchange, and read the error of the other."""
     report = Report("killed")
     for file in ("store", "looping", "survivor.json"):
         (OUT / file).unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def wait_for(file: Path, deadline: float) -> None:
 
 
 def rank(number: int) -> None:
-    """Exchange by both kernels in turn, until one says that the other rank did not come."""
+    """Exchange by both kernels in turn, until an exchange reports that the other rank did not arrive."""
     dist.init_process_group("gloo", init_method=f"file://{OUT}/store", rank=number, world_size=2)
     with torch.no_grad():
         loop(number)

@@ -1,4 +1,4 @@
-"""Outputs of more than 2^31 elements of every fast path, looked at in some rows, the last too: $OUT/large.json."""
+"""Outputs of more than 2^31 elements of every fast path, compared in some rows, also the last: $OUT/large.json."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def looked_at(name: str) -> dict[str, Any]:
 
 
 def taken(value: Any, rows: int, at: Any) -> Any:
-    """Those rows, in the dim that has all of them."""
+    """The rows `at`, in the dim that has `rows` elements."""
     for dim, size in enumerate(getattr(value, "shape", ())):
         if size == rows:
             return value.index_select(dim, at)

@@ -82,7 +82,7 @@ def timed(tokens: int, interleaved: bool) -> dict[str, Any]:
 
 
 def forms(tokens: int) -> dict[str, Any]:
-    """us of other numbers of warps, of the two kernels for shards, and of a copy of q and k."""
+    """us with different numbers of warps, of the two kernels for shards, and of a copy of q and k."""
     given = packed(tokens, True)
     q, k, _ = given["qkv"].split(WIDTH, -1)
     rest = {name: value for name, value in given.items() if name != "qkv"}

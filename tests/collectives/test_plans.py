@@ -67,7 +67,7 @@ def test_the_second_equal_call_is_not_checked_again(name: str, group: dist.Proce
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_another_dtype_layout_or_group_is_checked(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
+def test_a_different_dtype_layout_or_group_is_checked(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
     x, other = torch.ones(8, 2), dist.new_group([0, 1, 2, 3])
     CALLS[name](x, group)
     CALLS[name](x.double(), group)
@@ -79,7 +79,7 @@ def test_another_dtype_layout_or_group_is_checked(name: str, group: dist.Process
 
 
 @pytest.mark.parametrize("name", BY_SHAPE)
-def test_another_shape_is_checked_where_it_counts(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
+def test_a_different_shape_is_checked_where_it_counts(name: str, group: dist.ProcessGroup, checked: list[str]) -> None:
     CALLS[name](torch.ones(8, 2), group)
     assert CALLS[name](torch.ones(4, 3), group).shape[1] == 3
     assert checked == [name] * 2

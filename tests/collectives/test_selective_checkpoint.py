@@ -119,7 +119,7 @@ def _everything() -> dict[str, Any]:
 
 
 def _wrong_or_refused_in_place() -> dict[str, bool]:
-    """Negative control: with the in-place ops the kept result of a collective is a buffer that nobody filled."""
+    """Negative control: with the in-place ops the kept result of a collective is a buffer without data."""
     found = {}
     for name in ("all_reduce sum I", "all_gather R dim 0", "all_to_all dim 0"):
         found[name] = torch.equal(_gradient(name, "c10d"), _gradient(name, None))

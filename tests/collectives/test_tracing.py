@@ -228,7 +228,7 @@ def _input_for(form: Any) -> Tensor:
 
 
 def _guards() -> str:
-    """Guards of a frame that calls a wrapper, before anybody observes."""
+    """Guards of a frame that calls a wrapper, before any observer is active."""
     torch._dynamo.reset()
     group, texts = dist.group.WORLD, []
     fn = torch.compile(

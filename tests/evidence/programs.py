@@ -206,7 +206,7 @@ def mutations(program: Program) -> st.SearchStrategy[Program]:
 
 
 def op_changes(program: Program, index: int) -> list[Program]:
-    """One op with another target, argument, edge, shape, dtype, stride, reduce op or group."""
+    """One op with a different target, argument, edge, shape, dtype, stride, reduce op or group."""
     op = program.ops[index]
     changed = [
         replace(op, dtype="u16"),

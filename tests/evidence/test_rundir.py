@@ -110,7 +110,7 @@ def test_json_is_sorted_and_stable(run: RunDir) -> None:
     assert one == two.replace('"rank": 1', '"rank": 0')
 
 
-def test_another_schema_is_refused_with_both_versions(run: RunDir) -> None:
+def test_a_different_schema_is_refused_with_both_versions(run: RunDir) -> None:
     data = json.loads(verdict().to_json()) | {"schema_version": 99}
     run.write_text("verdict.json", json.dumps(data))
     with pytest.raises(ConfigError, match=f"has schema 99, this tpcompile reads {SCHEMA_VERSION}"):

@@ -1,4 +1,4 @@
-"""What is refused on a shard, in eager and in compiled graphs, and what is left alone."""
+"""What is refused on a shard, in eager and in compiled graphs, and what is allowed."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_name_is_taken_once_and_a_declaration_is_checked() -> None:
         fast_path("other", replaces=kernels.plain, tp="heads")
 
 
-def test_a_rank_that_does_not_call_the_kernel_is_told_at_the_program_not_in_its_environment(
+def test_a_rank_that_does_not_call_the_kernel_is_reported_in_the_program_not_in_its_environment(
     traced_only: Capture,
 ) -> None:
     def captured(rank: int) -> RankRecord:

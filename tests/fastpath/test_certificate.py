@@ -61,15 +61,15 @@ def test_one_for_the_source_and_kind_of_device_certifies(path: FastPath) -> None
         (
             {"power": Power(device="interpreter", num_mutations=21, survivors=(SURVIVOR, SURVIVOR, KNOWN))},
             "in its certificate 90.0% of 20 mutations caught, 90.0% of the 20 that the cases can reach (1 more change "
-            "nothing); 95% are asked",
+            "nothing); at least 95% are required",
         ),
         (
             {"power": Power(device="interpreter", num_mutations=21, survivors=(FAR, FAR, KNOWN))},
-            "90.0% of 20 mutations caught, 100.0% of the 18 that the cases can reach (1 more change nothing); 95% are",
+            "90.0% of 20 mutations caught, 100.0% of the 18 that the cases can reach (1 more change nothing)",
         ),
         (
             {"power": Power(device="interpreter", num_mutations=20, survivors=(KNOWN,))},
-            "its certificate has 19 mutations; 20 are asked",
+            "its certificate has 19 mutations; at least 20 are required",
         ),
         ({"power": Power(device="interpreter", num_mutations=0, survivors=())}, "its certificate has 0 mutations"),
         (
@@ -106,7 +106,7 @@ def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: 
 
 
 def test_on_a_gpu_one_from_a_gpu_is_asked(path: FastPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "it has no certificate from a machine; run" in certificate.uncertified(path)
+    assert "it has no certificate; run" in certificate.uncertified(path)
     certificate.write(made(source=source(path)), path)
     monkeypatch.setattr(certificate, "device_kind", lambda: "sm100")
     assert "it has no certificate from a GPU; run" in certificate.uncertified(path)

@@ -72,7 +72,7 @@ def test_a_right_one_is_certified_forward_and_backward_with_all_its_mutations_ca
     assert proved.worst.ratio < 2.5 and proved.refusal(registered()["norm"].source.sha256) == ""
 
 
-def test_a_norm_over_the_shard_is_told_with_the_case_the_tensor_and_the_numbers() -> None:
+def test_a_norm_over_the_shard_is_reported_with_the_case_the_tensor_and_the_numbers() -> None:
     declare(local_norm)
     with pytest.raises(
         DivergenceError,
@@ -90,7 +90,7 @@ def test_cases_that_see_little_have_no_power() -> None:
 
     declare(norm, blind)
     proved = certify("norm", tp_sizes=(2,))
-    assert "95% are asked" in proved.refusal(proved.source)
+    assert "at least 95% are required" in proved.refusal(proved.source)
     assert any(survivor.change.startswith("all_reduce(") for survivor in proved.power.survivors)
 
 
@@ -129,7 +129,7 @@ def refusals(device: torch.device) -> list[Refusal]:
     return [Refusal(name="an odd width", arguments=arguments)]
 
 
-def test_a_launcher_that_takes_what_it_must_refuse_is_told() -> None:
+def test_a_launcher_that_takes_what_it_must_refuse_is_reported() -> None:
     declare(norm)
     trial("norm", refusals=refusals)(cases)
     with pytest.raises(DivergenceError, match="fast path norm takes an odd width; it must raise FastPathError"):
@@ -185,7 +185,7 @@ def in_this_process(calls: list[Callable[[], Any]], **_: Any) -> list[Ended]:
         ({}, "has no cases: declare them with @trial\\('norm'\\)"),
     ],
 )
-def test_what_cannot_be_certified_is_told(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
+def test_what_cannot_be_certified_is_reported(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
     declare(norm, **options)
     monkeypatch.setattr("tpcompile.fastpath.certify.trials._TRIALS", {})
     with pytest.raises(ConfigError, match=message):
@@ -194,7 +194,7 @@ def test_what_cannot_be_certified_is_told(options: dict[str, Any], message: str,
         certify("other")
 
 
-def test_ranks_that_reduce_a_different_number_of_times_are_told() -> None:
+def test_ranks_that_reduce_a_different_number_of_times_are_reported() -> None:
     def call(arguments: Mapping[str, Any], all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
         x = arguments["x"]
         return (all_reduce(x) if arguments["rank"] else x,)
@@ -236,7 +236,7 @@ def raises() -> None:
     raise KeyError("x")
 
 
-def test_what_ends_badly_in_a_child_is_told_and_the_others_go_on() -> None:
+def test_a_failure_in_a_child_is_reported_and_the_other_children_continue() -> None:
     calls = [partial(int, "7"), crashes, spins, raises, partial(int, "8")]
     started = time.monotonic()
     counts: list[int] = []

@@ -67,6 +67,6 @@ def test_what_is_no_longer_in_use_is_not_looked_at() -> None:
     assert peers.failure() is None
 
 
-def test_without_a_process_group_an_error_is_told_to_nobody() -> None:
+def test_without_a_process_group_an_error_is_not_published() -> None:
     with pytest.raises(FastPathError, match="of this rank"), peers.telling():
         raise FastPathError("of this rank")

@@ -22,7 +22,7 @@ from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import Selection, fast_path, measured, registered, registry, selection
 from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, read_table, write_table
-from tpcompile.fastpath.selection import Processor, Said, obstacle, settle
+from tpcompile.fastpath.selection import Processor, Vote, obstacle, settle
 
 SHAPES = ((2, 128, 5120), (5120,))
 TIMEOUT_S = 5.0
@@ -54,11 +54,11 @@ def chosen(*table: Ratio, shape: ShapeClass = SHAPE) -> Decision:
     return choose("norm", shape, H200, table)
 
 
-def said(decision: Decision | None = None, *, model: str = H200, processors: int | None = 132, **other: Any) -> Said:
+def vote(decision: Decision | None = None, *, model: str = H200, processors: int | None = 132, **other: Any) -> Vote:
     """Of a rank that has chosen a fast path whose kernels wait for those of other ranks."""
     processor = Processor(model=model, num_multiprocessors=processors)
     fields = {"decision": decision or chosen(cell()), "processor": processor, "host": "node-1"}
-    return Said(**fields | other)
+    return Vote(**fields | other)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_a_path_that_was_measured_to_be_faster_is_used_with_the_grid_that_was_me
 def test_a_path_that_was_measured_not_to_be_faster_by_more_than_measurements_differ_is_not_used(ratio: float) -> None:
     decision = chosen(cell(ratio=ratio))
     assert (decision.is_used, decision.says) == (False, f"reference ({decision.why})")
-    why = f"{ratio:.2f} times the speed of Inductor's code at 256 tokens on NVIDIA H200; 1.03 are asked"
+    why = f"{ratio:.2f} times the speed of Inductor's code at 256 tokens on NVIDIA H200; at least 1.03 is required"
     assert decision.status == f"not applicable: {why}"
     assert chosen(cell(ratio=1.03)).is_used
 
@@ -124,7 +124,7 @@ def test_cells_that_ship_name_their_gpu() -> None:
     assert {cell.gpu for cell in measured.shipped_table()} == {H200}
 
 
-def test_what_a_process_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     decision = chosen(cell())
     assert obstacle(decision, "sm90").startswith("it is not registered here; install")
     fast_path("norm", replaces=plain, tp="pointwise", min_sm=90)(launch)
@@ -141,7 +141,7 @@ def test_what_a_process_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_that_agree_use_the_path() -> None:
     used = chosen(cell())
-    assert settle({0: said(used), 1: said(used)}) == used
+    assert settle({0: vote(used), 1: vote(used)}) == used
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_kernels_that_wait_get_one_grid_that_the_smallest_gpu_holds(
     wanted: int | None, processors: tuple[int | None, ...], settled: int | None
 ) -> None:
     used = chosen(cell(num_programs=wanted))
-    ranks = {rank: said(used, processors=number) for rank, number in enumerate(processors)}
+    ranks = {rank: vote(used, processors=number) for rank, number in enumerate(processors)}
     decision = settle(ranks)
     assert (decision.is_used, decision.num_programs) == (True, settled)
     alone = {rank: one.model_copy(update={"host": ""}) for rank, one in ranks.items()}
@@ -166,23 +166,23 @@ OTHER_GRID = chosen(cell(num_programs=28))
 @pytest.mark.parametrize(
     ("other", "missing", "why"),
     [
-        (said(obstacle="it needs sm_90, and this is sm80"), (), "rank 1: it needs sm_90"),
-        (said(OTHER_GRID), (), "used with num_programs=24 on rank 0 / used with num_programs=28 on rank 1"),
-        (said(chosen()), (), "used with num_programs=24 on rank 0 / reference (not measured on NVIDIA H200 for this"),
-        (said(model="NVIDIA H100 PCIe"), (), "different GPUs: NVIDIA H200 on rank 0 / NVIDIA H100 PCIe on rank 1"),
-        (said(host="node-2"), (), "its kernels write into the memory of all ranks: node-1 on rank 0, node-2 on rank 1"),
-        (said(), (2, 3), "ranks 2-3 did not decide in time"),
+        (vote(obstacle="it needs sm_90, and this is sm80"), (), "rank 1: it needs sm_90"),
+        (vote(OTHER_GRID), (), "used with num_programs=24 on rank 0 / used with num_programs=28 on rank 1"),
+        (vote(chosen()), (), "used with num_programs=24 on rank 0 / reference (not measured on NVIDIA H200 for this"),
+        (vote(model="NVIDIA H100 PCIe"), (), "different GPUs: NVIDIA H200 on rank 0 / NVIDIA H100 PCIe on rank 1"),
+        (vote(host="node-2"), (), "its kernels write into the memory of all ranks: node-1 on rank 0, node-2 on rank 1"),
+        (vote(), (2, 3), "ranks 2-3 did not decide in time"),
     ],
     ids=["cannot run it", "other grid", "other table", "other GPU", "other host", "missing"],
 )
-def test_ranks_that_do_not_agree_all_use_the_reference_and_are_named(other: Said, missing: Any, why: str) -> None:
-    decision = settle({0: said(), 1: other}, missing)
+def test_ranks_that_do_not_agree_all_use_the_reference_and_are_named(other: Vote, missing: Any, why: str) -> None:
+    decision = settle({0: vote(), 1: other}, missing)
     assert (decision.is_used, decision.is_refused, decision.num_programs) == (False, True, None)
     assert why in decision.why and decision.status == f"refused: {decision.why}"
 
 
 def test_ranks_that_all_choose_the_reference_have_nothing_to_settle() -> None:
-    assert not settle({0: said(chosen()), 1: said(chosen(cell(ratio=0.5)))}, (2,)).is_refused
+    assert not settle({0: vote(chosen()), 1: vote(chosen(cell(ratio=0.5)))}, (2,)).is_refused
 
 
 PLANTED = {

@@ -82,5 +82,5 @@ def _program(context: Any) -> None:
     """A program without a marked line."""
 
 
-def test_a_marker_of_another_case_is_not_taken_for_ones_own() -> None:
+def test_a_marker_of_a_different_case_is_not_taken_for_ones_own() -> None:
     assert replace(CASES["stride"], marker="# blamed: input").blamed_lines() == []

@@ -1,4 +1,4 @@
-"""What other tools said, read from what they left."""
+"""Reports of other tools, read from their output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tpcompile.faults import columns
 from tpcompile.faults.case import CASES
-from tpcompile.faults.columns import Said, read_detail, read_spmd_check, text_of
+from tpcompile.faults.columns import Report, read_detail, read_spmd_check, text_of
 
 MISMATCH = (
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
@@ -18,30 +18,30 @@ MISMATCH = (
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "report"),
     [
-        (MISMATCH, Said.NAMED),
-        ("[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1800000 ms", Said.DETECTED),
-        ("Traceback (most recent call last): ValueError", Said.SILENT),
+        (MISMATCH, Report.NAMED),
+        ("[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1800000 ms", Report.DETECTED),
+        ("Traceback (most recent call last): ValueError", Report.SILENT),
     ],
 )
-def test_detail_names_two_collectives_or_only_a_missing_rank(tmp_path: Path, log: str, said: Said) -> None:
+def test_detail_names_two_collectives_or_only_a_missing_rank(tmp_path: Path, log: str, report: Report) -> None:
     (tmp_path / "log.txt").write_text(log)
-    assert read_detail(tmp_path) == said
+    assert read_detail(tmp_path) == report
 
 
-@pytest.mark.parametrize(("log", "said"), [("SPMD GRAPH MISMATCH", Said.NAMED), ("all is well", Said.SILENT)])
-def test_spmd_check_names_nodes_or_is_silent(tmp_path: Path, log: str, said: Said) -> None:
+@pytest.mark.parametrize(("log", "report"), [("SPMD GRAPH MISMATCH", Report.NAMED), ("all is well", Report.SILENT)])
+def test_spmd_check_names_nodes_or_is_silent(tmp_path: Path, log: str, report: Report) -> None:
     (tmp_path / "log.txt").write_text(log)
-    assert read_spmd_check(tmp_path) == said
+    assert read_spmd_check(tmp_path) == report
 
 
-def test_a_tool_that_speaks_and_lets_the_job_hang_is_both() -> None:
-    assert text_of(Said.NAMED, timed_out=True) == "named, hang"
-    assert text_of(Said.SILENT, timed_out=True) == "hang"
-    assert text_of(Said.SILENT, timed_out=False) == "silent"
+def test_a_tool_that_reports_and_lets_the_job_hang_is_both() -> None:
+    assert text_of(Report.NAMED, timed_out=True) == "named, hang"
+    assert text_of(Report.SILENT, timed_out=True) == "hang"
+    assert text_of(Report.SILENT, timed_out=False) == "silent"
 
 
 def test_a_tool_that_is_not_installed_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns.shutil, "which", lambda name: None)
-    assert columns.say(CASES.find("stride"), tmp_path, "tlparse") == "not here"
+    assert columns.report_of(CASES.find("stride"), tmp_path, "tlparse") == "not here"

@@ -28,6 +28,7 @@ from tpcompile.faults.judge import (
     judge,
     time_to_verdict,
 )
+from tpcompile.sentinel.timeline import TimelineEvent
 
 CASE = CASES.find("attribute_constant")
 HEALTHY = CASES.find("clean")
@@ -65,20 +66,20 @@ def test_a_fault_with_the_right_cause_ranks_and_line_is_named() -> None:
     assert (result.outcome, result.why, result.seconds) == (Outcome.NAMED, "", 1.0)
 
 
-def test_another_cause_is_only_detected() -> None:
+def test_a_different_cause_is_only_detected() -> None:
     result = judge(CASE, evidence(verdict(divergence(cause=Cause.RANK_BRANCH))))
     assert result.outcome == Outcome.DETECTED
     assert "cause is 'rank-dependent branch', not 'a guarded Python value" in result.why
 
 
-def test_another_rank_is_only_detected() -> None:
+def test_a_different_rank_is_only_detected() -> None:
     groups = (RankGroup(ranks=(1,)), RankGroup(ranks=(0,), item=value_item("item", "%1", line=blamed())))
     result = judge(CASE, evidence(verdict(divergence(groups=groups))))
     assert (result.outcome, result.why) == (Outcome.DETECTED, "blames rank 0, not 1")
 
 
 @pytest.mark.parametrize("line", [blamed(by=1), UserLine(file="/x/other.py", line=blamed().line), None])
-def test_another_line_is_only_detected(line: UserLine | None) -> None:
+def test_a_different_line_is_only_detected(line: UserLine | None) -> None:
     groups = (RankGroup(ranks=(0,)), RankGroup(ranks=(1,), item=value_item("item", "%1", line=line)))
     result = judge(CASE, evidence(verdict(divergence(groups=groups))))
     assert result.outcome == Outcome.DETECTED
@@ -96,7 +97,7 @@ def test_a_case_that_does_not_end_is_a_hang_even_with_a_right_verdict() -> None:
     assert "although it reported: graph differs" in result.why
 
 
-def test_a_fault_that_no_rank_reached_is_broken_whatever_was_said() -> None:
+def test_a_fault_that_no_rank_reached_is_broken_whatever_was_reported() -> None:
     assert judge(CASE, evidence(verdict(divergence()), reached_at=None)).outcome == Outcome.BROKEN
 
 
@@ -117,6 +118,14 @@ def test_what_was_found_wrong_or_not_at_all_is_not_right() -> None:
     assert {outcome for outcome in Outcome if not outcome.is_right} == wrong
 
 
+def test_without_a_majority_every_rank_of_the_difference_may_be_odd() -> None:
+    even = first_finding(verdict(divergence()))
+    groups = (RankGroup(ranks=(0, 2)), RankGroup(ranks=(1,)))
+    odd = first_finding(verdict(divergence(groups=groups)))
+    assert even is not None and (even.ranks, even.without_majority) == ((1,), (0, 1))
+    assert odd is not None and (odd.ranks, odd.without_majority) == ((1,), ())
+
+
 def test_an_environment_that_differs_is_named_after_the_program() -> None:
     environment = divergence(layer=Layer.ENVIRONMENT, cause=Cause.ENVIRONMENT, title="environment differs")
     found = first_finding(verdict(environment, divergence()))
@@ -125,7 +134,7 @@ def test_an_environment_that_differs_is_named_after_the_program() -> None:
     assert alone is not None and alone.cause == Cause.ENVIRONMENT
 
 
-def test_a_check_with_a_cause_speaks_where_no_program_differs() -> None:
+def test_a_check_with_a_cause_is_the_finding_where_no_program_differs() -> None:
     shared: dict[str, Any] = {"mode": "", "status": Status.FAIL, "expected": "", "observed": "gone"}
     checks = (
         Check(name="together", **shared),
@@ -150,5 +159,6 @@ def test_overlapping_compiles_count_once() -> None:
 
 
 def test_a_compile_that_never_ended_lasts_until_the_verdict() -> None:
-    timeline = [(1.0, "compile starts 0/0"), (2.0, "compile ends 0/0"), (3.0, "compile starts 0/1"), (4.0, "alarm")]
+    starts, ends = TimelineEvent.COMPILE_STARTS, TimelineEvent.COMPILE_ENDS
+    timeline = [(1.0, starts, "0/0"), (2.0, ends, "0/0"), (3.0, starts, "0/1"), (4.0, TimelineEvent.ALARM, "")]
     assert compile_intervals(timeline, end=5.0) == ((1.0, 2.0), (3.0, 5.0))

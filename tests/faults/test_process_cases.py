@@ -25,7 +25,7 @@ def test_a_killed_rank_is_named(tmp_path: Path, forked_ranks: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_norm_weight_with_another_bit_is_named(tmp_path: Path, forked_ranks: None) -> None:
+def test_a_norm_weight_with_a_different_bit_is_named(tmp_path: Path, forked_ranks: None) -> None:
     result = run_case(CASES["flipped_bit"], tmp_path)
     assert result.outcome == Outcome.NAMED, result
     assert result.found is not None and "weight norm" in result.found.text

@@ -12,7 +12,7 @@ _write_config = RunDir.write_config
 
 
 def _late(*given: Any) -> None:
-    """Rank 0 alone writes it, when the group is there and the session is not."""
+    """Delay rank 0 after it has joined the group and before its session starts."""
     time.sleep(3.0)
     _write_config(*given)
 

@@ -164,7 +164,7 @@ def pair(ctx: TargetContext) -> tuple[Any, Any]:
 
 
 def reading_rank(ctx: TargetContext) -> tpcompile.Target:
-    """A constant of the rank that is intended, and said so."""
+    """A constant that depends on the rank, declared as intended."""
     model = _functional(ctx, fault="constant")
     allowed = [("graph", "mul(%0, ", "each rank scales its own input, on purpose")]
     return tpcompile.Target(program=model, inputs=_inputs(4), allowed=allowed)

@@ -28,7 +28,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What torchrun would tell rank 0 of 2, and its store; every refusal comes before the wait for rank 1."""
+    """The environment of rank 0 of 2 under torchrun, and its store; every refusal comes before the wait for rank 1."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     places = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     for name, value in {**places, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}.items():

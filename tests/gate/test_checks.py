@@ -136,7 +136,7 @@ def test_a_break_event_alone_shows_a_break_with_its_line() -> None:
     assert str(check.line) == "/app/model.py:4 in forward" and any("print" in d for d in check.details)
 
 
-def test_a_break_in_another_mode_is_not_blamed_on_this_one() -> None:
+def test_a_break_in_a_different_mode_is_not_blamed_on_this_one() -> None:
     compiles = [compiled(phase="A/first", breaks=(broken(),)), compiled()]
     assert judge("C", healthy(0, compiles=compiles))[CheckId.UNBROKEN.heading].status == Status.PASS
 
@@ -196,20 +196,20 @@ def test_a_layer_that_differs_fails_its_check_with_rank_and_line(layer: str, cha
     assert (check.status, check.ranks, str(check.line)) == (Status.FAIL, (3,), "/app/model.py:12 in forward")
 
 
-def test_another_environment_fails_its_check() -> None:
+def test_a_different_environment_fails_its_check() -> None:
     assert failed("C", healthy(0), healthy(1, environment=(("torch", "2.11"),))) == {
         f"environment {checks.AGREE}": (1,)
     }
 
 
-def test_a_divergence_of_another_mode_leaves_this_one_green() -> None:
+def test_a_divergence_of_a_different_mode_leaves_this_one_green() -> None:
     other = [compiled(call("mul", "%0", "9"), phase="B/first"), compiled()]
     ranks = healthy(0, compiles=[compiled(phase="B/first"), compiled()]), healthy(1, compiles=other)
     assert f"graph {checks.AGREE}" in failed("B", *ranks)
     assert failed("C", *ranks) == {}
 
 
-def test_a_layer_nobody_observed_is_skipped_and_not_called_equal() -> None:
+def test_a_layer_that_no_rank_observed_is_skipped_and_not_called_equal() -> None:
     check = judge("C", healthy(0, compiles=[compiled()]), healthy(1, compiles=[compiled()]))[f"kernels {checks.AGREE}"]
     assert check.status == Status.SKIPPED
 

@@ -62,7 +62,7 @@ def test_equal_collectives_go_on(tmp_path: Path) -> None:
     assert checks_of(tmp_path, [a_compile("sum", "sum")] * 3) == [None] * 3
 
 
-def test_differing_reduce_op_blames_the_minority_whichever_rank_says_so(tmp_path: Path) -> None:
+def test_differing_reduce_op_blames_the_minority_whichever_rank_judges(tmp_path: Path) -> None:
     found = checks_of(tmp_path, [a_compile("sum", "sum"), a_compile("sum", "max"), a_compile("sum", "sum")])
     assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED.heading, (1,), 1)}
     assert all(c and c.observed.startswith("#1 is all_reduce(reduce_op=max") for c in found)
@@ -75,7 +75,9 @@ def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("counts", "who"), [((1, 2, 1), "rank 1"), ((2, 1, 2), "ranks 0,2")])
-def test_collective_too_many_or_too_few_names_who_issues_it(tmp_path: Path, counts: tuple[int, ...], who: str) -> None:
+def test_collective_too_many_or_too_few_names_the_rank_that_issues_it(
+    tmp_path: Path, counts: tuple[int, ...], who: str
+) -> None:
     found = checks_of(tmp_path, [a_compile(*["sum"] * count) for count in counts])
     assert all(c and c.ranks == (1,) and c.observed.startswith(f"#1 is on {who} only") for c in found)
 
@@ -101,7 +103,7 @@ def test_collectives_in_a_different_order_are_named_in_pairs(tmp_path: Path) -> 
     assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
 
 
-def test_compile_without_collectives_does_not_wait_for_anybody(tmp_path: Path) -> None:
+def test_compile_without_collectives_waits_for_no_rank(tmp_path: Path) -> None:
     store = stores(2)[0]
     an_agreement(store, tmp_path).on_compile(a_compile())
     assert not any(key.startswith("compile/") for key in store.written)

@@ -1,4 +1,4 @@
-"""Targets that are none, or that end their process, close what the gate uses, or write what nobody can read."""
+"""Targets that are invalid, end their process, close what the gate uses, or write files that cannot be read."""
 
 from __future__ import annotations
 

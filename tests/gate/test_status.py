@@ -1,4 +1,4 @@
-"""What a rank knows of the processes of the others."""
+"""What a rank knows about the processes of the other ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gone() -> int:
     return process.pid
 
 
-def test_a_process_that_died_before_it_said_how_it_ends_is_known(
+def test_a_process_that_died_before_it_published_its_end_is_known(
     gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boards = [StatusBoard(RunDir.create(tmp_path), store) for store in stores(3)]
@@ -52,7 +52,7 @@ def test_of_a_process_on_a_different_host_nothing_is_known(
     assert boards[0].died() == {}
 
 
-def test_a_store_that_is_gone_keeps_no_status_from_the_run_directory(
+def test_without_a_store_the_status_is_still_written_to_the_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (store,) = stores(1)
@@ -77,7 +77,7 @@ def test_the_phases_of_the_bar_are_those_of_a_run(flags: list[str], modes: Seque
     assert tuple(entered) == phases_of(modes), ended.stderr[-1500:]
 
 
-def test_a_run_directory_that_is_gone_keeps_no_status_from_the_store(tmp_path: Path) -> None:
+def test_without_a_run_directory_the_status_is_still_published_in_the_store(tmp_path: Path) -> None:
     boards = [StatusBoard(RunDir(tmp_path / "file" / "run"), store) for store in stores(2)]
     (tmp_path / "file").write_text("")
     boards[0].enter("C/first")

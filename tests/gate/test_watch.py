@@ -59,7 +59,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
     return Ending(monkeypatch)
 
 
-def test_alarm_of_another_rank_ends_this_one_with_its_check(ending: Ending) -> None:
+def test_alarm_of_a_different_rank_ends_this_one_with_its_check(ending: Ending) -> None:
     mine, theirs = stores(2)
     with Watch(mine, ending.last_words, mode="C"):
         theirs.put(ALARM, TROUBLE.model_dump(mode="json"))

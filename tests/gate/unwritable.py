@@ -1,4 +1,4 @@
-"""A torchrun target: the gate, whose run directory cannot be written from a given moment on.
+"""A torchrun target: the gate, whose run directory cannot be written from a given phase on.
 
 torchrun ... tests/gate/unwritable.py HOW MOMENT FLAGS
 

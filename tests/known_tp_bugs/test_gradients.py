@@ -211,7 +211,7 @@ def _summed_norm(module: nn.Module, comm: Collectives) -> float:
 ON_RANKS = {2: (mlps, norm_gradients, replicated_parameters, backward_hook, gradient_norms)}
 
 
-def test_bug_01_in_place_all_reduce_gets_another_gradient_under_compile_than_in_eager(two_ranks: Found) -> None:
+def test_bug_01_in_place_all_reduce_gets_a_different_gradient_under_compile_than_in_eager(two_ranks: Found) -> None:
     mistake = [r["InPlaceMLP"] for r in two_ranks["mlps"]]
     assert set(wrong([r["eager"] for r in mistake])) == {"grad input"}, "the weights are right in eager"
     doubled = wrong([r["compiled"] for r in mistake])

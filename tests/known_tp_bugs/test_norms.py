@@ -209,7 +209,7 @@ def test_bug_06_dividing_by_the_kv_width_counts_replicated_heads_twice(four_rank
     assert off["forward"] > 0.01
 
 
-def test_bug_06_a_k_norm_weight_indexed_by_rank_is_another_heads(four_ranks: Found) -> None:
+def test_bug_06_a_k_norm_weight_indexed_by_rank_is_that_of_a_different_head(four_ranks: Found) -> None:
     ranks = four_ranks["replicated_kv_heads"]
     assert wrong([r["weight by rank"] for r in ranks])["forward"] > 0.01
 

@@ -187,7 +187,7 @@ def test_activation_checkpointing_recomputes_the_same_mask() -> None:
     assert torch.equal(plain, recomputed)
 
 
-def test_checkpointed_torch_dropout_without_its_random_state_recomputes_another_mask() -> None:
+def test_checkpointed_torch_dropout_without_its_random_state_recomputes_a_different_mask() -> None:
     plain, recomputed = _gradients_recomputed(lambda x: F.dropout(x.square(), P).sin())
     assert not torch.equal(plain, recomputed)
 
@@ -207,7 +207,7 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("seed", [torch.tensor(1), torch.tensor([1, 2]), torch.tensor([1.0])])
-def test_seed_of_another_shape_or_dtype_is_refused(seed: Tensor) -> None:
+def test_seed_of_a_different_shape_or_dtype_is_refused(seed: Tensor) -> None:
     with pytest.raises(ConfigError, match=r"pass an int64 tensor of shape \(1,\)"):
         Dropout(P, site=0, comm=ALONE)(torch.ones(4), seed)
 

@@ -38,7 +38,7 @@ class WrongGradient(Collectives):
 
 
 class Unmasked(ParallelEmbedding):
-    """Adds some row of its own for every id that another rank owns."""
+    """Adds a row of its own shard for every id that a different rank owns."""
 
     def _own_rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids % self.num_local, self.weight)

@@ -226,7 +226,7 @@ def test_shard_local_norm_hides_on_iid_data_and_shows_on_head_skewed_data(ranks:
         assert r["widths"]["ShardLocal", True] > 0.1
 
 
-def test_in_place_reduce_has_another_gradient_under_compile_than_in_eager(ranks: list[dict[str, Any]]) -> None:
+def test_in_place_reduce_has_a_different_gradient_under_compile_than_in_eager(ranks: list[dict[str, Any]]) -> None:
     for r in ranks:
         eager, compiled = r["in place"][None], r["in place"]["aot_eager"]
         assert max(eager["output"], compiled["output"], eager["weights"]) < 1e-12

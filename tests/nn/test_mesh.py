@@ -78,7 +78,7 @@ def _errors(stack: nn.Module, plain: nn.Module, expected: dict[str, Tensor]) -> 
 
 
 def _graphs(mesh: DeviceMesh) -> list[tuple[str, str]]:
-    """Graphs of a compiled step over the mesh's TP group, which has another name on every data-parallel rank."""
+    """Graphs of a compiled step over the mesh's TP group, which has a different name on every data-parallel rank."""
     config, capture = config_of("wan", "full", num_layers=1), GraphCapture()
     torch._dynamo.reset()
     full = draw_stack_weights(config, seed=0, dtype=torch.float64, device="cpu")

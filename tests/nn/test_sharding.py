@@ -87,7 +87,7 @@ def test_units_that_do_not_come_out_even_are_refused_unless_padded() -> None:
 
 
 class _Named(nn.Module):
-    """A module whose rank writes its number everywhere: what is gathered shows who was asked."""
+    """A module filled with its rank's number: what is gathered shows from which rank it came."""
 
     def __init__(self, spec: ShardSpec, rows: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_a_full_state_dict_comes_back_bit_for_bit(ranks: list[dict[str, Any]], f
     assert all(r[form] for r in ranks)
 
 
-def test_the_first_replica_speaks_for_all_of_them(ranks: list[dict[str, Any]]) -> None:
+def test_the_first_replica_is_used_for_all_of_them(ranks: list[dict[str, Any]]) -> None:
     assert all(r["owners"] == [0.0, 2.0] and r["grad"] == [1.0, 1.0] for r in ranks)
 
 

@@ -159,7 +159,7 @@ def test_program_in_which_nothing_was_compiled_is_red(ranks: list[dict[str, Nume
 
 
 def test_module_in_which_wrong_numbers_begin_is_named(ranks: list[dict[str, NumericsReport]]) -> None:
-    assert ranks[0]["not reduced"].text().endswith("\n  wrong numbers begin in down")
+    assert ranks[0]["not reduced"].text().endswith("\n  first wrong module: down")
 
 
 def test_wrong_rank_is_named(ranks: list[dict[str, NumericsReport]]) -> None:

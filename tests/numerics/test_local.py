@@ -244,7 +244,7 @@ def test_report_is_stable_json_and_survives_it() -> None:
         assert NumericsReport.model_validate(data).to_json() == one.to_json()
 
 
-def test_missing_gradient_is_said_to_be_missing() -> None:
+def test_missing_gradient_is_reported() -> None:
     error = TensorError(name="grad x", error=1.0, single=0.0, ratio=float("inf"))
     assert "missing" in error.text(2.5) and not error.is_right(2.5)
 

@@ -30,7 +30,7 @@ def test_sample_is_green_and_written_down(tmp_path: Path) -> None:
     assert {"command", "machine", "versions", "seed", "seconds"} <= found.keys()
 
 
-def test_fault_turns_it_red_on_two_ranks_and_time_left_out_is_said(tmp_path: Path) -> None:
+def test_fault_turns_it_red_on_two_ranks_and_cells_left_out_for_time_are_reported(tmp_path: Path) -> None:
     options = ("--forms", "wan", "--programs", "eager", "--fault", "partial_gradient")
     code, found = run(tmp_path / "red.json", *options)
     assert code != 0

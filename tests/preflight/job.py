@@ -64,7 +64,7 @@ class Ranks:
             return self.check(Block(), sharded=["up"], resolved={"attention": "flash"})
 
     def version(self) -> str:
-        """Another torch on rank 1."""
+        """A different version of torch on rank 1."""
         with self.odd(mock.patch.object(torch, "__version__", "9.9")):
             return self.check()
 
@@ -85,14 +85,14 @@ class Ranks:
             return self.check()
 
     def precision(self) -> str:
-        """Another matmul precision."""
+        """A different matmul precision on rank 1."""
         with restored_precision():
             if self.is_odd:
                 torch.set_float32_matmul_precision("high")
             return self.check()
 
     def attention(self) -> str:
-        """SDPA takes another backend for the same tensors."""
+        """SDPA uses a different backend for the same tensors."""
         with self.odd(sdpa_kernel(SDPBackend.MATH)):
             return self.check()
 
@@ -190,7 +190,7 @@ class Ranks:
         return self.check(linear)
 
     def own_module_other_size(self) -> str:
-        """Another out_features on rank 1."""
+        """A different out_features on rank 1."""
         return self.own_module(rows=16 if self.is_odd else 8)
 
     # Scenarios: over time.

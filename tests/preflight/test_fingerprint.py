@@ -12,7 +12,7 @@ from torch import Tensor
 from tpcompile.errors import ConfigError
 from tpcompile.preflight import fingerprint as module
 from tpcompile.preflight.fingerprint import fingerprint, mix128, raw_bytes
-from tpcompile.preflight.locate import answer_elements, locate
+from tpcompile.preflight.locate import answer_elements, locate, located
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.int8, torch.int64,
           torch.bool, torch.float8_e4m3fn]  # fmt: skip
@@ -163,3 +163,25 @@ def test_functions_and_device_indices_in_the_context_of_a_wrapper_do_not_count()
     assert fingerprint(Wrapped(weight, contexts[0])) == fingerprint(Wrapped(weight, contexts[1]))
     assert fingerprint(Wrapped(weight, "int4")) != fingerprint(Wrapped(weight, "int8"))
     assert fingerprint(Wrapped(weight, "int4")) != fingerprint(Wrapped(weight + 1, "int4"))
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (torch.tensor([0.0, 2.0, 0.0]), "first difference at [1]: 0.0 on rank 0, 2.0 on rank 1"),
+        (torch.zeros(4), ""),
+        (torch.zeros(3, dtype=torch.float64), ""),
+        (torch.zeros(3, device="meta"), ""),
+    ],
+    ids=["value", "shape", "dtype", "no data"],
+)
+def test_the_first_difference_is_looked_for_in_tensors_of_one_dtype_and_shape(other: Tensor, found: str) -> None:
+    tensors = (torch.zeros(3), other)
+    row = [((rank,), fingerprint(tensor)) for rank, tensor in enumerate(tensors)]
+    assert located(lambda rank, question: answer_elements(tensors[rank], question), row, "x") == found
+
+
+def test_a_tensor_that_a_rank_does_not_have_is_not_looked_for() -> None:
+    assert (
+        located(lambda rank, question: pytest.fail("asked"), [((0,), "float32[3] sha256:0"), ((1,), None)], "x") == ""
+    )

@@ -63,7 +63,7 @@ def _on_rank() -> dict[str, str]:
 
 @cache
 def results() -> list[dict[str, str]]:
-    """What all ranks said."""
+    """The verdicts of all ranks."""
     return run_on_ranks(_on_rank, world_size=WORLD, timeout_s=150)
 
 
@@ -93,7 +93,7 @@ def test_the_odd_rank_is_blamed_when_there_is_a_majority() -> None:
     assert [c.ranks for c in found.checks if c.status == Status.FAIL] == [(3,)]
 
 
-def test_a_rank_with_another_mesh_is_named_although_it_claims_another_group() -> None:
+def test_a_rank_with_a_different_mesh_is_named_although_it_claims_a_different_group() -> None:
     (title,) = [d.title for d in verdict("another mesh").divergences if "mesh ranks" in d.title]
     assert title == "topology mesh ranks: '[[0, 2], [1, 3]]' on rank 2, '[[0, 1], [2, 3]]' on ranks 0-1,3"
 

@@ -18,7 +18,7 @@ from tpcompile.report.terminal import render
 
 @cache
 def results() -> list[dict[str, Any]]:
-    """What both ranks said in all scenarios."""
+    """The verdicts of both ranks in all scenarios."""
     return run_on_ranks(job.run, timeout_s=150)
 
 
@@ -118,14 +118,14 @@ def test_shards_that_make_up_the_full_tensor_are_green(scenario: str) -> None:
     assert not check(found, "shards consistent on all ranks").observed.endswith(": 0")
 
 
-def test_weights_that_nobody_declared_are_listed_and_not_judged() -> None:
+def test_weights_without_a_declaration_are_listed_and_not_judged() -> None:
     found = verdict("nobody_said")
     listed = check(found, "undeclared weights")
     assert (found.status, listed.status, listed.observed) == (Status.PASS, Status.INFO, "1 of 3 differ between ranks")
     assert listed.details[0] == "weight up: 0 | 1" and "sharded=" in listed.details[1]
 
 
-def test_frozen_weights_that_nobody_touched_pass_the_recheck() -> None:
+def test_unchanged_frozen_weights_pass_the_recheck() -> None:
     assert verdict("recheck", "first").status == verdict("recheck", "untouched").status == Status.PASS
 
 

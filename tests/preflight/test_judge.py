@@ -1,4 +1,4 @@
-"""The judge alone: what it asks of whom, and what of the answers is named."""
+"""The judge alone: what it asks which ranks, and which of the answers it reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Facts = Mapping[str, str]
 def judged(
     *ranks: tuple[str, Facts], dead: frozenset[int] = frozenset(), allowed: Allowed = ()
 ) -> tuple[Verdict, list[int]]:
-    """Verdict over ranks of (domain, environment facts), and whom the judge asked."""
+    """Verdict over ranks of (domain, environment facts), and the ranks that the judge asked."""
     facts = [RankFacts(groups={ENV: dict(values)}) for _, values in ranks]
     asked: list[int] = []
 
@@ -45,7 +45,7 @@ def test_many_declared_differences_do_not_hide_one_that_is_not(hidden: bool) -> 
     assert len(red) == hidden and all(title.startswith("env Z") for title in red)
 
 
-def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_another_says_the_same() -> None:
+def test_a_rank_that_died_after_its_hash_came_is_not_needed_where_a_different_rank_has_the_same_hash() -> None:
     ranks = [
         ("tp 0-1", {"env A": "1"}),
         ("tp 0-1", {"env A": "1"}),

@@ -80,7 +80,7 @@ def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path)
     assert verdicts[0] == verdicts[1]
     assert [c.rank for c in clients if "verdict" in c.written] == [1]
     assert [c.ranks for c in verdicts[0].checks if c.id == CheckId.REPORTED] == [(0,)]
-    assert "never, it did not reach the store" in verdicts[0].summary
+    assert "never: it did not reach the store" in verdicts[0].summary
 
 
 def test_rank_that_sees_rank_0_an_instant_too_late_does_not_judge_as_well(

@@ -35,7 +35,7 @@ def test_a_process_of_this_host_is_alive_then_stopped_then_dead(sleeper: subproc
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/ns/pid"), reason="needs procfs")
-def test_a_container_of_the_same_name_is_another_host(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_container_of_the_same_name_is_a_different_host(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     sleeper.wait()
     elsewhere = this_host().rpartition(" ")[0] + " 1"  # another pid namespace of this machine

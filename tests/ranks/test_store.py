@@ -1,4 +1,4 @@
-"""JSON through the c10d store: who is missing is named, the first wins, nothing waits for ever."""
+"""JSON through the c10d store: missing ranks are named, the first wins, no wait is endless."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_peek_does_not_wait(ranks: list[RankStore]) -> None:
     assert ranks[0].peek("nothing") is None
 
 
-def test_the_first_verdict_wins_and_everybody_gets_it(ranks: list[RankStore]) -> None:
+def test_the_first_verdict_wins_and_every_rank_gets_it(ranks: list[RankStore]) -> None:
     assert [ranks[r].put_first("verdict", {"by": r}) for r in (1, 0, 2)] == [{"by": 1}] * 3
     assert ranks[2].peek("verdict") == {"by": 1}
 
@@ -132,7 +132,7 @@ def test_gather_waits_for_the_rank_that_is_not_gone(three: list[RankStore]) -> N
     timer.join()
 
 
-def test_wait_for_ranks_names_who_did_not_arrive(three: list[RankStore]) -> None:
+def test_wait_for_ranks_names_the_ranks_that_did_not_arrive(three: list[RankStore]) -> None:
     three[2].put("phase/2", True)
     assert three[0].wait_for_ranks("phase", timeout_s=0.1) == (1,)
     assert three[1].wait_for_ranks("phase", timeout_s=0.1) == ()
@@ -151,7 +151,7 @@ def test_only_json_travels(three: list[RankStore], value: object) -> None:
     assert three[0].peek("key") is None
 
 
-def test_connecting_where_nobody_listens_raises_within_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_without_a_server_raises_within_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(RuntimeError):

@@ -36,6 +36,6 @@ def test_views_at_other_offsets_are_equal(backend: str) -> None:
     assert [one.title for one in found if one.cause != Cause.CACHE_SPLIT] == []  # what is equal comes from the cache
 
 
-def test_another_program_behind_another_offset_is_seen() -> None:
+def test_a_different_program_behind_a_different_offset_is_seen() -> None:
     found = divergences(record(0, "aot_eager"), record(1, "aot_eager", doubled=True))
     assert any(divergence.is_red for divergence in found)

@@ -173,7 +173,7 @@ def test_a_hook_that_was_there_before_goes_on_working_and_comes_back() -> None:
         eval_frame.set_guard_complete_hook(None)
 
 
-def test_nobody_counts_when_told_not_to() -> None:
+def test_counting_can_be_switched_off() -> None:
     with CaptureSession(count_regions=False) as session, session.phase(STEP):
         torch.compile(Block(debug=False), backend="eager")(torch.ones(2, 4))
     digest = digest_rank(session.record(rank=0, world_size=1))

@@ -151,13 +151,13 @@ def test_a_rank_constant_is_found_in_the_guard_if_there_is_one_and_else_in_the_g
     assert lines(found) == {code}
 
 
-def test_another_reduce_op_is_a_hang(controls: list[dict[str, RankRecord]]) -> None:
+def test_a_different_reduce_op_is_a_hang(controls: list[dict[str, RankRecord]]) -> None:
     found = between(controls, "reduce_op")
     assert found.cls == DivergenceClass.COLLECTIVES
     assert found.title == "forward all_reduce: reduce_op sum / max"
 
 
-def test_another_stride_is_found_at_the_inputs(controls: list[dict[str, RankRecord]]) -> None:
+def test_a_different_stride_is_found_at_the_inputs(controls: list[dict[str, RankRecord]]) -> None:
     found = between(controls, "stride")
     assert (found.layer, found.title) == (Layer.INPUTS, "x: stride [8, 1] / [1, 4]")
 
@@ -336,7 +336,7 @@ def test_the_environment_names_what_decides_about_code(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    """Rank 0 of two, nobody at the other end."""
+    """Rank 0 of two; no process runs rank 1."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

@@ -21,7 +21,7 @@ LINE = UserLine(file="/repo/models/block.py", line=12, function="forward", code=
 
 
 def check(name: str = "graphs", status: Status = Status.PASS, mode: str = "C", **fields: object) -> Check:
-    """A check with plain texts unless told."""
+    """A check with default texts."""
     values = {"expected": "1 on every rank", "observed": "1 on ranks 0-7"} | fields
     return Check(name=name, mode=mode, status=status, **values)  # type: ignore[arg-type]  # pydantic checks them
 

@@ -60,7 +60,7 @@ def test_a_huge_item_is_cut_with_a_note() -> None:
     assert text.endswith("(and 3000 more characters, see record.json)")
 
 
-def test_cause_step_and_guard_of_both_sides_are_told_in_one_place() -> None:
+def test_cause_step_and_guard_of_both_sides_are_in_one_place() -> None:
     found = samples.divergence(cause=Cause.STRIDE, step=4, guard="stride of 'x' is 1", held="stride of 'x' is 8")
     assert wording.cause_lines(found) == [
         "cause: input stride differs", "step 4", "guard on rank 7: stride of 'x' is 1",
@@ -68,7 +68,7 @@ def test_cause_step_and_guard_of_both_sides_are_told_in_one_place() -> None:
     ]  # fmt: skip
 
 
-def test_one_guard_that_failed_on_one_side_is_said_once() -> None:
+def test_one_guard_that_failed_on_one_side_is_printed_once() -> None:
     found = samples.divergence(cause=Cause.PYTHON_VALUE, guard="not trace", held="not trace")
     assert wording.cause_lines(found)[1:] == ["guard that failed on rank 7 and holds on ranks 0-6: not trace"]
 
@@ -79,7 +79,7 @@ def test_a_side_without_an_item_is_blamed_by_the_line_of_its_frame() -> None:
     assert samples.divergence(groups=groups).line == frame
 
 
-def test_every_report_tells_the_cause() -> None:
+def test_every_report_has_the_cause() -> None:
     found = samples.failing().model_copy(update={"divergences": (samples.divergence(cause=Cause.STRIDE),)})
     console = Console(file=io.StringIO(), width=80)
     terminal.render(found, console)

@@ -84,7 +84,7 @@ class Agreeing(Ranks):
         return self.summary(sentinel)
 
     def uneven_and_slow(self) -> dict[str, Any]:
-        """The expert of rank 1 recompiles alone, as declared, for longer than a certain divergence is kept quiet."""
+        """The expert of rank 1 recompiles alone, as declared, for longer than a suspected divergence is withheld."""
         torch.compiler.reset()
         sizes = ((3, 3), (3, 4))[self.rank]
 
@@ -135,7 +135,7 @@ class Agreeing(Ranks):
         return self.summary(sentinel) | {"waited": waited}
 
     def functions_come_and_go(self) -> dict[str, Any]:
-        """Compiled functions that are gone are forgotten: a new one may get the id of an old one."""
+        """Compiled functions that no longer exist are forgotten: a new one may get the id of an old one."""
         torch.compiler.reset()
         known = []
         with self.sentinel() as sentinel:
@@ -194,7 +194,7 @@ class Agreeing(Ranks):
         return self._failed_quietly(on=(0, 1))
 
     def closed(self) -> dict[str, Any]:
-        """Nothing is left of a closed sentinel, and another one can follow."""
+        """Nothing is left of a closed sentinel, and a second one can follow."""
         step = self.compiled()
         step(torch.ones(3))
         threads, sockets = threading.active_count(), _sockets()

@@ -56,7 +56,7 @@ class Ranks:
         }
 
     def _settle(self, sentinel: Sentinel, *, differs: bool) -> None:
-        """Ranks that did not wait for each other have said what they had to say."""
+        """Wait until ranks that did not wait for each other have published everything."""
         if differs:
             sentinel.wait_for_finding(0)
         else:  # the ranks wait here, and an alarm would come before they are told to go on

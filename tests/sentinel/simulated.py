@@ -47,7 +47,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class Die:
-    """The process is gone."""
+    """The process ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Rank:
         self.question = (number, expected, self.job.now_s + _ANSWER_S)
 
     def _compare(self) -> None:
-        """Tell the others, and read what the next rank has told."""
+        """Publish what ran, and read what the next rank has published."""
         counted, theirs = self.store.counted, (self.rank + 1) % self.job.num_ranks
         counted[self.rank] = self.progress.counted()
         known = {rank: counted[rank] for rank in (self.rank, theirs) if rank in counted}
@@ -358,7 +358,7 @@ class Job:
             else:
                 self.now_s = self._next_s()
             assert self.now_s < _LIMIT_S, "no rank has ended and no verdict was found"
-        raise AssertionError("the ranks talk for ever")
+        raise AssertionError("the ranks never stop sending")
 
     def _next_s(self) -> float:
         timer_s = min(rank.wakes_at_s() for rank in self.ranks)

@@ -20,7 +20,7 @@ def asking() -> Asking:
     return one
 
 
-def test_a_rank_that_waits_says_for_whom() -> None:
+def test_a_rank_that_waits_names_the_rank_it_waits_for() -> None:
     states = {0: state(0, blocked=True), 1: state(1, activity=COMPILING, compile_id="0/0")}
     news = asking().news(states, 12.0)
     assert news.startswith("rank 0 has waited 12 of 3600 s: rank 1 has been compiling 0/0")
@@ -31,7 +31,7 @@ def test_a_rank_that_compiles_itself_does_not_say_that_it_waits() -> None:
     assert asking().news(states, 12.0) == ""
 
 
-def test_a_short_wait_is_no_news_and_a_long_one_is_not_told_all_the_time() -> None:
+def test_a_short_wait_is_not_logged_and_a_long_one_at_growing_intervals() -> None:
     states = {0: state(0, blocked=True), 1: state(1, activity=COMPILING, compile_id="0/0")}
     one = asking()
     assert [bool(one.news(states, now_s)) for now_s in (5.0, 12.0, 13.0, 30.0)] == [False, True, False, True]

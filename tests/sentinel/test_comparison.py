@@ -1,4 +1,4 @@
-"""What a rank tells of its calls while it runs, and when it leaves."""
+"""What a rank publishes about its calls while it runs, and when it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpcompile.sentinel.progress import Progress
 
 
 class Log:
-    """Keeps what one of four ranks says, and whom it asks."""
+    """Keeps what one of four ranks publishes, and which ranks it asks."""
 
     rank, members = 1, (0, 1, 2, 3)
 

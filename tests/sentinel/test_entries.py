@@ -1,4 +1,4 @@
-"""A compiled callable tells that a call begins: counted like the stack would have it, also after Dynamo skips code."""
+"""A compiled callable reports that a call begins: counted as from the stack, also after Dynamo skips code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpcompile.torch_api import watching
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 IGNORED: dict[str, Any] = {
     "on": lambda event: None,
-    "note": lambda what: None,
+    "note": lambda event, compile_id: None,
     "say_raising": lambda: None,
     "on_compile": lambda record: None,
 }

@@ -40,7 +40,7 @@ def reduce_twice() -> list[dict[str, Any]]:
     return [i.model_dump() | {"known": i.group in names} for i in flight.recorded()]
 
 
-def test_the_flight_recorder_tells_group_number_op_sizes_and_the_users_line() -> None:
+def test_the_flight_recorder_has_group_number_op_sizes_and_the_users_line() -> None:
     for issued in run_on_ranks(reduce_twice):
         first, second = issued
         assert (first["seq"], first["op"], first["sizes"], first["is_done"]) == (1, "all_reduce", "2x3", True)
@@ -144,13 +144,13 @@ def exchanges() -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("what", "says"), [("recv", ("recv", 2)), ("recv of the pair", ("recv", 2)), ("send", ("send", 2))]
 )
-def test_a_thread_in_a_send_or_receive_tells_the_global_rank_of_its_peer(
+def test_a_thread_in_a_send_or_receive_shows_the_global_rank_of_its_peer(
     exchanges: list[dict[str, Any]], what: str, says: tuple[str, int]
 ) -> None:
     assert exchanges[1][what] == says
 
 
-def test_a_thread_in_a_collective_tells_its_group(exchanges: list[dict[str, Any]]) -> None:
+def test_a_thread_in_a_collective_shows_its_group(exchanges: list[dict[str, Any]]) -> None:
     assert exchanges[1]["all_reduce of the pair"] == exchanges[1]["name"] != ""
     assert exchanges[1]["barrier"].endswith(" default_pg")
 
@@ -186,7 +186,7 @@ def in_place(x: Tensor, group: Any) -> Any:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("call", [by_function, by_op, in_place])
-def test_a_functional_collective_tells_its_group_in_the_frame_that_issues_it(call: Any) -> None:
+def test_a_functional_collective_shows_its_group_in_the_frame_that_issues_it(call: Any) -> None:
     group = dist.new_group([0], group_desc="named")
     told: set[str] = set()
 
@@ -247,7 +247,7 @@ def entry(name: str, **more: Any) -> dict[str, Any]:
         ([entry("nccl:all_reduce", is_p2p=False)], None),
     ],
 )
-def test_the_recorder_tells_the_send_or_receive_in_flight_with_the_global_rank(
+def test_the_recorder_has_the_send_or_receive_in_flight_with_the_global_rank(
     entries: list[dict[str, Any]], says: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = {"3 mesh_pp": (4, 6)}  # a group that is not ours has no ranks, and its number stays

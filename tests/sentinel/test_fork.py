@@ -71,7 +71,7 @@ def test_a_forked_worker_is_no_rank() -> None:
         assert (rank["forked"]["causes"], rank["forked"]["active"]) == ([], True)
 
 
-def test_a_terminated_rank_ends_although_the_store_is_gone() -> None:
+def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:
     codes: list[int] = []
 
     def gone() -> None:

@@ -49,7 +49,7 @@ def test_the_rank_that_used_the_other_group_before_is_named() -> None:
 
 
 def test_a_rank_that_sets_up_its_other_group_waits_there_too() -> None:
-    """A first collective of NCCL connects the ranks before the flight recorder hears of it."""
+    """A first collective of NCCL connects the ranks before the flight recorder records it."""
     place = (line(10),)
     states = by_rank(
         state(0, calling=ONE, stack=place, groups=(ONE, TWO), members=MEMBERS),
@@ -127,7 +127,7 @@ def test_compiled_code_that_communicates_over_the_other_group_is_named_with_the_
         assert rank["compiled"]["lines"] == ['return funcol.all_reduce(x, "sum", group) * 2']
 
 
-def test_groups_that_are_not_told_apart_would_not_be_named() -> None:
+def test_groups_that_are_not_distinguished_would_not_be_named() -> None:
     for rank in run_on_ranks(run, False, timeout_s=120):
         assert Cause.GROUP.value not in [cause for cause, _, _ in rank["eager"]["checks"]]
         assert rank["compiled"]["causes"] == []

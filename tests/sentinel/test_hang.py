@@ -44,7 +44,7 @@ def stuck(
     before: Mapping[int, RankState] | None = None,
     other_domains: Mapping[int, RankState] | None = None,
 ) -> Finding | None:
-    """Why nothing moves; unless told otherwise no rank has moved since the round before."""
+    """Why no rank progresses; by default no rank has progressed since the previous round."""
     return why_stuck(
         Situation(
             ByRank(now), now if before is None else before, ByRank({one.rank: one for one in lost}), other_domains or {}
@@ -223,7 +223,7 @@ def test_a_compile_that_only_one_rank_calls_is_blamed_on_that_rank() -> None:
     assert (found.cause, found.ranks, found.line) == (Cause.EXTRA_COMPILE, (1,), line(21))
 
 
-def test_a_send_that_nobody_receives_is_blamed_on_the_receiver() -> None:
+def test_a_send_that_no_rank_receives_is_blamed_on_the_receiver() -> None:
     send = PointToPoint(op="send", peer=1, line=line(77))
     states = by_rank(state(0, p2p=send), state(1, issued(3, done=False)))
     found = stuck(states)
@@ -254,7 +254,7 @@ def test_a_rank_that_moves_is_not_stuck_in_what_it_has_queued() -> None:
     assert stuck(by_rank(send, busy), before=by_rank(send, state(1, issued(3, done=False)))) is None
 
 
-def test_mismatches_of_the_past_mean_nothing_while_everybody_moves() -> None:
+def test_mismatches_of_the_past_are_not_reported_while_all_ranks_progress() -> None:
     states = by_rank(state(0, issued(1, at=10), issued(2, at=10)), state(1, issued(1, at=10), issued(2, at=30)))
     assert stuck(states) is None
 
@@ -295,7 +295,7 @@ def whole_and_part(rank: int, at: int) -> RankState:
     ],
     ids=["two ranks", "the odd one of three", "a layer that is called elsewhere"],
 )
-def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_told_from_another_order(
+def test_a_rank_that_compiles_a_part_of_what_others_compile_whole_is_not_a_different_order(
     lines: tuple[int, ...], cause: Cause, ranks: tuple[int, ...]
 ) -> None:
     states = by_rank(*(whole_and_part(rank, at) for rank, at in enumerate(lines)))

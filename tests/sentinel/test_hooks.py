@@ -1,4 +1,4 @@
-"""What torch's hooks tell of a compile, in one process."""
+"""What torch's hooks report about a compile, in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_reason_of_a_recompile_is_one_line() -> None:
             session,
             progress,
             on=on,
-            note=lambda what: None,
+            note=lambda event, compile_id: None,
             say_raising=lambda: None,
             on_compile=lambda compile_: None,
         )

@@ -1,4 +1,4 @@
-"""Communication failed on a rank because another one aborted: the ranks that live are asked before any is blamed."""
+"""Communication failed on a rank because a peer aborted: the ranks that live are asked before any is blamed."""
 
 from __future__ import annotations
 

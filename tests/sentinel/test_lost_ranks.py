@@ -18,7 +18,7 @@ def test_a_dead_rank_is_a_verdict_at_once() -> None:
     assert (found.cause, found.ranks, found.gone) == (Cause.KILLED, (1,), (1,))
 
 
-def test_a_rank_that_aborted_in_another_collective_is_named_with_its_line() -> None:
+def test_a_rank_that_aborted_in_a_different_collective_is_named_with_its_line() -> None:
     states = by_rank(state(0, issued(1, done=False, at=10)))
     found = stuck(states, Lost(1, "died", stack=(line(30),), aborted=True, is_final=True), before={})
     assert found is not None
@@ -77,7 +77,7 @@ def test_a_rank_that_goes_on_with_the_next_step_left_out_what_the_dead_rank_is_i
     assert "; rank 0 left out the collective there, and issued all_reduce #3" in found.observed
 
 
-def test_a_step_that_was_left_out_is_told_from_the_end_of_the_first_step() -> None:
+def test_a_step_that_was_left_out_is_distinguished_from_the_end_of_the_first_step() -> None:
     found = aborted_where_rank_0_had_issued(*STEP, *STEP, 10, 10, 10, 10, 20)
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (0,), line(10))
     assert "#13" in found.observed

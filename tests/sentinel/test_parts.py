@@ -49,7 +49,7 @@ def test_the_side_of_fewer_ranks_is_named_and_both_where_there_is_none() -> None
     ],
     ids=["may compile it later", "an evaluation elsewhere", "compiled both"],
 )
-def test_what_may_be_healthy_is_left_alone(part: dict[str, Counted]) -> None:
+def test_what_may_be_healthy_is_not_reported(part: dict[str, Counted]) -> None:
     assert ranks_named(part, WHOLE) == ()
 
 
@@ -83,7 +83,7 @@ def test_a_rank_that_compiles_block_by_block_is_found_though_nothing_communicate
 
 
 @pytest.mark.parametrize(("regional", "hears"), [((0, 1), True), ((), True), ((1,), False)])
-def test_ranks_that_compile_alike_are_left_alone_and_nobody_else_would_see_it(
+def test_ranks_that_compile_alike_are_not_reported_and_no_other_finder_sees_them(
     regional: tuple[int, ...], hears: bool
 ) -> None:
     for rank in run_on_ranks(run, regional, hears, timeout_s=120):

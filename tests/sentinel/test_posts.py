@@ -1,4 +1,4 @@
-"""What ranks post of a compile, and what a rank says that compiled alone: if it communicates, and at which line."""
+"""What ranks post about a compile, and what a rank that compiled alone publishes: its first collective and line."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_recompile_is_at_the_frame_whose_guards_missed(progress: Progress) -> 
     assert progress.compile_starts("0/1") == Position(region="f", call=2, index=1)
 
 
-def test_a_hit_where_another_rank_compiles_is_a_pass(progress: Progress, passed: list[Announcement]) -> None:
+def test_a_hit_where_a_different_rank_compiles_is_a_pass(progress: Progress, passed: list[Announcement]) -> None:
     progress.enter(progress.region("f"))
     passed.extend(progress.announce(announcement(call=1)))
     assert passed == []
@@ -44,7 +44,7 @@ def test_a_hit_where_another_rank_compiles_is_a_pass(progress: Progress, passed:
     assert passed == [announcement(call=1)]
 
 
-def test_compiling_where_another_rank_compiles_is_no_pass(progress: Progress, passed: list[Announcement]) -> None:
+def test_compiling_where_a_different_rank_compiles_is_no_pass(progress: Progress, passed: list[Announcement]) -> None:
     progress.enter(progress.region("f"))
     passed.extend(progress.announce(announcement(call=1)))
     progress.lookup(False)
@@ -129,7 +129,7 @@ def test_every_event_is_progress(progress: Progress) -> None:
 
 
 @pytest.mark.parametrize("missed", [False, True])
-def test_a_call_that_hits_is_told_in_one_step_as_in_two(missed: bool) -> None:
+def test_a_call_that_hits_is_recorded_in_one_step_as_in_two(missed: bool) -> None:
     seen = []
     for at_once in (False, True):
         passed: list[Announcement] = []

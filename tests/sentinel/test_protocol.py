@@ -156,7 +156,7 @@ def test_a_call_left_out_in_a_long_loop_names_the_rank_while_the_loop_runs(
         assert not any(rank.has_left for rank in job.ranks), f"seed {seed}: {verdict}, at the end only"
 
 
-def test_a_protocol_that_does_not_hear_the_counts_would_not_see_a_skipped_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_protocol_without_the_counts_would_not_see_a_skipped_call(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = long_loop(random.Random(1), ranks=2)
     skips_the_optimizer(programs[1], random.Random(1))
     on = protocol.Protocol.on
@@ -194,7 +194,7 @@ def test_a_job_that_is_started_again_after_a_death_is_left_alone() -> None:
         assert Job(again, seed).run() is None
 
 
-def test_a_protocol_that_does_not_hear_who_went_past_would_not_see_a_one_rank_recompile(
+def test_a_protocol_without_passed_positions_would_not_see_a_one_rank_recompile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on = protocol.Protocol.on

@@ -71,7 +71,7 @@ def test_a_padded_matmul_ends_no_job_although_the_code_made_from_it_differs_too(
     assert not is_grave(found, kernels="warn")
 
 
-def test_a_choice_does_not_speak_for_a_difference_with_the_same_consequences() -> None:
+def test_a_choice_does_not_explain_a_difference_with_the_same_consequences() -> None:
     chosen = difference(Layer.LOWERED, Cause.AUTOTUNE).model_copy(update={"consequences": (Layer.KERNELS,)})
     assert not is_grave(verdict(chosen), kernels="warn")
     assert is_grave(verdict(chosen, difference(Layer.KERNELS, Cause.COMPILER_PASS)), kernels="warn")

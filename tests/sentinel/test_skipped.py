@@ -28,7 +28,7 @@ def without_one(x: Tensor) -> Tensor:
 
 
 def run(name: str, skips: bool, hears: bool) -> dict[str, Any]:
-    """400 steps on each rank; a rank that has found something tells the other in its next collective."""
+    """400 steps on each rank; a rank with a finding tells the other rank in its next collective."""
     ranks = Ranks()
     torch.compiler.reset()
     step = torch.compile(globals()[name], backend="eager", dynamic=False)

@@ -74,7 +74,7 @@ def test_a_stack_that_one_rank_runs_block_by_block_is_found_though_nothing_commu
 
 
 @pytest.mark.parametrize(("poisoned", "hears"), [((0, 1), True), ((1,), False)])
-def test_ranks_that_break_alike_are_left_alone_and_nobody_else_would_see_it(
+def test_ranks_that_break_alike_are_not_reported_and_no_other_finder_sees_them(
     poisoned: tuple[int, ...], hears: bool
 ) -> None:
     for rank in run_on_ranks(run, poisoned, hears, timeout_s=120):

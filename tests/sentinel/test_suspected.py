@@ -48,7 +48,7 @@ def test_the_collective_that_one_rank_added_is_named_with_its_line() -> None:
     assert (found.cause, found.ranks, found.line) == (Cause.STUCK_COLLECTIVE, (1,), line(30))
 
 
-def test_where_nobody_kept_it_the_region_is_named() -> None:
+def test_where_no_rank_kept_it_the_region_is_named() -> None:
     found = found_by(steps(0, first=12), steps(1, barrier_after=8, first=12))
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(10))
 

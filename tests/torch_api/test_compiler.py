@@ -268,7 +268,7 @@ def test_the_traced_code_is_known_when_the_graph_is_logged_and_gone_after() -> N
 
 @pytest.fixture
 def one_of_two() -> Iterator[None]:
-    """Rank 0 of two, nobody at the other end: enough to trace a collective, which a group of one would leave out."""
+    """Rank 0 of two; no process runs rank 1: enough to trace a collective, which a group of one would leave out."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

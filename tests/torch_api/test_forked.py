@@ -1,4 +1,4 @@
-"""What a forked rank sets anew: a trace of its own, and caches on or off."""
+"""What a forked rank sets up again: its own trace, and caches on or off."""
 
 from __future__ import annotations
 

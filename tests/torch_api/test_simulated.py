@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min", "product"])
-def test_listener_hears_the_reduce_op_the_tensor_and_the_group(op: str) -> None:
+def test_listener_gets_the_reduce_op_the_tensor_and_the_group(op: str) -> None:
     heard: list[tuple[str, str, list[int], str]] = []
     with simulated.local_ranks(2) as group:
         x = simulated.spread({0: torch.ones(3), 1: torch.full((3,), 2.0)})
@@ -33,7 +33,7 @@ def test_listener_hears_the_reduce_op_the_tensor_and_the_group(op: str) -> None:
     assert [simulated.of_rank(y, rank).tolist() for rank in (0, 1)] == [[expected] * 3] * 2
 
 
-def test_listener_hears_gathers_scatters_and_the_backward_pass() -> None:
+def test_listener_gets_gathers_scatters_and_the_backward_pass() -> None:
     heard: list[tuple[str, str, list[int], str]] = []
     with simulated.local_ranks(4) as group:
         x = simulated.spread({rank: torch.ones(2, 3) for rank in range(4)}).requires_grad_()
@@ -45,7 +45,7 @@ def test_listener_hears_gathers_scatters_and_the_backward_pass() -> None:
     assert names == [gather, scatter, gather, scatter]
 
 
-def test_listener_hears_functional_collectives_and_passes_eager_code_on_as_it_is() -> None:
+def test_listener_gets_functional_collectives_and_passes_eager_code_on_unchanged() -> None:
     heard: list[tuple[str, str, list[int], str]] = []
     seen: list[str] = []
 

@@ -67,7 +67,7 @@ def compiles() -> Iterator[list[tuple[str, str, Any]]]:
     listener.close()
 
 
-def test_hits_and_misses_are_told_with_the_callable_they_are_for(lookups: Seen) -> None:
+def test_hits_and_misses_are_reported_with_the_callable_they_are_for(lookups: Seen) -> None:
     compiled = torch.compile(broken, backend="eager", dynamic=False)
     compiled(torch.ones(3))
     assert lookups == []  # nothing compiled yet, nothing to look up
@@ -80,7 +80,7 @@ def test_hits_and_misses_are_told_with_the_callable_they_are_for(lookups: Seen) 
 
 
 @pytest.mark.parametrize("way", ["torch.compile", "module.compile"])
-def test_a_module_is_told_as_the_module(lookups: Seen, way: str) -> None:
+def test_a_module_is_reported_as_the_module(lookups: Seen, way: str) -> None:
     module = Sine()
     called: Any = torch.compile(module, backend="eager") if way == "torch.compile" else module
     if way == "module.compile":
@@ -90,7 +90,7 @@ def test_a_module_is_told_as_the_module(lookups: Seen, way: str) -> None:
     assert lookups == [(True, module)]
 
 
-def test_a_module_with_a_hook_that_is_not_compiled_is_told_as_the_module(lookups: Seen) -> None:
+def test_a_module_with_a_hook_that_is_not_compiled_is_reported_as_the_module(lookups: Seen) -> None:
     module = Sine()
     module.register_forward_pre_hook(torch.compiler.disable(lambda module, inputs: None))  # FSDP's are such hooks
     module.compile(backend="eager")
@@ -100,7 +100,7 @@ def test_a_module_with_a_hook_that_is_not_compiled_is_told_as_the_module(lookups
     assert lookups == [(True, module)]
 
 
-def test_a_compile_is_told_with_its_callable_before_and_after(compiles: list[tuple[str, str, Any]]) -> None:
+def test_a_compile_is_reported_with_its_callable_before_and_after(compiles: list[tuple[str, str, Any]]) -> None:
     compiled = torch.compile(Sine(), backend="eager")
     compiled(torch.ones(3))
     assert [(when, kind) for when, kind, _ in compiles] == [("start", "dynamo"), ("end", "dynamo")]
@@ -108,7 +108,7 @@ def test_a_compile_is_told_with_its_callable_before_and_after(compiles: list[tup
 
 
 @pytest.mark.slow
-def test_a_lazy_backward_compile_is_told_as_one(
+def test_a_lazy_backward_compile_is_reported_as_one(
     compiles: list[tuple[str, str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # a cache hit has no lazy backward

@@ -102,7 +102,7 @@ def test_a_dtensor_that_is_returned_says_that_it_is_sharded() -> None:
 
 
 class Undeclared(nn.Module):
-    """A shard of whose layout nothing is said."""
+    """A shard without a declared layout."""
 
     def __init__(self, comm: Collectives) -> None:
         super().__init__()

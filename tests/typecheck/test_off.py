@@ -1,4 +1,4 @@
-"""What the check leaves behind: nothing. Compiled graphs and guards never know of it."""
+"""The check leaves nothing behind: compiled graphs and guards do not depend on it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _dispatched(m: Any, x_BsD: Tensor) -> Tensor:
 
 
 def experts_keep_the_tokens(m: Any, x_BsD: Tensor) -> Tensor:
-    """The all-to-all back was forgotten: each token gets the result of another one."""
+    """The all-to-all back is missing: each token gets the result of a different token."""
     return x_BsD + _by_token(_dispatched(m, x_BsD)).transpose(0, 1)
 
 
@@ -55,7 +55,7 @@ def experts_send_the_tokens_back(m: Any, x_BsD: Tensor) -> Tensor:
 
 
 def _sharded_softmax(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Log of the sum over the whole vocabulary, and the target's logit, zero where another rank has it."""
+    """Log of the sum over the whole vocabulary, and the target's logit, zero where a different rank has it."""
     logits = F.linear(m.comm.copy_to_tp(x), m.up)
     top = collectives.all_reduce(logits.detach().amax(-1), group=m.comm.group, op="max")
     total = m.comm.all_reduce((logits - top.unsqueeze(-1)).exp().sum(-1))

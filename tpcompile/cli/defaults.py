@@ -81,16 +81,25 @@ def _value(value: Any, kind: Any, what: str) -> Any:
 
 
 def _fault(value: Any, kind: Any) -> str:
-    """Why the value is none of that kind; empty when it is one."""
+    """Why the value is not of that kind; empty when it is."""
+    is_valid, advice = _check(value, kind)
+    return "" if is_valid else advice
+
+
+def _check(value: Any, kind: Any) -> tuple[bool, str]:
+    """Whether the value is of that kind, and what to write otherwise."""
     if get_origin(kind) is Literal:
         choices = _choices(kind)
-        return "" if value in choices else f"choose from {', '.join(choices)}"
+        return value in choices, f"choose from {', '.join(choices)}"
     if get_origin(kind) is list:
-        is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        return "" if is_list else 'write a list of strings, e.g. ["block.seq_len=64"]'
+        return _is_strings(value), 'write a list of strings, e.g. ["block.seq_len=64"]'
     wanted = kind if kind in _WORDS else str
     accepted = (float, int) if wanted is float else (wanted,)
-    return "" if type(value) in accepted else f"must be {_WORDS.get(wanted, 'a string')}"
+    return type(value) in accepted, f"must be {_WORDS.get(wanted, 'a string')}"
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _choices(kind: Any) -> list[str]:

@@ -34,7 +34,7 @@ def gate(*, context: typer.Context, quiet: bool, json: bool, config_file: Path |
 
 
 def _from_file(context: typer.Context, options: Iterable[str]) -> set[str]:
-    """The options that nobody gave, and which a file of defaults has."""
+    """Options that are not on the command line and have a default in a file."""
     source = {name: context.get_parameter_source(name) for name in options}
     return {name for name, found in source.items() if found is not None and found.name == "DEFAULT_MAP"}
 

@@ -1,4 +1,4 @@
-"""Mode of the repro -> how a model issues its collectives; the model's own code is the same in all three.
+"""Mode A, B or C -> how a model issues its collectives; the code of the model is the same in all three.
 
 mode   class                  collectives                                gradient
 A      DisabledCollectives    in-place, hidden from Dynamo               none stated: breaks the graph at every call
@@ -23,7 +23,7 @@ from tpcompile.torch_api.c10d import REDUCE_OPS
 
 
 class TpComm(Protocol):
-    """What a parallel module needs: sizes to build itself, and the operations its forward issues."""
+    """Interface of the collectives that a parallel module gets: its place in the group, and the ops of its forward."""
 
     group: dist.ProcessGroup | None
     size: int
@@ -38,7 +38,7 @@ class TpComm(Protocol):
         ...
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Enter a tensor-parallel region."""
+        """Enter a tensor-parallel region: identity forward, all-reduce of the gradient."""
         ...
 
     def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
@@ -89,7 +89,7 @@ class Collectives:
         return collectives.copy_to_tp(x, group=self.group)
 
     def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """Size n of `dim` becomes n * size; backward is a reduce-scatter for "R" and the own shard for "I"."""
+        """Size n of `dim` becomes n * size; backward is a reduce-scatter for "R", and this rank's shard for "I"."""
         return collectives.all_gather_single(x, dim=dim, group=self.group, dst=dst)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
@@ -97,7 +97,7 @@ class Collectives:
         return collectives.reduce_scatter_single(x, dim=dim, group=self.group)
 
     def scatter(self, x: Tensor, dim: int, src: Dst = "I") -> Tensor:
-        """Size n of `dim` becomes n / size, no communication; backward all-gather for "I", zeros around for "R"."""
+        """Size n of `dim` becomes n / size, no communication; backward all-gather for "I", zero padding for "R"."""
         return collectives.scatter_single(x, dim=dim, group=self.group, src=src)
 
     def rank_index(self, device: torch.device) -> Tensor:
@@ -105,14 +105,14 @@ class Collectives:
         return collectives.rank_index(self.group, device)
 
     def replicas(self, count: int) -> Collectives:
-        """Ranks k * count to (k + 1) * count - 1 of this group as a group of their own; all its ranks must call it."""
+        """The subgroup of this rank: ranks k * count to (k + 1) * count - 1; all ranks of the group must call it."""
         return Collectives(neighbours(self.group, count))
 
 
 class InPlaceCollectives(Collectives):
-    """Mode B: in-place `torch.distributed` calls, no gradient contract, `copy_to_tp` is the identity.
+    """Mode B: in-place `torch.distributed` calls without a stated gradient; `copy_to_tp` is the identity.
 
-    `scatter` and `rank_index` communicate nothing and are those of mode C.
+    `scatter` and `rank_index` do not communicate and are those of mode C.
     """
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
@@ -137,22 +137,22 @@ class InPlaceCollectives(Collectives):
 
 
 class DisabledCollectives(InPlaceCollectives):
-    """Mode A: mode B's collectives under `torch.compiler.disable`, as serving code did to get past old Dynamo."""
+    """Mode A: the collectives of mode B under `torch.compiler.disable`, as serving code used them with old Dynamo."""
 
     def all_reduce(self, x: Tensor, dst: Dst = "I") -> Tensor:
-        """Mode B's; breaks the graph here."""
+        """As in mode B; breaks the graph here."""
         return x if self.size == 1 else _disabled_reduced(x, "sum", self.group)
 
     def all_max(self, x: Tensor) -> Tensor:
-        """Mode B's; breaks the graph here."""
+        """As in mode B; breaks the graph here."""
         return x.detach() if self.size == 1 else _disabled_reduced(x.detach(), "max", self.group)
 
     def all_gather(self, x: Tensor, dim: int, dst: Dst = "R") -> Tensor:
-        """Mode B's; breaks the graph here."""
+        """As in mode B; breaks the graph here."""
         return x if self.size == 1 else _disabled_gathered(x, dim % x.dim(), self.group)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """Mode B's; breaks the graph here."""
+        """As in mode B; breaks the graph here."""
         return x if self.size == 1 else _disabled_reduce_scattered(x, dim % x.dim(), self.group)
 
 

@@ -1,4 +1,19 @@
-"""Fused kernels and what each assumes of a shard: declared, hashed, refused under TP unless they are right there."""
+"""Fused kernels and what each assumes about its tensors: declared, hashed, refused under TP unless proved on shards.
+
+declare.py      `@fast_path`: what a launcher assumes of its arguments, checked at each eager call
+registry.py     all fast paths by name; `tp_region`
+source.py       a launcher -> the hash of its source
+certificate.py  a fast path -> whether it was proved on shards
+certify/        `tpcompile certify`: makes certificates
+ban.py          custom ops and Triton kernels of a program -> which are refused, and why
+use.py          a custom op or kernel in a graph -> its fast path, and the lines to name
+eager.py        the same refusals for custom ops that are called in eager
+peers.py        an error on one rank -> the same error on ranks whose kernels wait for it
+measured.py     the table of measurements -> what one rank chooses
+selection.py    what each rank chose -> one decision on all ranks
+plain.py        the plain code that fast paths replace
+kernels/        the fast paths that ship
+"""
 
 from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.eager import ban_in_eager

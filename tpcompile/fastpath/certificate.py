@@ -18,7 +18,7 @@ from tpcompile.fastpath.registry import FastPath
 
 SCHEMA_VERSION = 2
 TP_SIZES = (2, 1, 4, 8)
-"""Numbers of ranks that are certified unless others are asked for. Two first: they catch most mutations."""
+"""Default numbers of ranks to certify. Two comes first, since it catches most mutations."""
 MAX_RATIO = 2.5
 """Largest error that passes, as a multiple of the single-device error of the plain code in the same dtype."""
 MIN_MUTATIONS = 20
@@ -26,18 +26,18 @@ MIN_MUTATIONS = 20
 MIN_CAUGHT = 0.95
 """Least share of those that the cases must catch."""
 _CERTIFIED: set[tuple[Path, str, int, tuple[str, ...]]] = set()
-"""File, source, ranks and dtypes that were found to be certified: a call in eager must not read files each time."""
+"""(file, source, ranks, dtypes) that are known to be certified, so that an eager call does not read files each time."""
 
 
 class Kind(StrEnum):
     """Why no case caught a mutation."""
 
     MISSED = "missed"
-    """Nothing is declared about it."""
+    """The cases should have caught it: no reason is declared."""
     EQUIVALENT = "equivalent"
-    """It computes the same."""
+    """It changes no result."""
     UNREACHED = "unreached"
-    """It would be wrong, where no case comes: an argument of 2^31 elements, code that the interpreter does not run."""
+    """It is wrong only where no case can go: an argument of 2^31 elements, code that the interpreter does not run."""
 
 
 class Survivor(Frozen):
@@ -48,11 +48,11 @@ class Survivor(Frozen):
     change: str
     kind: Kind = Kind.MISSED
     reason: str = ""
-    """Why nothing catches it, as declared beside the cases; empty of a missed one."""
+    """Why no case catches it, as declared beside the cases; empty for a missed mutation."""
 
 
 class Power(Frozen):
-    """What the cases see: mutations of the source and of the arguments that were run through them."""
+    """How sensitive the cases are: the mutations of source and arguments that were run, and those that survived."""
 
     device: str
     num_mutations: int
@@ -100,7 +100,7 @@ class Worst(Frozen):
 
 
 class Certificate(Frozen):
-    """What was run to prove a fast path, and what came of it."""
+    """What was run to prove a fast path, and the results."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -129,7 +129,7 @@ class Certificate(Frozen):
     def refusal(self, source: str, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
         """Why it does not certify this source, for this number of ranks and these element types; empty when it does.
 
-        A number of ranks that no case had is refused: heads, replicas and padding fall differently with each.
+        A number of ranks that no case had is refused: heads, replicas and padding differ with each number.
         """
         if self.source != source:
             return f"its certificate is for source {self.source}, and this is {source}"
@@ -141,13 +141,13 @@ class Certificate(Frozen):
         return self._weakness()
 
     def _weakness(self) -> str:
-        """What of it proves too little."""
+        """Why the results prove too little; empty when they are sufficient."""
         if not self.worst.ratio <= min(self.limit, MAX_RATIO):
             return f"its certificate has an error of {self.worst.ratio:.3g} times the plain code's in {self.worst.case}"
         if self.power.num_wrong < MIN_MUTATIONS:
-            return f"its certificate has {self.power.num_wrong} mutations; {MIN_MUTATIONS} are asked"
+            return f"its certificate has {self.power.num_wrong} mutations; at least {MIN_MUTATIONS} are required"
         if self.power.caught < MIN_CAUGHT:
-            return f"in its certificate {self.power}; {MIN_CAUGHT:.0%} are asked"
+            return f"in its certificate {self.power}; at least {MIN_CAUGHT:.0%} are required"
         return ""
 
     def __str__(self) -> str:
@@ -161,12 +161,12 @@ class Certificate(Frozen):
 def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str] = ()) -> str:
     """Why a TP-aware fast path may not run on this device, on `tp` ranks, with these dtypes; empty when it may.
 
-    On a GPU a certificate from a GPU counts, whichever it was; elsewhere any. Without `dtypes` those count that it is
-    declared for.
+    On a GPU, the certificate must be from a GPU, of any model; elsewhere any certificate counts. Without `dtypes`, the
+    dtypes that the fast path is declared for must be certified.
     """
     on_gpu = device_kind().startswith("sm")
     files = list(certificates_of(path))
-    missing = "it has no certificate from a machine"
+    missing = "it has no certificate"
     if on_gpu:
         files = [one for one in files if one.is_of_gpu]
         missing = "it has no certificate from a GPU"
@@ -179,7 +179,7 @@ def uncertified(path: FastPath, *, tp: int | None = None, dtypes: Collection[str
 
 
 def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str] = ()) -> bool:
-    """Whether it may run on the shards of `tp` ranks on this device; files are read until it may."""
+    """Whether it may run on the shards of `tp` ranks on this device; a positive answer is cached."""
     key = (certificate_file(path, device_kind()), path.source.sha256, tp, tuple(sorted(dtypes)))
     if key not in _CERTIFIED and not uncertified(path, tp=tp, dtypes=dtypes):
         _CERTIFIED.add(key)
@@ -187,13 +187,13 @@ def is_certified(path: FastPath, *, tp: int, dtypes: Collection[str] = ()) -> bo
 
 
 def power_of(path: FastPath) -> Power | None:
-    """What the cases see, from a certificate of this source that was made without a GPU; None when there is none."""
+    """`Power` from a certificate of this source that was made without a GPU; None when there is none."""
     made = (one for one in certificates_of(path) if one.source == path.source.sha256 and not one.is_of_gpu)
     return first(one.power for one in made)
 
 
 def certificates_of(path: FastPath) -> list[Certificate]:
-    """All that lie beside the launcher."""
+    """All certificates beside the launcher."""
     files = sorted(certificate_file(path, "x").parent.glob(f"{path.name}.*.json"))
     return [found for file in files if (found := read(file)) is not None]
 
@@ -233,7 +233,7 @@ def device_kind() -> str:
 
 
 def _sizes(files: Collection[Certificate], tp: int | None) -> str:
-    """The option that also certifies `tp` ranks; empty when they are among those that are run anyway."""
+    """The option that also certifies `tp` ranks; empty when `tp` is among the default sizes."""
     if tp is None or tp in TP_SIZES:
         return ""
     known = {size for one in files for size in one.tp_sizes} or set(TP_SIZES)

@@ -61,14 +61,14 @@ def fast_path(
         call.check_declaration()
         add(path)
         if path.exchanges:
-            _tell_of_ops(path)
+            _publish_refusals_of_ops(path)
         return _guarded(call, launcher)
 
     return register
 
 
 def requirements(path: FastPath, arguments: Mapping[str, Any]) -> str:
-    """What of its arguments a fast path cannot take, in one line; empty when it can run."""
+    """The arguments that a fast path cannot take, in one line; empty when it can run."""
     return first(filter(None, _unmet(path, arguments))) or ""
 
 
@@ -145,7 +145,7 @@ def _function(launcher: Callable[..., Any]) -> FunctionType:
 
 @dataclass(frozen=True)
 class _Call:
-    """What is checked at each call of a launcher in eager; compiled code is left to the gate and to fake kernels."""
+    """The checks of an eager call of a launcher; in compiled code the gate and the fake kernels check."""
 
     path: FastPath
     signature: inspect.Signature
@@ -171,8 +171,8 @@ class _Call:
             peers.follow(bound.arguments["exchange"])
 
 
-def _tell_of_ops(path: FastPath) -> None:
-    """Have its custom ops tell the peers what they refuse, in compiled code as in eager."""
+def _publish_refusals_of_ops(path: FastPath) -> None:
+    """Publish to the peers what its custom ops refuse, in compiled code as in eager."""
     for name in path.source.ops:
         torch_kernels.run_within(torch_kernels.custom_op(name), peers.telling)
 
@@ -193,7 +193,7 @@ def _check_on_shards(path: FastPath, size: int, dtypes: frozenset[str]) -> None:
 
 
 def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """The launcher with its calls checked; a custom op is changed in place, so that it stays one."""
+    """The launcher with its calls checked; a custom op is changed in place, so that it remains a custom op."""
     if torch_kernels.custom_op_name(launcher):
         return torch_kernels.checked_op(launcher, call.check)
 

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 from tpcompile.evidence.records import Frozen
 
 MIN_RATIO = 1.03
-"""Least ratio of a win: cells that were measured twice differ by up to 3 %, so that a smaller one says nothing."""
+"""Smallest ratio at which a fast path is used: cells that were measured twice differ by up to 3 %."""
 _TABLE = Path(__file__).with_name("ratios.json")
 _MAX_FACTOR = 4
-"""Measured at up to so many times more or fewer tokens, a ratio speaks for a shape class."""
+"""A ratio holds for a shape class if it was measured at no more than this many times more or fewer tokens."""
 
 
 class Ratio(Frozen):
@@ -35,16 +35,16 @@ class Ratio(Frozen):
     ratio_to_inductor: float
     """Time of Inductor's code for the reference, divided by that of the fast path: above 1 the fast path is faster.
 
-    Of one that exchanges with its peers: time of the best form with a collective.
+    For a fast path that exchanges with its peers, the reference is the best form with a collective.
     """
     quartiles: tuple[float, float] | None = None
     """Of the ratio over rounds; None in cells that were measured before they were kept."""
     num_programs: int | None = None
-    """Multiprocessors that kernels which wait for each other filled at most; None of kernels that do not wait."""
+    """Most multiprocessors filled by kernels that wait for each other; None for kernels that do not wait."""
     us: dict[str, float] = {}
-    """Time of a call, of `inductor` and of `fast path`."""
+    """Time of one call in microseconds, by `inductor` and `fast path`."""
     regions: dict[str, float] = {}
-    """Compiled regions that a call enters, of both."""
+    """Compiled regions that one call enters, by `inductor` and `fast path`."""
     command: str
     versions: dict[str, str]
 
@@ -58,7 +58,7 @@ class ShapeClass(Frozen):
     dtype: str
     tp: int
     variant: str = ""
-    """What else decides about the speed: `interleaved`, `train`, `interleaved, train`."""
+    """Options that change the speed: `interleaved`, `train`, `interleaved, train`."""
 
     @classmethod
     def of(cls, shapes: Sequence[Sequence[int]], dtype: torch.dtype, *, tp: int, variant: str = "") -> ShapeClass:
@@ -81,11 +81,11 @@ class Decision(Frozen):
     is_used: bool = False
     """True for the fast path, False for its reference."""
     num_programs: int | None = None
-    """Multiprocessors that kernels which wait for each other may fill, on every rank; None of kernels that do not wait,
-    and in the choice of a rank that leaves it to the GPUs."""
+    """Multiprocessors that kernels which wait for each other may fill, on every rank. None for kernels that do not
+    wait, and in the choice of a rank without a measurement: the GPUs then set the limit."""
     why: str
     is_refused: bool = False
-    """True when it was chosen, and the ranks could not agree on it."""
+    """True when a rank chose the fast path, and not all ranks can use it."""
 
     @property
     def label(self) -> str:
@@ -115,7 +115,7 @@ def choose(name: str, shape: ShapeClass, gpu: str, table: Iterable[Ratio]) -> De
         return Decision(path=name, shape=shape, why=f"not measured on {gpu} for this shape class")
     why = f"{nearest.ratio_to_inductor:.2f} times the speed of Inductor's code at {nearest.tokens} tokens on {gpu}"
     if nearest.ratio_to_inductor < MIN_RATIO:
-        return Decision(path=name, shape=shape, why=f"{why}; {MIN_RATIO} are asked")
+        return Decision(path=name, shape=shape, why=f"{why}; at least {MIN_RATIO} is required")
     return Decision(path=name, shape=shape, is_used=True, num_programs=nearest.num_programs, why=why)
 
 
@@ -126,12 +126,12 @@ def shipped_table() -> tuple[Ratio, ...]:
 
 
 def read_table(path: Path) -> tuple[Ratio, ...]:
-    """Cells of a file; none when there is no such file."""
+    """Cells of a file; empty when the file does not exist."""
     return TypeAdapter(tuple[Ratio, ...]).validate_json(path.read_text()) if path.exists() else ()
 
 
 def write_table(cells: Iterable[Ratio], path: Path) -> None:
-    """Write them, what is not known left out."""
+    """Write cells to a file, without the fields that are None."""
     lines = [cell.model_dump_json(exclude_defaults=True) for cell in cells]
     path.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
 

@@ -1,9 +1,9 @@
 """What each rank chose -> a fast path or its reference, for one shape class; the same on all ranks of a group.
 
-A rank that alone ran a fast path, or ran it with a grid of its own, would wait for its peers in an exchange that they
+A rank that alone ran a fast path, or ran it with a different grid, would wait for its peers in an exchange that they
 never join. So each rank chooses by a pure function, the choices go through the store once, and all ranks take the fast
-path only where all have chosen the same, have the same model of GPU, and can run it. Kernels that wait for each other
-fill as many multiprocessors on every rank as the smallest GPU has; that number is part of the decision.
+path only if all have chosen it, have the same model of GPU, and can run it. Kernels that wait for each other fill as
+many multiprocessors on every rank as the smallest GPU has; that number is part of the decision.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Processor(Frozen):
         return cls(model=properties.name, num_multiprocessors=properties.multi_processor_count)
 
 
-class Said(Frozen):
-    """What one rank contributes to a decision."""
+class Vote(Frozen):
+    """What one rank chose for a shape class, and what limits it."""
 
     decision: Decision
     processor: Processor
@@ -66,22 +66,22 @@ class Said(Frozen):
         return bool(self.host)
 
 
-def settle(said: Mapping[int, Said], missing: Sequence[int] = ()) -> Decision:
-    """What each rank said, by rank -> what all of them run."""
-    decisions = [one.decision for one in said.values()]
+def settle(votes: Mapping[int, Vote], missing: Sequence[int] = ()) -> Decision:
+    """The votes of the ranks, by rank -> what all of them run."""
+    decisions = [one.decision for one in votes.values()]
     wanted = first(decision for decision in decisions if decision.is_used)
     if wanted is None:
         return decisions[0]
-    reasons = [*_absences(missing), *_obstacles(said), *_differences(said), *_processors(said), *_distances(said)]
+    reasons = [*_absences(missing), *_obstacles(votes), *_differences(votes), *_processors(votes), *_distances(votes)]
     if reasons:
         refused = {"is_used": False, "num_programs": None, "is_refused": True}
         return wanted.model_copy(update={**refused, "why": "; ".join(reasons)})
-    return wanted.model_copy(update={"num_programs": _num_programs(said)})
+    return wanted.model_copy(update={"num_programs": _num_programs(votes)})
 
 
-def _num_programs(said: Mapping[int, Said]) -> int | None:
-    """As many as every GPU holds, and no more than were measured."""
-    waiting = [one for one in said.values() if one.exchanges]
+def _num_programs(votes: Mapping[int, Vote]) -> int | None:
+    """The largest number that every GPU can hold and that was measured."""
+    waiting = [one for one in votes.values() if one.exchanges]
     limits = [limit for one in waiting for limit in (one.decision.num_programs, one.processor.num_multiprocessors)]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -108,7 +108,7 @@ def obstacle(decision: Decision, device: str) -> str:
 
 
 def _registered(name: str) -> FastPath | None:
-    """The fast path; those that ship are imported, and Triton with them, when one is wanted."""
+    """The fast path of that name; imports those that ship with tpcompile, and Triton with them."""
     if name not in registered():
         with suppress(ImportError):
             importlib.import_module("tpcompile.fastpath.kernels.all")
@@ -116,17 +116,18 @@ def _registered(name: str) -> FastPath | None:
 
 
 def takes(path: FastPath, dtype: str) -> bool:
-    """Whether it has that element type."""
+    """Whether the fast path accepts that element type."""
     return not path.dtypes or dtype in {str(each).removeprefix("torch.") for each in path.dtypes}
 
 
 class Selection:
-    """Decides for the ranks of one tensor-parallel group; every rank makes one, and asks it for the same things.
+    """Chooses between fast paths and their references, alike on all ranks of one tensor-parallel group.
 
-    The first question about a shape class exchanges the choices, in milliseconds; later ones are a lookup. A rank that
-    does not ask within `timeout_s` makes the others use the reference, and gets that answer itself when it comes.
-    Where one rank keeps all from a fast path that was chosen, the lowest rank reports it on stderr.
-    `table` is by default the one that ships with tpcompile; without `ask_table` every fast path is wanted that can run.
+    Every rank of the group makes one and calls `decide` for the same shapes. The first call for a shape class exchanges
+    the ranks' votes through the store, in milliseconds; later calls are a lookup. If a rank does not call within
+    `timeout_s`, all ranks use the reference, that rank too when it calls later. When a fast path was chosen and cannot
+    be used on all ranks, the lowest rank warns on stderr. `table` is by default the one that ships with tpcompile; with
+    `ask_table=False` every fast path that can run is chosen, whatever its speed.
     Raises RuntimeError when no store is served.
     """
 
@@ -162,25 +163,25 @@ class Selection:
     def _chosen(self, name: str, shape: ShapeClass) -> Decision:
         if self._ask_table:
             return choose(name, shape, self._processor.model, self._table)
-        return Decision(path=name, shape=shape, is_used=True, why="all fast paths are wanted")
+        return Decision(path=name, shape=shape, is_used=True, why="chosen without a measurement")
 
     def _agree(self, chosen: Decision) -> Decision:
         why = obstacle(chosen, self._device)
-        said = Said(decision=chosen, processor=self._processor, obstacle=why, host=_host_of(chosen))
-        agreed = self._exchange(said)
+        vote = Vote(decision=chosen, processor=self._processor, obstacle=why, host=_host_of(chosen))
+        agreed = self._exchange(vote)
         _MADE[chosen.label] = chosen, agreed
         if agreed.is_refused and self._store.rank == min(self._ranks):
             logger.warning("all ranks use the reference of fast path {}: {}", agreed.label, agreed.why)
         return agreed
 
-    def _exchange(self, mine: Said) -> Decision:
-        """What the first rank to know it settled: ranks that saw others late must not conclude otherwise."""
+    def _exchange(self, mine: Vote) -> Decision:
+        """Publish this rank's vote; every rank returns the decision of the rank that settled first."""
         store = self._store.under(mine.decision.label)
-        store.put(f"said/{store.rank}", mine.model_dump(mode="json"))
-        keys = {rank: f"said/{rank}" for rank in self._ranks}
+        store.put(f"vote/{store.rank}", mine.model_dump(mode="json"))
+        keys = {rank: f"vote/{rank}" for rank in self._ranks}
         found, missing = store.gather(keys, timeout_s=self._timeout_s, stop_at="settled")
-        said = {rank: Said.model_validate(value) for rank, value in sorted(found.items())}
-        settled = store.put_first("settled", settle(said, missing).model_dump(mode="json"))
+        votes = {rank: Vote.model_validate(value) for rank, value in sorted(found.items())}
+        settled = store.put_first("settled", settle(votes, missing).model_dump(mode="json"))
         return Decision.model_validate(settled)
 
 
@@ -190,7 +191,7 @@ def statuses() -> list[tuple[str, str]]:
 
 
 def choices() -> dict[str, str]:
-    """For the environment of this rank: what it alone chose, and the launch that the ranks agreed on.
+    """Entries for the environment of this rank: its own choices, and the launches that the ranks agreed on.
 
     `choice of PATH for SHAPES` is equal on ranks with equal tables and GPUs, `launch of PATH for SHAPES` on all.
     """
@@ -200,7 +201,7 @@ def choices() -> dict[str, str]:
 
 
 def _capability(device: str) -> int:
-    """90 for `sm90`; 0 for a CPU; Triton's interpreter takes any kernel."""
+    """90 for `sm90`; 0 for a CPU; the maximum for Triton's interpreter, which runs any kernel."""
     if device == "interpreter":
         return sys.maxsize
     return int(device.removeprefix("sm")) if device.startswith("sm") else 0
@@ -215,28 +216,28 @@ def _absences(missing: Sequence[int]) -> list[str]:
     return [f"{named_ranks(missing)} did not decide in time"] if missing else []
 
 
-def _obstacles(said: Mapping[int, Said]) -> list[str]:
-    unable = [rank for rank, one in said.items() if one.obstacle]
-    return [f"{named_ranks(ranks)}: {why}" for why, ranks in grouped(unable, lambda rank: said[rank].obstacle).items()]
+def _obstacles(votes: Mapping[int, Vote]) -> list[str]:
+    unable = [rank for rank, one in votes.items() if one.obstacle]
+    return [f"{named_ranks(ranks)}: {why}" for why, ranks in grouped(unable, lambda rank: votes[rank].obstacle).items()]
 
 
-def _differences(said: Mapping[int, Said]) -> list[str]:
-    texts = _by_ranks(said, lambda one: one.decision.says)
+def _differences(votes: Mapping[int, Vote]) -> list[str]:
+    texts = _by_ranks(votes, lambda one: one.decision.says)
     return [" / ".join(texts)] if len(texts) > 1 else []
 
 
-def _processors(said: Mapping[int, Said]) -> list[str]:
-    texts = _by_ranks(said, lambda one: one.processor.model)
+def _processors(votes: Mapping[int, Vote]) -> list[str]:
+    texts = _by_ranks(votes, lambda one: one.processor.model)
     return [f"different GPUs: {' / '.join(texts)}"] if len(texts) > 1 else []
 
 
-def _distances(said: Mapping[int, Said]) -> list[str]:
-    waiting = {rank: one for rank, one in said.items() if one.exchanges}
+def _distances(votes: Mapping[int, Vote]) -> list[str]:
+    waiting = {rank: one for rank, one in votes.items() if one.exchanges}
     texts = _by_ranks(waiting, lambda one: one.host)
     return [f"its kernels write into the memory of all ranks: {', '.join(texts)}"] if len(texts) > 1 else []
 
 
-def _by_ranks(said: Mapping[int, Said], value: Callable[[Said], Hashable]) -> list[str]:
+def _by_ranks(votes: Mapping[int, Vote], value: Callable[[Vote], Hashable]) -> list[str]:
     """`VALUE on ranks 0-1` for each value."""
-    groups = grouped(said, lambda rank: value(said[rank]))
+    groups = grouped(votes, lambda rank: value(votes[rank]))
     return [f"{each} on {named_ranks(ranks)}" for each, ranks in groups.items()]

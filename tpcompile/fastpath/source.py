@@ -23,7 +23,7 @@ _WRAPS = ("fn", "__wrapped__")
 
 @dataclass(frozen=True)
 class Source:
-    """What a launcher runs."""
+    """The code that a launcher runs, and its hash."""
 
     sha256: str
     """Of the code without comments and layout, 16 hex digits."""
@@ -45,9 +45,9 @@ class _Found:
 
 
 def source_of(launcher: Callable[..., Any]) -> Source:
-    """Follow what a launcher, or a Triton kernel, names within its own top-level package.
+    """Follow the functions and constants that a launcher or a Triton kernel names in its own top-level package.
 
-    Raises ConfigError when Python has no source of it, as for code that was typed in.
+    Raises ConfigError when Python cannot find the source, as for code that was typed into an interpreter.
     """
     found = _Found()
     _read(launcher, found)
@@ -118,7 +118,9 @@ def _text(function: FunctionType) -> str:
         source = inspect.getsource(function)
     except (OSError, TypeError) as error:
         name = kernel_name(function)
-        raise ConfigError(f"no source of {name}, so that its edits would go unseen; put it into a file") from error
+        raise ConfigError(
+            f"Python finds no source of {name}, so changes of it could not be detected; define it in a file"
+        ) from error
     try:
         return ast.unparse(ast.parse(textwrap.dedent(source)))
     except SyntaxError:  # a lambda, whose source is the line around it
@@ -126,7 +128,7 @@ def _text(function: FunctionType) -> str:
 
 
 def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals and closure variables that its code names, and of modules what it may take from them."""
+    """Globals and closure variables that its code names; of modules, the attributes that it names."""
     names = _names(function.__code__)
     closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     outer = {**function.__globals__, **{name: cell.cell_contents for name, cell in closure}}

@@ -22,7 +22,7 @@ from tpcompile.report.stdout import say
 
 app = typer.Typer(
     name="tpcompile faults",
-    help="Planted faults of rank divergence and healthy programs: what there is, and whether each is judged rightly.",
+    help="Planted faults of rank divergence, and healthy programs: list or run them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_() -> None:
-    """List all of them: what is planted, what must be reported, which public threads it stands for."""
+    """List all cases: what is planted, which cause must be reported, and the public issues that it stands for."""
     every = load("programs", "healthy").values()
     listed: dict[str, list[tuple[str, ...]]] = {
         "Planted faults and programs that look like one, run by `tpcompile faults run`": [
@@ -52,7 +52,7 @@ def list_() -> None:
             console.print(f"{title}:", markup=False)
             console.print(listing(rows))
             continue
-        for row in rows:  # a line per case, with tabs: for grep and cut
+        for row in rows:  # one line per case with tabs, for grep and cut
             say("\t".join(cell.replace("\n", ", ") for cell in row))
 
 
@@ -88,10 +88,10 @@ def run(
         raise ConfigError("--columns: healthy programs with drawn parameters run with the sentinel only")
     console = Console()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         console.print(text, markup=False)
 
-    results = sweep(cases, run_dir, jobs=jobs, tools=tools, device=device, progress=tell)
+    results = sweep(cases, run_dir, jobs=jobs, tools=tools, device=device, progress=report)
     matrix = Matrix(results=tuple(results), made_with=made_with(["tpcompile", "faults", *sys.argv[1:]]))
     if json is not None:
         json.write_text(matrix.to_json(indent=1))

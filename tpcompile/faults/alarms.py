@@ -28,7 +28,7 @@ def alarms(program: Program, draw: Draw, folder: Path, ended: Mapping[str, int |
     ranks = found_by_rank(folder)
     raised = []
     if ended["timed_out"]:
-        raised.append("no end in time")
+        raised.append("the run did not end in time")
     if ended["exit_code"]:
         raised.append(f"exit code {ended['exit_code']}")
     raised += [f"a verdict in {path}" for path in folder.glob("verdict_*/verdict.json")]
@@ -48,9 +48,7 @@ def found_by_rank(folder: Path) -> dict[int, Found]:
 
 
 def _of_rank(found: Found) -> list[str]:
-    stopped = [text for text in found["warnings"] if "stopped watching" in text]
-    if not stopped and found["stopped_watching"]:
-        stopped = ["the sentinel was not active at the end"]
+    stopped = [f"the sentinel stopped watching: {why}" for why in found["stopped_watching"]]
     return [*found["findings"], *stopped]
 
 

@@ -69,7 +69,7 @@ def gate_run(number: int, folder: Path, args: argparse.Namespace) -> Row:
     ended, row = _timed(rank, run_dir, state, nproc=nproc, limit_s=limit_s, gpus=None)
     verdict = gate.read_verdict()
     if ended["timed_out"]:
-        code, summary = 124, f"no end after {limit_s:g} s"
+        code, summary = 124, f"still running after {limit_s:g} s"
     elif verdict is None or (verdict.exit_code == 0 and ended["exit_code"] != 0):
         code = int(ended["exit_code"]) or 3
         summary = f"torchrun ended with {ended['exit_code']}, verdict {verdict and verdict.summary}"
@@ -137,13 +137,17 @@ def own_variables(state: str, caches: Path, *, nproc: int, seed: int) -> Mapping
 
 def _asked(names: Sequence[str]) -> list[Program]:
     """The healthy programs of these names; without names, all that are known to be clean."""
-    every = {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
-    unknown = sorted(set(names) - every.keys())
+    programs = _healthy()
+    if not names:
+        return [program for program in programs.values() if program.is_clean]
+    unknown = sorted(set(names) - programs.keys())
     if unknown:
         raise SystemExit(f"no healthy programs: {', '.join(unknown)}; see `tpcompile faults list`")
-    if names:
-        return [every[name] for name in names]
-    return [program for program in every.values() if program.is_clean]
+    return [programs[name] for name in names]
+
+
+def _healthy() -> dict[str, Program]:
+    return {name: case for name, case in load("healthy").items() if isinstance(case, Program)}
 
 
 def _programs(args: argparse.Namespace, most: int) -> list[Program]:

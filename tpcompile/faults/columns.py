@@ -18,8 +18,8 @@ LIMIT_S = 40.0
 """Seconds a case may run without the sentinel before it counts as a hang."""
 
 
-class Said(StrEnum):
-    """What one of these tools reports on a case."""
+class Report(StrEnum):
+    """What a tool reports on a case."""
 
     NAMED = "named"
     """The tool names the op, guard or line in which the ranks differ."""
@@ -29,7 +29,7 @@ class Said(StrEnum):
     HANG = "hang"
     """The tool reported nothing, and the job did not end."""
     NOT_HERE = "not here"
-    """The tool is not installed, or this version of torch lacks it."""
+    """The tool is not installed, or not part of this version of torch."""
 
 
 @dataclass(frozen=True)
@@ -39,48 +39,48 @@ class Column:
     is_here: Callable[[], bool]
     environ: Callable[[Path], Mapping[str, str]]
     options: tuple[str, ...]
-    read: Callable[[Path], Said]
+    read: Callable[[Path], Report]
 
 
-def say(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> str:
+def report_of(case: Case, directory: Path, name: str, *, gpus: str | None = None) -> str:
     """Run the case with the tool of that name, a key of `COLUMNS`, and classify its output; `gpus` as in `run_case`."""
     column = COLUMNS[name]
     if not column.is_here():
-        return Said.NOT_HERE.value
+        return Report.NOT_HERE.value
     folder = directory / f"{case.name}-{name}"
     environ = {**environment(folder / "cache", gpus=gpus), **column.environ(folder)}
     ended = launch(case, folder, environ=environ, limit_s=LIMIT_S, options=["--bare", *column.options])
     return text_of(column.read(folder), timed_out=bool(ended["timed_out"]))
 
 
-def text_of(said: Said, *, timed_out: bool) -> str:
+def text_of(report: Report, *, timed_out: bool) -> str:
     """The cell of the matrix; a tool can report and still let the job hang."""
     if not timed_out:
-        return said.value
-    return Said.HANG.value if said == Said.SILENT else f"{said.value}, {Said.HANG.value}"
+        return report.value
+    return Report.HANG.value if report == Report.SILENT else f"{report.value}, {Report.HANG.value}"
 
 
-def read_tlparse(folder: Path) -> Said:
+def read_tlparse(folder: Path) -> Report:
     """The landing page warns of compile ids, caches and collectives; it never names the guard, op or line."""
     command = ["tlparse", "--all-ranks-html", "--no-browser", "-o", str(folder / "tlparse"), str(folder / "trace")]
     subprocess.run(command, capture_output=True, timeout=120, check=False)
     page = folder / "tlparse" / "index.html"
     if not page.exists():
-        return Said.SILENT
-    return Said.DETECTED if _TLPARSE.search(page.read_text(errors="replace")) else Said.SILENT
+        return Report.SILENT
+    return Report.DETECTED if _TLPARSE.search(page.read_text(errors="replace")) else Report.SILENT
 
 
-def read_detail(folder: Path) -> Said:
+def read_detail(folder: Path) -> Report:
     """The wrapper's error names both collectives; a failed barrier only says that some rank is missing."""
     log = _log(folder)
     if _DETAIL_NAMES.search(log):
-        return Said.NAMED
-    return Said.DETECTED if _DETAIL_FAILS.search(log) else Said.SILENT
+        return Report.NAMED
+    return Report.DETECTED if _DETAIL_FAILS.search(log) else Report.SILENT
 
 
-def read_spmd_check(folder: Path) -> Said:
-    """Its report lists the nodes that differ."""
-    return Said.NAMED if _SPMD.search(_log(folder)) else Said.SILENT
+def read_spmd_check(folder: Path) -> Report:
+    """The report of spmd_check lists the nodes that differ."""
+    return Report.NAMED if _SPMD.search(_log(folder)) else Report.SILENT
 
 
 def _log(folder: Path) -> str:

@@ -132,7 +132,7 @@ def _watched(program: Program, draw: Draw, *, device: torch.device, run_dir: Pat
     logger.enable("tpcompile")
     logger.add(lambda message: warnings.append(message.record["message"]), level="WARNING")
     found: dict[str, Any] = {
-        "compiles": 0, "findings": [], "stopped_watching": False, "warnings": warnings, "stats": [], "domain": "",
+        "compiles": 0, "findings": [], "stopped_watching": [], "warnings": warnings, "stats": [], "domain": "",
     }  # fmt: skip
     run = Run(draw, mesh)
     run.prepared = program.prepare(run) if program.prepare else None
@@ -140,7 +140,10 @@ def _watched(program: Program, draw: Draw, *, device: torch.device, run_dir: Pat
         sentinel = Sentinel(mesh=mesh, axis="tp", run_dir=run_dir / f"verdict_{number}", hang_after_s=draw.hang_after_s)
         with sentinel as run.sentinel:
             program.program(run)
-            found["stopped_watching"] |= not sentinel.is_active
+            if not sentinel.is_active:
+                found["stopped_watching"].append(
+                    sentinel.protocol.stopped_because or "the sentinel was not active at the end"
+                )
         found["compiles"] += sentinel.stats["compiles"]
         found["findings"] += [verdict.summary for verdict in sentinel.findings]
         found["stats"].append(dict(sentinel.stats))

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict
+from tpcompile.evidence.records import Divergence, Frozen, Layer, Status, UserLine, Verdict, ranks_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.faults.case import Case
+from tpcompile.sentinel.timeline import TimelineEvent
 
 Intervals = tuple[tuple[float, float], ...]
-_STARTS, _ENDS = "compile starts ", "compile ends "
 
 
 class Outcome(StrEnum):
@@ -74,6 +74,9 @@ class Found(Frozen):
 
     cause: Cause
     ranks: tuple[int, ...]
+    """The odd ranks."""
+    without_majority: tuple[int, ...] = ()
+    """All ranks of the difference when no group of equal ranks has a majority: then each of them may be odd."""
     line: UserLine | None
     text: str
 
@@ -195,8 +198,13 @@ def first_finding(verdict: Verdict) -> Found | None:
 
 def _of_divergence(divergence: Divergence) -> Found:
     """Blames all ranks outside of the first group, which has the most ranks, or the lowest without a majority."""
-    odd = [rank for group in divergence.groups[1:] for rank in group.ranks]
-    return Found(cause=divergence.cause, ranks=tuple(sorted(odd)), line=divergence.line, text=divergence.title)
+    return Found(
+        cause=divergence.cause,
+        ranks=ranks_of(divergence.groups[1:]),
+        without_majority=() if divergence.has_majority else divergence.ranks,
+        line=divergence.line,
+        text=divergence.title,
+    )
 
 
 def time_to_verdict(evidence: Evidence) -> tuple[float | None, float]:
@@ -218,16 +226,14 @@ def covered_s(intervals: Sequence[tuple[float, float]], begin: float, end: float
     return total
 
 
-def compile_intervals(timeline: Sequence[tuple[float, str]], *, end: float) -> Intervals:
-    """A rank's timeline -> intervals in which it compiled; a compile that did not end lasts until `end`."""
+def compile_intervals(timeline: Sequence[tuple[float, str, str]], *, end: float) -> Intervals:
+    """`Sentinel.timeline` of a rank -> intervals in which it compiled; a compile that did not end lasts until `end`."""
     started: dict[str, float] = {}
     found = []
-    for at, text in timeline:
-        if text.startswith(_STARTS):
-            started[text.removeprefix(_STARTS)] = at
-        if text.startswith(_ENDS):
-            start = started.pop(text.removeprefix(_ENDS), None)
-            if start is not None:
-                found.append((start, at))
+    for at, event, compile_id in timeline:
+        if event == TimelineEvent.COMPILE_STARTS:
+            started[compile_id] = at
+        if event == TimelineEvent.COMPILE_ENDS and compile_id in started:
+            found.append((started.pop(compile_id), at))
     unfinished = [(start, end) for start in started.values()]
     return tuple(sorted(found + unfinished))

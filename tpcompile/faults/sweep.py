@@ -13,7 +13,7 @@ from typing import Literal
 
 from tpcompile.errors import DirectoryTakenError
 from tpcompile.faults.case import Case
-from tpcompile.faults.columns import say
+from tpcompile.faults.columns import report_of
 from tpcompile.faults.judge import Result
 from tpcompile.faults.run import run_case
 from tpcompile.launch import count_gpus
@@ -49,11 +49,11 @@ def sweep(
             try:
                 given = gpus if case.on_gpus else ""
                 result = run_case(case, directory, gpus=given)
-                said = {tool: say(case, directory, tool, gpus=given) for tool in tools}
+                reports = {tool: report_of(case, directory, tool, gpus=given) for tool in tools}
             finally:
                 slots.put(gpus)
             progress(f"{case.name}: {result.outcome.value}")
-            return result.model_copy(update={"columns": said})
+            return result.model_copy(update={"columns": reports})
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             return list(pool.map(one, cases))

@@ -2,16 +2,17 @@
 
 sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
-target.py     what is run of a program of the user's own
+target.py     the user's own program (--target), built and run phase by phase
 phases.py     one phase on all ranks; what modes and targets share
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
+machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
-status.py     state of this rank, for the other ranks and to be read after a crash
+status.py     state of this rank, for the other ranks and for a reader after a crash
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOMES = {"Target": "target", "TargetContext": "target", "run": "sequence"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is asked for: checks and replay do without."""
+    """Import the modules that need torch on first use; checks and replay do not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

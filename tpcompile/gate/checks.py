@@ -105,7 +105,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
 
 
 def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequence[Divergence]) -> list[Check]:
-    """What mode C asks, of a program of the user's own, as far as it declares what is needed."""
+    """The checks of mode C for the user's own program, as far as the target declares what they need."""
     ranks = digests_by_rank(digests)
     declared = _facts(ranks).map(lambda facts: facts.declared).first if ranks else Declared()
     numbers: list[Check] = []
@@ -224,7 +224,7 @@ def _resized(ranks: Ranks, mode: AnyMode, change: str) -> list[Check]:
 
 
 def _usual(counts: ByRank[int]) -> int:
-    """What most ranks have; the least of what equally many have."""
+    """The most frequent value; of equally frequent ones, the smallest."""
     having = Counter(counts.values())
     return max(sorted(having), key=lambda count: having[count], default=0)
 
@@ -255,7 +255,7 @@ class _Measured(NamedTuple):
 
     @property
     def as_worst(self) -> str:
-        """All that is known of it."""
+        """The error, the tensor and its single-device error."""
         error = self.error
         at = f"{error.what} on rank {self.rank}"
         if not math.isfinite(error.ratio):

@@ -1,4 +1,4 @@
-"""Every compile, before its code runs -> all ranks would issue the same collectives, or the run ends.
+"""Collectives of each compile, compared across ranks before its code runs -> nothing, or the run ends with a check.
 
 A comparison after the call would be too late: collectives that differ hang. The verdict reports all other differences.
 """
@@ -29,22 +29,22 @@ _SAME = "the same collectives on every rank"
 
 
 class _InPhase:
-    """The status of other ranks; one that has left the phase compiles nothing more in it."""
+    """The status of other ranks; a rank that has left the phase counts as gone: it compiles nothing more there."""
 
     def __init__(self, board: StatusBoard, phase: str) -> None:
         self._board, self._phase = board, phase
 
     def last_seen(self, rank: int) -> str:
-        """The last state that a rank published."""
+        """The last state that `rank` published."""
         return self._board.last_seen(rank)
 
     def is_gone(self, rank: int) -> bool:
-        """True when it is dead, or in a different phase."""
+        """True when `rank` is dead, or in a different phase."""
         return self._board.is_gone(rank) or self._board.has_left(rank, self._phase)
 
 
 class Agreement:
-    """Compares the collectives of the n-th compile of a phase that has any, across ranks; of mode C and of a target."""
+    """Compares across ranks, in mode C and for a target, the collectives of the n-th compile of a phase with any."""
 
     def __init__(self, store: RankStore, config: JobConfig, board: StatusBoard, end: Callable[[Check], None]) -> None:
         self._store, self._config, self._board, self._end = store, config, board, end
@@ -68,19 +68,19 @@ class Agreement:
             return  # a compile that failed issues nothing; its exception is what went wrong
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
-            return  # no rank can hang in it; if only one rank has it, the verdict says so
+            return  # no rank can hang in it; the verdict reports a compile that only some ranks have
         keys = _keys(items)
         unchanged, self._last = keys == self._last, keys
         if self._is_steady and unchanged:
-            return  # a recompile that other ranks may not share, but one that cannot hang them
+            return  # perhaps a recompile of this rank alone, but its collectives still match those of the other ranks
         check = self._compare(compile_, items)
         if check is not None:
             self._end(check)
 
     def _compare(self, compile_: CompileRecord, mine: Sequence[Item]) -> Check | None:
-        """What is wrong with the collectives of this compile, the same on every rank; None where they agree.
+        """The failed check of this compile, the same on every rank; None when the collectives are equal.
 
-        They are small, so that they travel whole and no rank is asked for details.
+        The items are small, so they are exchanged whole, without a second request for details.
         """
         self._counts[self._phase] += 1
         store = self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{self._counts[self._phase]}")
@@ -97,7 +97,7 @@ class Agreement:
         self, compile_: CompileRecord, digests: Mapping[int, Any], absent: Mapping[int, str], _: Fetch
     ) -> Verdict:
         issued = ByRank(digests).map(lambda items: tuple(Item.model_validate(item) for item in items))
-        # Most ranks are right until proved wrong; of two halves, the one with the lowest rank.
+        # The majority is taken to be right; without one, the group with the lowest rank.
         odd = issued.unlike_most(_keys)
         check = None
         if absent:
@@ -115,7 +115,10 @@ class Agreement:
     def _not_on_all(
         self, compile_: CompileRecord, issued: ByRank[tuple[Item, ...]], absent: Mapping[int, str]
     ) -> Check:
-        """Only some ranks compiled it: to blame in the steady phase, where no rank should compile, else the others."""
+        """The check of a compile that `absent` ranks do not have.
+
+        In the steady phase, where no rank should compile, the ranks that compiled are to blame; otherwise the absent.
+        """
         late = sorted(absent)
         new = ", not as in the calls before" if self._is_steady else ""
         has_left = all(self._board.has_left(rank, self._phase) for rank in late)
@@ -180,10 +183,10 @@ def _keys(items: Sequence[Item]) -> tuple[tuple[str, ...], ...]:
 
 
 def _alike(rank: int, issued: ByRank[tuple[Item, ...]]) -> list[int]:
-    """The ranks that issue what this one does."""
+    """The ranks with the same collectives as `rank`."""
     return [other for other in issued.ranks if _keys(issued[other]) == _keys(issued[rank])]
 
 
 def _position(item: Item, items: Sequence[Item]) -> int:
-    """Where it is, of several equal ones this one."""
+    """The index of this very item; `items` may hold equal ones."""
     return next(number for number, one in enumerate(items) if one is item)

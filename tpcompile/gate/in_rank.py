@@ -34,20 +34,20 @@ def main(description: str) -> int:
 def run_in_rank(request: RunRequest, *, quiet: bool = False, amount: Amount = "all") -> int:
     """Run the gate on this rank; all ranks must call it with the same request, and return the same code.
 
-    Rank 0 prints that amount of the report unless all are `quiet`; with `json`, stdout has nothing else.
+    Rank 0 prints `amount` of the report unless all ranks are `quiet`; with `amount="json"`, stdout has nothing else.
 
-    A configuration that cannot be used is one line on stderr from rank 0. Where srun started the ranks, or a script
-    that sets torchrun's variables, rank 0 serves the job's store.
+    For a configuration that cannot be used, rank 0 prints one line on stderr. When the ranks were started by srun, or
+    by a script that sets torchrun's variables, rank 0 also serves the job's store.
     """
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where a target is looked for, as with `python -m`
+        sys.path.insert(0, os.getcwd())  # a target is imported from the current directory, as with `python -m`
     os.environ.update(srun.torchrun_variables(os.environ))
     rank = int(os.environ.get("RANK", "0"))
     logs.setup(rank=rank)
     try:
         config = request.config(_device(request.device))
         with served_store(rank_env(), timeout_s=config.gate.store_timeout_s):
-            console = _verdict_alone() if amount == "json" else None
+            console = _reserved_stdout() if amount == "json" else None
             return run(config, run_dir=request.run_dir, quiet=quiet, amount=amount, console=console)
     except TpCompileError as error:
         if rank == 0:
@@ -55,8 +55,8 @@ def run_in_rank(request: RunRequest, *, quiet: bool = False, amount: Amount = "a
         return error.exit_code
 
 
-def _verdict_alone() -> Console:
-    """stdout; what else this process and its libraries print goes to stderr from now on."""
+def _reserved_stdout() -> Console:
+    """A console on stdout; everything else that this process prints goes to stderr from now on."""
     stdout = os.fdopen(os.dup(1), "w", buffering=1)
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -64,7 +64,7 @@ def _verdict_alone() -> Console:
 
 
 def _device(asked: Device) -> Device:
-    """GPUs when there is one for every rank of this machine."""
+    """The device for `auto`: "cuda" when this machine has a GPU for each of its ranks."""
     if asked != "auto":
         return asked
     has_gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,7 +1,7 @@
-"""Exception -> what the machine refused to a library, such as a cache directory on a full disk; empty where it is none.
+"""Exception -> what the machine refused to a library, such as a file on a full disk; empty for any other exception.
 
 torch.compile writes what it generates to disk: Inductor to TORCHINDUCTOR_CACHE_DIR, Triton to TRITON_CACHE_DIR, the
-C++ compiler to TMPDIR. That a disk is full is no finding about the program.
+C++ compiler to TMPDIR. A full disk is not a finding about the program.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import is_installed, is_library, traceback_of
 
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR}
-"""A file stands where a library makes a directory."""
+"""A file exists where a library makes a directory."""
 _FULL = os.strerror(errno.ENOSPC)
 ADVICE = "free it, or set TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR to a directory with room"
 
 
 def refused(error: BaseException) -> str:
-    """`cannot write PATH: REASON`, with what to do; empty for any other exception, and for a file of the user's own."""
+    """`cannot write PATH: REASON`, with what to do; empty for any other exception, and for a file of the user."""
     for cause in _chain(error):
         reason = _reason(cause)
         if reason:
@@ -37,7 +37,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception that began it first."""
+    """The exception and its causes, the original one first."""
     found = [error]
     while (before := found[-1].__cause__ or found[-1].__context__) and before not in found:
         found.append(before)
@@ -45,7 +45,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """True where torch or an installed package made the call, with the standard library's help or without."""
+    """True when the innermost caller outside of the standard library is torch or an installed package."""
     callers = [line for line in traceback_of(error) if not _is_standard(line)]
     return bool(callers) and is_installed(callers[-1])
 

@@ -61,7 +61,7 @@ class Schedule(Frozen):
 
     @property
     def first_difference(self) -> str:
-        """The first collective that is not as declared; there must be one."""
+        """The first collective that is not as declared; call it only when the two lists differ."""
         for number, (want, got) in enumerate(zip(self.declared, self.compiled, strict=False)):
             if want != got:
                 return f"#{number} is {got}, declared {want}"
@@ -72,7 +72,7 @@ class Schedule(Frozen):
 
 
 class Declared(Frozen):
-    """What a target declared of itself."""
+    """What a target declares about itself."""
 
     num_graphs: int | None = 1
     has_resized: bool = False
@@ -88,20 +88,20 @@ class GateFacts(Frozen):
     declared: Declared = Declared()
     errors: tuple[TensorError, ...] = ()
     first_wrong: str = ""
-    """The module in which a wrong output begins."""
+    """The first module whose output is wrong."""
     median_ms: dict[AnyMode, float] = {}
     """Mode -> median of its steady calls, in ms."""
 
     def errors_in(self, mode: AnyMode, what: str = "") -> list[TensorError]:
-        """Errors of one mode, of tensors whose name begins so."""
+        """Errors of one mode, of tensors whose name begins with `what`."""
         of_mode = [error for error in self.errors if error.mode == mode]
         return [error for error in of_mode if error.what.startswith(what)]
 
     def with_errors(self, mode: AnyMode, errors: dict[str, dict[str, float]]) -> Self:
-        """With errors as `tpcompile.numerics` gives them, by name."""
+        """These facts with the errors of a mode, by name, as `tpcompile.numerics` returns them."""
         found = (TensorError.model_validate({"mode": mode, "what": what, **error}) for what, error in errors.items())
         return self.changed(errors=(*self.errors, *found))
 
     def changed(self, **fields: Any) -> Self:
-        """With other fields."""
+        """These facts with some fields replaced."""
         return self.model_copy(update=fields)

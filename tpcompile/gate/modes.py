@@ -29,7 +29,7 @@ from tpcompile.numerics.counting import collective_text
 
 @dataclass
 class Run(Phases):
-    """What every mode gets from the run, and the facts that it measures."""
+    """What every mode of the gate's own block needs: its phases, group, reference and fault."""
 
     config: RunConfig
     group: dist.ProcessGroup
@@ -38,15 +38,15 @@ class Run(Phases):
     context: FaultContext
 
     def faulty(self, name: str) -> Callable[[], object]:
-        """What the injected fault does ahead of a phase."""
+        """A function that runs the injected fault, for use ahead of a phase."""
         return lambda: self.fault.phase(name, self.context)
 
     def call(self, program: Any, stack: TransformerStack, seq_len: int | None = None) -> Result:
-        """One call of the program, with a backward pass when training."""
+        """Call the program once on the reference's inputs, with a backward pass when training."""
         return self.call_with(program, stack, self.reference.inputs(seq_len))
 
     def call_with(self, program: Any, stack: TransformerStack, inputs: BlockInputs) -> Result:
-        """One call on given inputs; returns when the device is done."""
+        """Call the program once on `inputs`; returns when the device is done."""
         self.session.count_call()
         with tp_region(self.group.size()):
             result = call_once(self.reference, program, stack, inputs)
@@ -58,7 +58,7 @@ class Run(Phases):
         return build(self.config.block, comm, self.reference.full, self.device)
 
     def choose_fast_paths(self, stack: TransformerStack) -> None:
-        """One decision of all ranks for each place in the stack."""
+        """Decide with all ranks, for each place in the stack, between a fast path and its reference."""
         block, wanted = self.config.block, self.config.compile.fast_paths
         if wanted == "off":
             return

@@ -22,7 +22,7 @@ RESIZED_CALLS = 3
 
 @dataclass
 class Phases:
-    """What every program gets from the run, and the facts that it measures."""
+    """Phases of one program on this rank, and the facts measured in them."""
 
     config: JobConfig
     device: torch.device

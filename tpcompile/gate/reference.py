@@ -73,7 +73,7 @@ def _is_given(config: BlockConfig, name: str) -> bool:
 
 
 def free(device: torch.device) -> None:
-    """Give memory of dropped models back, so that the next mode starts with the same room."""
+    """Free the memory of models that are no longer used, so that the next mode can use it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -63,7 +63,7 @@ def replay(run_dir: RunDir) -> Verdict:
 
 
 def _explained(live: Verdict | None) -> set[int]:
-    """Ranks of which the live verdict says why they left no record: it saw their processes, a directory does not."""
+    """Ranks whose missing record the live verdict explains: it knew their processes, which a directory does not."""
     if live is None:
         return set()
     lost = [check for check in live.checks if check.id in _LOST and check.is_red]
@@ -77,16 +77,16 @@ def _missing_checks(live: Verdict | None) -> list[Check]:
 def _absent(run_dir: RunDir, missing: Sequence[int]) -> list[Absent]:
     """Ranks without a record, and where each was seen last."""
     seen = {status.rank: f"in phase {status.phase}" for status in run_dir.read_statuses()}
-    return [Absent(rank, seen.get(rank, "never, it left no status")) for rank in missing]
+    return [Absent(rank, seen.get(rank, "never: it left no status")) for rank in missing]
 
 
 def _live_checks(live: Verdict | None) -> list[Check]:
-    """What only the live run could see, out of its verdict."""
+    """Checks of the live verdict that cannot be made again from the records."""
     return [] if live is None else [check for check in live.checks if check.id in checks.LIVE_ONLY]
 
 
 def _rules_of(run_dir: RunDir) -> Rules:
-    """What was asked of the run: `run.json` of a sentinel or a check has it, a run of the gate its configuration."""
+    """The rules of the run: of a sentinel or a check from `run.json`, of the gate from its configuration."""
     facts = run_dir.read_run()
     make_rules = {SENTINEL: agree_rules, CAPTURED: capture_rules}.get(facts.get("kind", ""))
     if make_rules is None:

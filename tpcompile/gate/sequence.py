@@ -64,11 +64,11 @@ def run(
 ) -> ExitCode:
     """Run the gate on this rank, under torchrun, and return the exit code; all ranks return the same.
 
-    Writes records, verdict and reports to `run_dir` before it returns, by default a new directory under runs/; one
-    that holds a run is refused. `quiet` leaves the terminal to the launcher; else that `amount` of the report is
-    printed to `console`, by default stdout. A problem with the arguments or the
-    machine is one line on stderr from rank 0. May be called again, on all ranks alike; but a run that some rank
-    cannot finish ends the process, for that rank cannot be waited for.
+    Writes records, verdict and reports to `run_dir` before it returns, by default a new directory under runs/; a
+    directory that holds a run is refused. `quiet` leaves the terminal to the launcher; otherwise rank 0 prints
+    `amount` of the report to `console`, by default stdout. When the arguments or the machine cannot be used, rank 0
+    prints one line on stderr. May be called several times in a process, on all ranks alike; a run that some rank
+    cannot finish ends the process, since a collective that waits for that rank cannot be interrupted.
     """
     prefix = f"tpcompile/gate/{next(_RUN_NUMBERS)}"  # the store still holds the keys of the runs before
     rank = int(os.environ.get("RANK", "0"))
@@ -101,17 +101,17 @@ def run(
         stack.enter_context(gate.watch)
         try:
             return gate.run(device, fault, context)
-        except PreflightError as error:  # the disk is full by now
+        except PreflightError as error:  # the disk has become full
             return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
 
 
 def _fault(config: JobConfig) -> tuple[Fault, int | None]:
-    """The fault to inject and its rank; faults are known of the gate's own block only."""
+    """The fault to inject and its rank; only the gate's own block has faults."""
     return (injected.find(config.fault), config.fault_rank) if isinstance(config, RunConfig) else (NO_FAULT, None)
 
 
 def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> RunDir:
-    """The run directory all ranks agree on: the first rank here checks that it is free, before any rank writes."""
+    """The run directory of all ranks; the first rank that asks checks that it holds no run, before any rank writes."""
     name = run_dir or f"runs/{datetime.now(UTC):%Y%m%dT%H%M%S}-{config.label}-tp{store.world_size}"
     agreed = store.put_first("run_dir", {"path": str(name), "taken": RunDir(name).holds_run()})
     if agreed["taken"]:
@@ -122,7 +122,7 @@ def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> R
 def _refuse(
     error: TpCompileError, config: JobConfig, run_dir: Path | str | None, *, rank: int, quiet: bool
 ) -> ExitCode:
-    """A run that cannot start: one line, and a verdict for the launcher when the directory can hold one."""
+    """End a run that cannot start: one line on stderr, and a verdict for the launcher if the directory is writable."""
     check = Check(
         name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
     )
@@ -135,11 +135,11 @@ def _refuse(
         with suppress(TpCompileError):  # rank 0 may be the one that is missing
             is_first = RunDir.create(run_dir).write_verdict(verdict)
     if is_first and not quiet:
-        _say_error(error)
+        _print_error(error)
     return error.exit_code
 
 
-def _say_error(error: TpCompileError) -> None:
+def _print_error(error: TpCompileError) -> None:
     """One line on stderr."""
     with suppress(OSError):
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -149,7 +149,7 @@ class _Output(NamedTuple):
     """What this rank prints, and where."""
 
     quiet: bool
-    """The launcher prints."""
+    """Print nothing; the launcher prints the report."""
     amount: Amount
     console: Console
 
@@ -161,8 +161,7 @@ class _Gate:
         self.config, self.env, self.directory, self.output = config, env, directory, output
         place = {"rank": env.rank, "world_size": env.world_size}
         self.store = RankStore.connect(prefix, **place)
-        is_told = output.amount == "all"
-        self.board = StatusBoard(directory, self.store, is_told=is_told)
+        self.board = StatusBoard(directory, self.store, prints_phases=output.amount == "all")
         self.watch_store = RankStore.connect(prefix, **place)
         others = StatusBoard(directory, self.watch_store)
         self.watch = Watch(self.watch_store, self.last_words, mode=config.modes[-1], died=others.died)
@@ -183,8 +182,8 @@ class _Gate:
             return self.unwritten(error, self.store)
         try:
             with ExitStack() as stack:
-                # One group serves the block, the roles and the declared collectives. It is the default group, but for
-                # CPUs of a machine with GPUs: there torch makes another one for a mesh over all ranks.
+                # The block, the roles and the declared collectives use the group of this mesh. It is the default
+                # group, except for CPU ranks of a machine with GPUs: there torch makes a second group.
                 mesh = init_device_mesh(device.type, (self.env.world_size,), mesh_dim_names=("tp",))
                 self.session = stack.enter_context(self.new_session(mesh, fault, context))
                 if isinstance(self.config, TargetConfig):
@@ -217,7 +216,7 @@ class _Gate:
             free(device)
 
     def run_target(self, config: TargetConfig, device: torch.device, mesh: DeviceMesh, session: CaptureSession) -> None:
-        """A program of the user's own: built under the watch, then run phase by phase."""
+        """Build the user's program while the watch runs, then run it phase by phase."""
         self.begin_phase(BUILD, f"build {config.target}")
         self.arrive(BUILD)  # a rank that raises at once must find the others able to report
         session.reset_compiler()  # this process may have run the gate before
@@ -236,7 +235,7 @@ class _Gate:
         run_target(self.phases, target, tp_size=len(domain.members))
 
     def write_config(self, device: torch.device) -> None:
-        """What this run is, from rank 0."""
+        """On rank 0, write `config.json` and `run.json`."""
         if self.env.rank == 0:
             self.directory.write_config(self.config.model_dump_json(indent=1))
             self.directory.write_run(self.run_facts(device))
@@ -332,32 +331,32 @@ class _Gate:
         side = record_side(record, gate_rules(self.config), problems=[check])
         try:
             verdict = exchange.verdict(side)
-        except RuntimeError:  # the store is gone: this rank judges what it has
+        except RuntimeError:  # the store does not respond: judge with this rank's digest alone
             verdict = side.judge(
-                {self.env.rank: side.digest}, self.left_behind(), lambda _, question: side.answer(question)
+                {self.env.rank: side.digest}, self.last_statuses(), lambda _, question: side.answer(question)
             )
         return self.publish(verdict, judge=verdict is not None and self.directory.read_verdict() is None)
 
-    def left_behind(self) -> dict[int, str]:
-        """Last words of the other ranks in the run directory, where the store is gone."""
-        said = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in self.directory.read_statuses()}
-        return {rank: said.get(rank, "never") for rank in range(self.env.world_size) if rank != self.env.rank}
+    def last_statuses(self) -> dict[int, str]:
+        """The last state of each other rank, as the run directory has it; used when the store does not respond."""
+        states = {one.rank: f"{one.state} in phase {one.phase} on {one.host}" for one in self.directory.read_statuses()}
+        return {rank: states.get(rank, "never") for rank in range(self.env.world_size) if rank != self.env.rank}
 
     def unwritten(self, error: PreflightError, store: RankStore, *, after: str = "") -> ExitCode:
-        """The machine does not take this rank's record: no verdict, and the launcher is told why, or the terminal."""
+        """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
         self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
         if not self.output.quiet and self.is_first(store, "unwritten"):
-            _say_error(error)
+            _print_error(error)
         return error.exit_code
 
     def is_first(self, store: RankStore, what: str) -> bool:
-        """True on the first rank that asks, and on every one where the store is gone."""
+        """True on the first rank that asks, and on every rank when the store does not respond."""
         with suppress(RuntimeError):
             return bool(store.put_first(what, self.env.rank) == self.env.rank)
         return True
 
     def exchange(self, store: RankStore, *, timeout_s: float) -> Exchange:
-        """Among all ranks, through a client that the calling thread alone uses."""
+        """An exchange among all ranks; `store` must be a client that only the calling thread uses."""
         others = StatusBoard(self.directory, store)
         return Exchange(store, range(self.env.world_size), others=others, timeout_s=timeout_s)
 
@@ -371,7 +370,7 @@ class _Gate:
         return ExitCode(verdict.exit_code)
 
     def line_of(self, error: BaseException) -> UserLine | None:
-        """The line that was being compiled; else the user's innermost line in the traceback, or the innermost line."""
+        """The line that was being compiled, or the user's innermost line of the traceback, or the innermost one."""
         failed = failed_compile(error)
         if failed.stack:
             return innermost(failed.stack)
@@ -386,7 +385,7 @@ class _Gate:
         if observed:
             where = f"{observed} (phase {self.board.phase})"
             return Check(id=CheckId.MACHINE, expected="room", observed=where, **place)
-        if not isinstance(error, PreflightError):  # of the machine's, the message says all
+        if not isinstance(error, PreflightError):  # whose message needs no traceback
             logger.opt(exception=error).error("rank {} failed in phase {}", self.env.rank, self.board.phase)
         lines = str(error).strip().splitlines() or [""]
         return Check(

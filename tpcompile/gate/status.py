@@ -21,9 +21,9 @@ ENDED = frozenset({"finished", "failed", "stopped", "unwritten"})
 class StatusBoard:
     """Publishes the state of this rank; `last_seen` describes the state of a different rank."""
 
-    def __init__(self, run_dir: RunDir, store: RankStore, *, is_told: bool = True) -> None:
-        """With `is_told`, rank 0 tells a terminal each phase."""
-        self._run_dir, self._store, self._is_told = run_dir, store, is_told
+    def __init__(self, run_dir: RunDir, store: RankStore, *, prints_phases: bool = True) -> None:
+        """With `prints_phases`, rank 0 prints each phase to stderr when that is a terminal."""
+        self._run_dir, self._store, self._prints_phases = run_dir, store, prints_phases
         self._console = Console(stderr=True)
         self.phase = "start"
 
@@ -31,7 +31,7 @@ class StatusBoard:
         """Publish that a phase begins; on a terminal, rank 0 also prints it."""
         self.phase = phase
         self._publish("running")
-        if self._is_told and self._store.rank == 0 and self._console.is_terminal:
+        if self._prints_phases and self._store.rank == 0 and self._console.is_terminal:
             self._console.print(f"[dim]{phase}[/dim] {doing}", highlight=False)
 
     def doing(self, what: str) -> None:
@@ -39,19 +39,19 @@ class StatusBoard:
         self._publish(what)
 
     def end(self, state: str, *, error: str = "") -> None:
-        """Publish how this rank ended, one of `ENDED`."""
+        """Publish how this rank ended: one of `ENDED`, and the error if there was one."""
         self._publish(state, error)
 
     def last_seen(self, rank: int) -> str:
-        """The last state that a rank published, and whether its process died (known on the same host only)."""
+        """The last state that `rank` published, and whether its process died (known on the same host only)."""
         status = self._store.peek(f"status/{rank}")
         if status is None:
-            return "never, it did not reach the store"
-        gone = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
-        return f"{status['state']} in phase {status['phase']} on {status['host']}{gone}"
+            return "never: it did not reach the store"
+        died = f"; its process {status['pid']} died" if self.is_gone(rank) else ""
+        return f"{status['state']} in phase {status['phase']} on {status['host']}{died}"
 
     def died(self) -> dict[int, str]:
-        """Ranks whose process is known to have died before it could say how it ends -> `last_seen`."""
+        """Ranks whose process is known to have died before it published one of `ENDED` -> `last_seen`."""
         seen = {rank: self._store.peek(f"status/{rank}") for rank in range(self._store.world_size)}
         return {
             rank: self.last_seen(rank)
@@ -65,7 +65,7 @@ class StatusBoard:
         return status is not None and _is_dead(status)
 
     def has_left(self, rank: int, phase: str) -> bool:
-        """True when the last phase that a rank published is a different one."""
+        """True when the last phase that `rank` published is not `phase`."""
         status = self._store.peek(f"status/{rank}")
         return status is not None and status["phase"] != phase
 
@@ -80,9 +80,9 @@ class StatusBoard:
             state=state,
             error=error,
         )
-        with suppress(PreflightError):  # a disk that is full is noticed by what has to be written: record and verdict
+        with suppress(PreflightError):  # a full disk is reported when the record or the verdict cannot be written
             self._run_dir.write_status(status)
-        with suppress(RuntimeError):  # a store that is gone is noticed by the watch, and must not hide why a rank ends
+        with suppress(RuntimeError):  # the watch reports a store that does not respond; here it would hide the error
             self._store.put(f"status/{self._store.rank}", status.model_dump(mode="json"))
 
 

@@ -27,7 +27,7 @@ from tpcompile.numerics import measure
 from tpcompile.ranks.domain import Domain, domain_of
 
 BUILD = f"{TARGET}/build"
-"""The phase in which a target is imported and made."""
+"""The phase in which a target is imported and built."""
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """One tensor, positional arguments, or keyword arguments."""
@@ -41,14 +41,14 @@ class TargetContext:
     world_size: int
     device: torch.device
     mesh: DeviceMesh
-    """All ranks on one axis, `tp`. A target that needs more axes makes a mesh of its own, and names it."""
+    """All ranks on one axis, `tp`. A target that needs more axes makes its own mesh and returns it in `Target.mesh`."""
     settings: Mapping[str, Any]
     """`--set key=value` of the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A program of the user's own, as the gate runs it; `build` returns it, or (program, inputs).
+    """The user's own program, as the gate runs it; `build` returns a Target, or (program, inputs).
 
         def build(ctx):
             model = parallelize(Model().to(ctx.device), ctx.mesh)
@@ -67,9 +67,9 @@ class Target:
     step: Callable[[Any, Inputs], Any] | None = None
     """Called as `step(program, inputs)` in place of the program: a train step, for example."""
     reference: nn.Module | None = None
-    """The same program with the same weights on one device, called as the program is: its results are whole. The
-    error of the program may be 2.5 times that of the reference in its own dtype, both against float64. A `step` must
-    then leave the weights as they are, and return what is to be compared: a loss, gradients."""
+    """The same program with the same full weights on one device, called with the same inputs. Both are compared with
+    the reference in float64: the error of the program may be at most 2.5 times that of the reference in its own dtype.
+    With a reference, `step` must not change the weights, and must return what is to be compared: a loss, gradients."""
     num_graphs: int | None = 1
     """Graphs that the first call compiles; None for any number."""
     is_compiled: bool = False
@@ -85,11 +85,11 @@ class Target:
 
 
 class TargetError(ConfigError):
-    """What `--target` names is not there, or declares what cannot be."""
+    """The module or function that `--target` names does not exist, or the target that it returns is invalid."""
 
 
 def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
-    """Import what the configuration names; what the module raises when it is imported is left to the caller.
+    """Import the function that the configuration names; an exception of the module's own code passes through.
 
     Raises TargetError when there is no such module or function.
     """
@@ -113,7 +113,7 @@ def find(config: TargetConfig) -> Callable[[TargetContext], Any]:
 
 
 def target_of(config: TargetConfig, built: Any) -> Target:
-    """What the function returned, as a target. Raises TargetError when it is none."""
+    """Make a Target of what the function returned. Raises TargetError when that is not possible."""
     if isinstance(built, tuple) and len(built) == 2:
         built = Target(program=built[0], inputs=built[1])
     if not isinstance(built, Target):
@@ -149,14 +149,14 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "mesh": (_is_none_or(DeviceMesh), "a DeviceMesh, or None"),
     "axis": (lambda value: isinstance(value, str), "the name of an axis"),
 }
-"""Field of a `Target` -> whether a value will do, and what will."""
+"""Field of a `Target` -> whether a value is valid, and which values are."""
 
 
 def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[TargetConfig, Domain]:
     """The configuration with what the target declares, and the ranks that must agree with this one.
 
-    `mesh` is that of a target which has none of its own. Raises TargetError for an axis that it has not, and for an
-    `allowed` that is no (layer, text, reason).
+    `mesh` is used when the target has no mesh. Raises TargetError for an axis that the mesh does not have, and for an
+    entry of `allowed` that is not a (layer, text, reason).
     """
     try:
         domain = domain_of(target.mesh or mesh, target.axis)
@@ -166,7 +166,7 @@ def declared(config: TargetConfig, target: Target, mesh: DeviceMesh) -> tuple[Ta
 
 
 def run(phases: Phases, target: Target, *, tp_size: int) -> None:
-    """All phases; what is measured stands in `phases.facts`."""
+    """Run all phases of the target; the measurements are in `phases.facts`."""
     facts = Declared(
         num_graphs=target.num_graphs,
         has_resized=target.resized is not None,

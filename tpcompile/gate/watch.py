@@ -61,7 +61,7 @@ class Watch:
         self._thread.join()
 
     def deadline(self, phase: str, seconds: float) -> None:
-        """Give the phase that begins now that many seconds."""
+        """Set the deadline of the phase that begins now, `seconds` from now."""
         self._phase, self._deadline = phase, time.monotonic() + seconds
 
     def alarm(self, check: Check) -> Check:

@@ -133,7 +133,7 @@ class NumericsReport(Frozen):
         begins = {program.first_wrong for program in self.programs}
         begins.discard("")
         for name in sorted(begins):
-            lines.append(f"  wrong numbers begin in {name}")
+            lines.append(f"  first wrong module: {name}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -87,15 +87,17 @@ def conclude(
     domains: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Verdict:
     """Checks and divergences -> the verdict; the first red one is its summary."""
-    told = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
-    status, exit_code = (Status.FAIL, ExitCode.FAIL) if told else (Status.PASS, ExitCode.PASS)
+    leading = lead.of_run(checks, divergences, causes={CheckId.REPORTED})
+    status, exit_code = (Status.FAIL, ExitCode.FAIL) if leading else (Status.PASS, ExitCode.PASS)
     return Verdict(
         status=status,
         exit_code=exit_code,
         world_size=world_size,
         preset=title,
-        summary=lead.summary(told) if told else f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed",
-        lead=told,
+        summary=lead.summary(leading)
+        if leading
+        else f"{world_size} ranks agree; {lead.num_passed(checks)} checks passed",
+        lead=leading,
         checks=tuple(checks),
         divergences=tuple(divergences),
         domains=domains,

@@ -33,8 +33,30 @@ class Element(Frozen):
         return f"first difference at {list(self.index)}"
 
 
-def answer_elements(tensor: Tensor, question: dict[str, Any]) -> dict[str, Any]:
-    """Hashes of the pieces of elements start..stop, or the elements themselves once they are few."""
+class Form(Frozen):
+    """dtype and shape of a tensor whose elements can be compared."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, local: Tensor) -> Form | None:
+        """None for a wrapper of several tensors, and for a tensor without data (meta)."""
+        if hasattr(local, "__tensor_flatten__") or local.is_meta:
+            return None
+        return cls(dtype=str(local.dtype), shape=tuple(local.shape))
+
+
+def answer_form(tensor: Tensor) -> dict[str, Any] | None:
+    """`Form` of the tensor on this rank, as JSON."""
+    form = Form.of(local_of(tensor))
+    return form.model_dump(mode="json") if form else None
+
+
+def answer_elements(tensor: Tensor, question: dict[str, Any]) -> Any:
+    """The form for a question without `start`; else hashes of pieces of elements start..stop, or the few elements."""
+    if "start" not in question:
+        return answer_form(tensor)
     local, start, stop = local_of(tensor), question["start"], question["stop"]
     raw, size_bytes = raw_bytes(local), local.element_size()
     if stop - start > _PIECES:
@@ -64,8 +86,8 @@ def locate(ask: Ask, ranks: Sequence[int], shape: Sequence[int]) -> Element | No
 
 def _answers(ask: Ask, ranks: Sequence[int], start: int, stop: int, name: str) -> list[list[Any]]:
     """The answers of all ranks for a span; empty when one of them does not answer."""
-    said = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
-    return [] if None in said else [answer[name] for answer in said]
+    answers = [ask(rank, {"start": start, "stop": stop}) for rank in ranks]
+    return [] if None in answers else [answer[name] for answer in answers]
 
 
 def _first_difference(rows: Sequence[Sequence[Any]]) -> int | None:
@@ -82,30 +104,23 @@ def located(fetch: Fetch, row: Groups, name: str) -> str:
     Empty when shapes or dtypes differ, or when no rank answers.
     """
     ranks, values = zip(*row, strict=True)
-    prints = list(map(str, values))
-    forms = [text.rpartition(" ")[0] for text in prints]
-    if differ(forms) or not all(map(_has_elements, prints)):
-        return ""
+    if None in values:
+        return ""  # a group of ranks does not have the tensor
 
     def ask(rank: int, span: dict[str, Any]) -> Any:
         return fetch(rank, {"elements": name, **span})
 
     first_ranks = [group[0] for group in ranks]
-    element = locate(ask, first_ranks, _sizes(forms[0]))
+    forms = [ask(rank, {}) for rank in first_ranks]
+    if None in forms:
+        return ""
+    form, *others = map(Form.model_validate, forms)
+    if any(other != form for other in others):
+        return ""
+    element = locate(ask, first_ranks, form.shape)
     if element is None:
         return ""
     return f"{element}: {sides_text(zip(ranks, element.values, strict=True))}"
-
-
-def _sizes(form: str) -> list[int]:
-    """`float32[3, 4]` -> [3, 4]."""
-    listed = form.partition("[")[2].partition("]")[0]
-    return [int(size) for size in listed.split(",") if size.strip()]
-
-
-def _has_elements(text: str) -> bool:
-    """True for the print of a tensor whose bits were hashed as they are."""
-    return ":" in text and "wrapped:" not in text
 
 
 def _piece(start: int, stop: int) -> int:

@@ -34,7 +34,7 @@ def shard_text(weight: Weight) -> str:
     """`float32[5, 4] of [10, 4] on dim 0 (DTensor)`."""
     of = "" if weight.full_shape is None else f" of {_text(weight.full_shape)}"
     dim = "" if weight.dim is None else f" on dim {weight.dim}"
-    return f"{weight.dtype}{list(weight.shape)}{of}{dim} ({weight.said_by})"
+    return f"{weight.dtype}{list(weight.shape)}{of}{dim} ({weight.declared_by})"
 
 
 def _tiles(shapes: Sequence[Sequence[int]], full: Sequence[int | None], dim: int) -> bool:

@@ -50,7 +50,7 @@ class Weight(Frozen):
 
     is_parameter: bool
     layout: Layout
-    said_by: str
+    declared_by: str
     """`DTensor`, `shard_specs`, `caller` or `undeclared`."""
     dtype: str
     requires_grad: bool
@@ -67,7 +67,7 @@ class Weight(Frozen):
 
 
 @dataclass(frozen=True)
-class Said:
+class Declared:
     """A declared layout, and where the declaration comes from."""
 
     layout: Layout
@@ -85,40 +85,40 @@ def weights_of(
     parameters = dict(module.named_parameters())
     found = {}
     for name, tensor in (*parameters.items(), *module.named_buffers()):
-        said = layout_by_dtensor(tensor, group) or specs.get(name) or _said_by_caller(name, tensor, sharded)
-        found[name] = _weight(tensor, said, is_parameter=name in parameters, with_shards=with_shards)
+        declared = layout_by_dtensor(tensor, group) or specs.get(name) or _declared_by_caller(name, tensor, sharded)
+        found[name] = _weight(tensor, declared, is_parameter=name in parameters, with_shards=with_shards)
     return found
 
 
-def _weight(tensor: Tensor, said: Said, *, is_parameter: bool, with_shards: bool) -> Weight:
-    is_hashed = with_shards or said.layout != Layout.SHARDED
+def _weight(tensor: Tensor, declared: Declared, *, is_parameter: bool, with_shards: bool) -> Weight:
+    is_hashed = with_shards or declared.layout != Layout.SHARDED
     local = local_of(tensor)
     return Weight(
         is_parameter=is_parameter,
-        layout=said.layout,
-        said_by=said.by,
+        layout=declared.layout,
+        declared_by=declared.by,
         dtype=str(tensor.dtype).removeprefix("torch."),
         requires_grad=tensor.requires_grad,
         shape=tuple(local.shape),
         kind=_kind(tensor, local),
-        dim=said.dim,
-        full_shape=said.full_shape,
+        dim=declared.dim,
+        full_shape=declared.full_shape,
         print=f"{describe(local)} {bits(local)}" if is_hashed else "",
     )
 
 
 def _kind(tensor: Tensor, local: Tensor) -> str:
-    said = []
+    parts = []
     if isinstance(tensor, DTensor):
-        said.append("DTensor")
+        parts.append("DTensor")
     if hasattr(local, "__tensor_flatten__"):
-        said.append(type(local).__name__)
+        parts.append(type(local).__name__)
     if tensor.device.type != "cpu":
-        said.append(f"on {tensor.device.type}")
-    return ", ".join(said)
+        parts.append(f"on {tensor.device.type}")
+    return ", ".join(parts)
 
 
-def layout_by_dtensor(tensor: Tensor, group: Group) -> Said | None:
+def layout_by_dtensor(tensor: Tensor, group: Group) -> Declared | None:
     """Layout over `group` by the placements of a DTensor; None for a plain tensor or a mesh without that axis."""
     if not isinstance(tensor, DTensor):
         return None
@@ -129,10 +129,10 @@ def layout_by_dtensor(tensor: Tensor, group: Group) -> Said | None:
     dims = [getattr(placement, "dim", None) for placement in tensor.placements]
     dim = dims.pop(here)
     if dim is None:
-        return Said(layout, "DTensor")
+        return Declared(layout, "DTensor")
     # The full size of a dim that a different mesh axis shards is not known.
     full_shape = tuple(None if at in dims else size for at, size in enumerate(tensor.shape))
-    return Said(layout, "DTensor", dim, full_shape)
+    return Declared(layout, "DTensor", dim, full_shape)
 
 
 def _mesh_dim(mesh: DeviceMesh, group: Group) -> int | None:
@@ -146,24 +146,24 @@ def _mesh_dim(mesh: DeviceMesh, group: Group) -> int | None:
     return 0 if ranks == group.ranks else None
 
 
-def _said_by_spec(spec: ShardSpec) -> Said:
+def _declared_by_spec(spec: ShardSpec) -> Declared:
     # Parts are padded to equal shapes, see `ShardSpec.take`.
-    return Said(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
+    return Declared(Layout.REPLICATED if spec.dim is None else Layout.SHARDED, "shard_specs", spec.dim)
 
 
-def _said_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Said:
+def _declared_by_caller(name: str, tensor: Tensor, sharded: ShardedBy) -> Declared:
     if sharded is None:
-        return Said(Layout.UNDECLARED, "undeclared")
+        return Declared(Layout.UNDECLARED, "undeclared")
     if callable(sharded):
         layout = Layout.SHARDED if sharded(name, tensor) else Layout.REPLICATED
-        return Said(layout, "caller")
+        return Declared(layout, "caller")
     shapes = _shapes_by_pattern(sharded)
     matching = find(shapes, lambda pattern: fnmatchcase(name, pattern))
     if matching is None:
-        return Said(Layout.REPLICATED, "caller")
+        return Declared(Layout.REPLICATED, "caller")
     shape = shapes[matching]
     full_shape = None if shape is None else tuple(shape)
-    return Said(Layout.SHARDED, "caller", full_shape=full_shape)
+    return Declared(Layout.SHARDED, "caller", full_shape=full_shape)
 
 
 def _shapes_by_pattern(
@@ -175,13 +175,13 @@ def _shapes_by_pattern(
     return dict.fromkeys([sharded] if isinstance(sharded, str) else sharded)
 
 
-def _declared_specs(module: nn.Module, group: Group) -> dict[str, Said]:
+def _declared_specs(module: nn.Module, group: Group) -> dict[str, Declared]:
     """Layouts declared by tpcompile's own modules; a module bound to a different group says nothing about this one."""
-    said: dict[str, Said] = {}
+    declared: dict[str, Declared] = {}
     for name, declaration in declarations_of(module).items():
         if _is_bound_to(declaration.declared_by, group):
-            said[name] = _said_by_spec(declaration.spec)
-    return said
+            declared[name] = _declared_by_spec(declaration.spec)
+    return declared
 
 
 def _is_bound_to(module: object, group: Group) -> bool:

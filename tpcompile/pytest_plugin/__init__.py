@@ -3,11 +3,14 @@
 __init__.py    hooks of pytest: marker, options, fixture; a marked test goes to the ranks
 launcher.py    a marked test -> what each rank reported, within a time limit
 server.py      jobs -> ranks, forked from a process that has imported torch
-files.py       the files of a job, through which the ranks, the server and pytest talk
+files.py       the files of a job, through which the ranks, the server and pytest communicate
+watch.py       a running job -> how each of its ranks ended
+ends.py        how a rank ended
 rank.py        one rank: a pytest session with this one test
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
 combine.py     reports of all ranks -> reports of the test, one per cause
-causes.py      a failure of a rank -> what it has in common with those of other ranks
+causes.py      reports and exits of the ranks -> one failure per cause
+verdict.py     a verdict -> the text of a failed test
 github.py      failures -> annotations and step summary of GitHub Actions
 
 Importing this package does not import torch.
@@ -49,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say that a debugger has no terminal in a rank."""
+    """Warn that --pdb and --trace do not work on ranks."""
     if config.getoption("usepdb", False) or config.getoption("trace", False):
         return "tpcompile: --pdb and --trace do not reach tests marked tp: their ranks have no terminal"
     return None
@@ -87,7 +90,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Keep the limit of pytest-timeout for a test on ranks, whose own limit names the ranks."""
+    """Keep the limit of pytest-timeout for a test on ranks; the plugin applies it and names the late ranks."""
     if not _is_on_ranks(item):
         return None
     item.stash[_TIMER] = float(settings.timeout)
@@ -102,7 +105,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a marked test on ranks; in a rank, and for all other tests, pytest does as ever."""
+    """Run a marked test on ranks; leave all other tests, and every test inside a rank, to pytest."""
     if not _is_on_ranks(item) or RANK in item.config.stash:
         return None
     from tpcompile.pytest_plugin import launcher

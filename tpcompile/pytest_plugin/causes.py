@@ -1,14 +1,14 @@
-"""Failures of the ranks in one phase of a test -> one cause each, with the ranks that have it."""
+"""Reports and exits of the ranks in one phase of a test -> its failures: one per cause, with the ranks that have it."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpcompile.evidence.iterables import grouped
+from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import IS_LOST_PEER
@@ -24,9 +24,11 @@ class Failure:
     report: dict[str, Any] | None = None
     """Report of the first of these ranks, as JSON; None for a rank that did not report."""
     text: str = ""
-    """What is wrong, where there is no report."""
+    """What is wrong, when there is no report."""
     notes: tuple[Section, ...] = ()
-    """Sections of the report beside the captured output."""
+    """Sections of the report besides the captured output."""
+    is_by_sentinel: bool = False
+    """True when a sentinel ended the ranks; `text` is then its verdict."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,20 @@ class Phase:
         """The phase of that name."""
         return cls(when, ends, stopped_by, {end.rank: end.reports[when] for end in ends if when in end.reports})
 
+    def with_outcome(self, outcome: str) -> dict[int, dict[str, Any]]:
+        """Reports of the ranks with that outcome, by rank."""
+        return {rank: report for rank, report in self.reports.items() if report["outcome"] == outcome}
+
+    @property
+    def has_lost_rank(self) -> bool:
+        """True when a rank died or was stopped during the test."""
+        return any(end.is_lost for end in self.ends)
+
+    @property
+    def has_xfailed(self) -> bool:
+        """True when a rank failed as the marker `xfail` expects."""
+        return any(_is_xfailed(report) for report in self.reports.values())
+
     @property
     def ended_in_it(self) -> list[RankEnd]:
         """Ranks whose process ended before they reported this phase."""
@@ -51,12 +67,12 @@ class Phase:
 
 
 def _unfinished_phase(end: RankEnd) -> str:
-    """The phase that a rank did not report; empty for one that has reported all, or had nothing to do in it."""
-    if end.exit_code == 0 and "teardown" in end.reports:
+    """The first phase that a rank did not report; empty for a rank that reported all phases and ended well."""
+    if end.is_over:
         return ""
-    is_set_up = end.reports.get("setup", {}).get("outcome") in (None, "passed")
-    phases = ("setup", "call", "teardown") if is_set_up else ("setup", "teardown")
-    return next((when for when in phases if when not in end.reports), "teardown")
+    phases = ["setup", "call", "teardown"] if end.is_set_up else ["setup", "teardown"]
+    unreported = [when for when in phases if when not in end.reports]
+    return unreported[0] if unreported else "teardown"
 
 
 def failures(phase: Phase) -> list[Failure]:
@@ -64,29 +80,29 @@ def failures(phase: Phase) -> list[Failure]:
     reported = _reported(phase)
     found = [*reported, *_unreported(phase, is_explained=bool(reported))]
     found.sort(key=lambda failure: failure.ranks)
-    waiting = tuple(_waiting(end) for end in phase.ended_in_it if end.is_stopped)
-    if found and waiting:
-        found[0] = Failure(found[0].ranks, found[0].report, found[0].text, (*found[0].notes, *waiting))
-    return found
+    if not found:
+        return []
+    waiting = [_waiting(end) for end in phase.ended_in_it if end.is_stopped]
+    first = replace(found[0], notes=(*found[0].notes, *waiting))
+    return [first, *found[1:]]
 
 
 # Ranks that reported
 
 
 def _reported(phase: Phase) -> list[Failure]:
-    """The failures of the ranks themselves, without those that follow from a lost or an expectedly failed rank."""
-    is_lost = any(end.is_lost for end in phase.ends)
-    has_xfailed = any(_is_xfailed(report) for report in phase.reports.values())
+    """Failures that ranks reported, without those that are a consequence of what another rank did."""
+    failed = phase.with_outcome("failed")
+    own = {rank: report for rank, report in failed.items() if not _is_consequence(report, phase)}
+    groups = grouped(own, lambda rank: _cause(own[rank]))
+    return [_of_group(ranks, own) for ranks in groups.values()]
 
-    def follows(report: dict[str, Any]) -> bool:
-        if _is_unexpected_pass(report):
-            return is_lost or has_xfailed
-        return is_lost and bool(report.get(IS_LOST_PEER))
 
-    own = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "failed"}
-    failed = {rank: report for rank, report in own.items() if not follows(report)}
-    groups = grouped(failed, lambda rank: _cause(failed[rank]))
-    return [_of_group(ranks, failed) for ranks in groups.values()]
+def _is_consequence(report: dict[str, Any], phase: Phase) -> bool:
+    """True for a lost connection to a rank that was lost, and for a pass of an xfail test that failed elsewhere."""
+    if _is_unexpected_pass(report):
+        return phase.has_lost_rank or phase.has_xfailed
+    return phase.has_lost_rank and bool(report.get(IS_LOST_PEER))
 
 
 def _of_group(ranks: Sequence[int], failed: dict[int, dict[str, Any]]) -> Failure:
@@ -97,7 +113,7 @@ def _of_group(ranks: Sequence[int], failed: dict[int, dict[str, Any]]) -> Failur
 
 
 def _cause(report: dict[str, Any]) -> tuple[object, ...]:
-    """Equal for failures of one kind that came about along the same lines; values in the message may differ."""
+    """Equal for exceptions of one type with one traceback; values in the message may differ."""
     longrepr = report["longrepr"]
     if not isinstance(longrepr, dict):
         return (str(longrepr),)
@@ -109,7 +125,7 @@ def _cause(report: dict[str, Any]) -> tuple[object, ...]:
 
 
 def message(report: dict[str, Any]) -> str:
-    """What an exception says; the text of a failure that is no exception."""
+    """The message of an exception, or the text of a failure without one."""
     longrepr = report["longrepr"]
     if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
         return str(longrepr["reprcrash"]["message"])
@@ -124,36 +140,53 @@ def _is_unexpected_pass(report: dict[str, Any]) -> bool:
     return str(report["longrepr"]).startswith("[XPASS(strict)]")
 
 
-# Ranks that did not
+# Ranks that did not report
 
 
 def _unreported(phase: Phase, *, is_explained: bool) -> list[Failure]:
-    """Ranks that died, or that ran until the limit of the test."""
-    dead = [end for end in phase.ended_in_it if end.has_died or end.error]
-    stopped = [end for end in dead if _is_stopped_by_sentinel(end, phase)]
-    died = [end for end in dead if end not in stopped]
-    found = [*_died(phase, died), *_late(phase)]
-    if stopped and not is_explained:
-        return [Failure(_ranks(stopped), text=phase.stopped_by), *found]
+    """Failures of ranks that died, could not run the test, or ran until its limit.
+
+    Ranks that a sentinel ended are left out when a report explains the failure.
+    """
+    found = [*_unable(phase), *_died(phase), *_late(phase)]
+    if not is_explained:
+        found += _stopped_by_sentinel(phase)
     return found
 
 
 def _is_stopped_by_sentinel(end: RankEnd, phase: Phase) -> bool:
-    has_code = end.exit_code == 1 and not end.error
-    return phase.stopped_by != "" and has_code
+    return phase.stopped_by != "" and end.has_died and end.exit_code == 1
 
 
-def _died(phase: Phase, dead: Sequence[RankEnd]) -> list[Failure]:
-    groups = grouped(dead, lambda end: end.error.replace(f"rank {end.rank}", "rank") or str(end.exit_code))
-    return [Failure(_ranks(ends), text=_death(phase, ends)) for ends in groups.values()]
+def _stopped_by_sentinel(phase: Phase) -> list[Failure]:
+    stopped = [end for end in phase.ended_in_it if _is_stopped_by_sentinel(end, phase)]
+    if not stopped:
+        return []
+    return [Failure(_ranks(stopped), text=phase.stopped_by, is_by_sentinel=True)]
 
 
-def _death(phase: Phase, ends: Sequence[RankEnd]) -> str:
-    if ends[0].error:
-        return ends[0].error
-    code = ends[0].exit_code
-    how = f"died with exit code {code}" if code is None or code >= 0 else f"was killed by {_signal_name(-code)}"
-    return f"{named_ranks(_ranks(ends))} {how} in the {phase.when} of the test"
+def _unable(phase: Phase) -> list[Failure]:
+    """Ranks on which pytest could not run the test, by reason."""
+    unable = [end for end in phase.ended_in_it if end.error]
+    groups = grouped(unable, lambda end: end.error)
+    return [Failure(_ranks(ends), text=f"{named_ranks(_ranks(ends))} {why}") for why, ends in groups.items()]
+
+
+def _died(phase: Phase) -> list[Failure]:
+    """Ranks whose process ended, by exit code; without those that a sentinel ended."""
+    died = [end for end in phase.ended_in_it if end.has_died]
+    groups = grouped(
+        [end for end in died if not _is_stopped_by_sentinel(end, phase)],
+        lambda end: end.exit_code,
+    )
+    return [Failure(_ranks(ends), text=_death(phase, _ranks(ends), code)) for code, ends in groups.items()]
+
+
+def _death(phase: Phase, ranks: Sequence[int], code: int | None) -> str:
+    how = f"died with exit code {code}"
+    if code is not None and code < 0:
+        how = f"was killed by {_signal_name(-code)}"
+    return f"{named_ranks(ranks)} {how} in the {phase.when} of the test"
 
 
 def _signal_name(number: int) -> str:
@@ -167,7 +200,7 @@ def _late(phase: Phase) -> list[Failure]:
     late = [end for end in phase.ended_in_it if end.is_late]
     if not late:
         return []
-    lines = [f"rank {end.rank} stands at {where(end.stack)}" for end in late]
+    lines = [f"rank {end.rank} is at {where(end.stack)}" for end in late]
     text = f"{named_ranks(_ranks(late))} did not finish the {phase.when} of the test in time"
     stacks = tuple((f"Stack of rank {end.rank}, innermost frame first", own_frames(end.stack)) for end in late)
     return [Failure(_ranks(late), text="\n".join([text, *lines]), notes=stacks)]
@@ -189,16 +222,20 @@ _OF_LIBRARIES = ("/site-packages/", "/lib/python3", "<frozen", "/tpcompile/pytes
 
 
 def own_frames(stack: str) -> str:
-    """The frames of a stack inside of the test, innermost first."""
+    """The frames of the test in a stack, innermost first; without those of pytest."""
     lines = [line.strip() for line in stack.splitlines() if _FRAME.search(line)]
     ends = [number for number, line in enumerate(lines) if "/_pytest/python.py" in line]
     return "\n".join(lines[: ends[0]] if ends else lines)
 
 
 def where(stack: str) -> str:
-    """`file:line in function` of the innermost frame outside of libraries; of any frame where there is none."""
-    frames = [found for found in map(_FRAME.search, own_frames(stack).splitlines()) if found]
-    own = [found for found in frames if not any(part in found["file"] for part in _OF_LIBRARIES)]
-    for found in [*own, *frames]:
-        return f"{found['file']}:{found['line']} in {found['function']}"
-    return "an unknown line"
+    """`file:line in function` of the innermost frame outside of libraries, or of the innermost frame."""
+    frames = list(_FRAME.finditer(own_frames(stack)))
+    if not frames:
+        return "an unknown line"
+    frame = find(frames, lambda found: not _is_of_library(found["file"])) or frames[0]
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"
+
+
+def _is_of_library(file: str) -> bool:
+    return any(part in file for part in _OF_LIBRARIES)

@@ -18,7 +18,7 @@ _PHASES = ("setup", "call", "teardown")
 
 
 class RankFailure(Exception):
-    """What a rank could not report itself."""
+    """A failure that a rank could not report itself."""
 
 
 def not_checked(item: pytest.Item, why: str) -> Iterator[pytest.TestReport]:
@@ -41,34 +41,46 @@ def of_test(item: pytest.Item, job: Job, ends: Sequence[RankEnd]) -> Iterator[py
     failed: set[int] = set()
     for when in _PHASES:
         phase = Phase.of(when, ends, stopped_by)
-        # What fails in the teardown after a rank was lost follows from that.
-        found = [] if failed and when == "teardown" and any(end.is_lost for end in ends) else failures(phase)
+        found = [] if failed and _is_after_loss(phase) else failures(phase)
         for failure in found:
+            failed.update(failure.ranks)
             report = _failed(item, phase, failure)
-            github.attach(report, _run_dir(failure, phase, job), item.config.rootpath)
+            github.attach(report, _run_dir(failure, job), item.config.rootpath)
             yield report
-        if not found and (phase.reports or when == "teardown") and not (failed and when == "call"):
+        if not found and _is_reported(phase, has_failed=bool(failed)):
             yield _not_failed(item, phase, shown=failed or set(range(job.world_size)))
-        failed.update(rank for failure in found for rank in failure.ranks)
 
 
-def _run_dir(failure: Failure, phase: Phase, job: Job) -> Path | None:
-    """Where the evidence of a divergence is; None for any other failure."""
+def _is_after_loss(phase: Phase) -> bool:
+    """True for the teardown after a rank was lost: its failures are a consequence."""
+    return phase.when == "teardown" and phase.has_lost_rank
+
+
+def _is_reported(phase: Phase, *, has_failed: bool) -> bool:
+    """Whether pytest expects a report of a phase without failures: no call after a failed setup, always a teardown."""
+    if phase.when == "call" and has_failed:
+        return False
+    return phase.when == "teardown" or bool(phase.reports)
+
+
+def _run_dir(failure: Failure, job: Job) -> Path | None:
+    """The run directory of a divergence; None for any other failure."""
     if failure.report is not None:
         named = failure.report.get(RUN_DIR)
         return Path(named) if named else None
-    return job.files.stopped_by_sentinel if phase.stopped_by and failure.text == phase.stopped_by else None
+    return job.files.stopped_by_sentinel if failure.is_by_sentinel else None
 
 
 def _not_failed(item: pytest.Item, phase: Phase, *, shown: Collection[int]) -> pytest.TestReport:
     """One report for all ranks, with the output of some: passed, or skipped with the ranks that skipped it."""
-    skipped = {rank: report for rank, report in phase.reports.items() if report["outcome"] == "skipped"}
-    reports = skipped or {rank: report for rank, report in phase.reports.items() if report["outcome"] == "passed"}
+    skipped, passed = phase.with_outcome("skipped"), phase.with_outcome("passed")
+    reports = skipped or passed
     if not reports:
         return pytest.TestReport(**_fields(item, phase.when))
     report = _read(item, next(iter(reports.values())), phase)
     report.sections = _output(phase, shown)
-    if skipped and len(skipped) < len(phase.reports) and isinstance(report.longrepr, tuple):
+    is_skipped_on_some = 0 < len(skipped) < len(phase.reports)
+    if is_skipped_on_some and isinstance(report.longrepr, tuple):
         file, line, why = report.longrepr
         report.longrepr = (file, line, f"{named_ranks(tuple(skipped))}: {why.removeprefix('Skipped: ')}")
     return report
@@ -88,7 +100,7 @@ def _failed(item: pytest.Item, phase: Phase, failure: Failure) -> pytest.TestRep
 
 
 def _outcome(item: pytest.Item, text: str) -> dict[str, Any]:
-    """Of a rank that could not report: expected where the test is marked `xfail` without a condition."""
+    """Outcome for ranks that could not report: an expected failure under `xfail` without a condition."""
     longrepr = _longrepr(item, text)
     for mark in item.iter_markers("xfail"):
         if not mark.args and "raises" not in mark.kwargs and mark.kwargs.get("run", True):
@@ -154,17 +166,19 @@ def _longrepr(item: pytest.Item, text: str) -> Any:
 def _output(phase: Phase, ranks: Collection[int]) -> list[tuple[str, str]]:
     """Sections of these ranks up to this phase, each with its rank."""
     found: list[tuple[str, str]] = []
+    phases = _PHASES[: _PHASES.index(phase.when) + 1]
     for end in phase.ends:
-        if end.rank in ranks:
-            found += _sections(end, _PHASES[: _PHASES.index(phase.when) + 1])
-            if end in phase.ended_in_it:
-                found += _unreported(end, phase)
-            found = [(name if "rank" in name else f"{name} (rank {end.rank})", text) for name, text in found]
+        if end.rank not in ranks:
+            continue
+        sections = _sections(end, phases)
+        if end in phase.ended_in_it:
+            sections += _unreported(end, phase)
+        found += [(f"{name} (rank {end.rank})", text) for name, text in sections]
     return found
 
 
 def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
-    """Output of a rank that ended early, without the report of a sentinel, which is the text of the failure."""
+    """Output after the last report of a rank, without the verdict of a sentinel: that is the text of the failure."""
     for stream, text in end.unreported.items():
         own = text.partition("tpcompile sentinel: ")[0] if phase.stopped_by else text
         if own.strip():
@@ -172,7 +186,7 @@ def _unreported(end: RankEnd, phase: Phase) -> Iterator[tuple[str, str]]:
 
 
 def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
-    """The last report has those of the earlier ones, too, where pytest itself captured them (logging)."""
+    """Captured output of a rank in these phases; pytest repeats sections of earlier phases in later reports."""
     found: dict[tuple[str, str], None] = {}
     for when in phases:
         sections = end.reports.get(when, {}).get("sections", [])
@@ -183,10 +197,15 @@ def _sections(end: RankEnd, phases: Sequence[str]) -> list[tuple[str, str]]:
 def _print_output(ends: Sequence[RankEnd]) -> None:
     """With `-s`: the output of every rank, when the test has ended."""
     for end in ends:
-        for name, text in (*_sections(end, _PHASES), *end.unreported.items()):
-            is_output = any(stream in name for stream in STREAMS)
-            for line in text.splitlines() if is_output else ():
+        captured = [text for name, text in _sections(end, _PHASES) if _is_of_stream(name)]
+        for text in (*captured, *end.unreported.values()):
+            for line in text.splitlines():
                 print(f"[rank {end.rank}] {line}")
+
+
+def _is_of_stream(section: str) -> bool:
+    """True for `Captured stdout call`; other sections are logs."""
+    return any(stream in section for stream in STREAMS)
 
 
 def _verdict(job: Job) -> str:

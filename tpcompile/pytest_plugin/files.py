@@ -1,4 +1,4 @@
-"""The files of a job, through which the ranks, their server and pytest talk."""
+"""The files of a job, through which the ranks, their server and pytest communicate."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ SHOW_STACK = signal.SIGUSR1
 """Makes a rank write its stack."""
 STREAMS = ("stdout", "stderr")
 ERROR = "error"
-"""Key of a line that says why a rank could not run its test."""
+"""Key of a line with the reason why a rank could not run its test."""
 IS_LOST_PEER = "tp_is_lost_peer"
-"""Field of a report: the exception is one of communication, as after the end of a different rank."""
+"""Field of a report: the exception is one of communication, as after the end of another process."""
 RUN_DIR = "tp_run_dir"
 """Field of a report: where the evidence of a divergence is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ class TensorParallel:
         if wrong or is_red:
             folder = verdict._write_evidence(self._files.folder / f"check_{number}").path
             found = verdict_text(verdict, folder) if is_red else f"{verdict.summary}; {replay(folder)}"
-            lines = [*wrong, *_evidence(verdict, verdict._evidence.record, wrong), found]
+            lines = [*wrong.values(), *_evidence(verdict, verdict._evidence.record, wrong), found]
             error = DivergenceError("\n".join(lines))
             error.run_dir = folder
             raise error
@@ -116,7 +116,7 @@ class TensorParallel:
 
 
 def _compiled(model: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The model, compiled anew: what earlier checks compiled is no evidence for this one."""
+    """The model, compiled again: compiles of earlier checks are not evidence for this one."""
     torch.compiler.reset()
     if hasattr(model, "_torchdynamo_orig_callable"):
         if options:
@@ -150,9 +150,9 @@ def _counts(record: RankRecord) -> dict[str, int]:
     return {"graphs": graphs - recompiles, "breaks": breaks, "recompiles": recompiles}
 
 
-def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> list[str]:
-    """`graphs: expected 1, found 2 on rank 1`, for every count that is not as expected."""
-    found = []
+def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> dict[str, str]:
+    """Count -> `graphs: expected 1, found 2 on rank 1`, for every count that is not as expected."""
+    found = {}
     for name, wanted in vars(expected).items():
         if wanted is None:
             continue
@@ -161,28 +161,38 @@ def _wrong(observed: Mapping[int, Counter[str]], expected: Expected) -> list[str
             numbers.setdefault(counts[name], []).append(rank)
         others = [f"{count} on {named_ranks(ranks)}" for count, ranks in numbers.items() if count != wanted]
         if others:
-            found.append(f"{name}: expected {wanted}, found {', '.join(others)}")
+            found[name] = f"{name}: expected {wanted}, found {', '.join(others)}"
     return found
 
 
-def _evidence(verdict: Verdict, record: RankRecord, wrong: Sequence[str]) -> Iterator[str]:
-    """What makes up the counts that are not as expected, each with the user's line."""
-    names = {line.partition(":")[0] for line in wrong}
-    if "graphs" in names:
-        for compile_ in record.compiles:
-            if compile_.compile_id.endswith("/0") and compile_.graphs:
-                yield f"  graph of {compile_.line or compile_.function}"
-    if "breaks" in names:
-        for found in (found for compile_ in record.compiles for found in compile_.breaks):
+def _evidence(verdict: Verdict, record: RankRecord, wrong: Iterable[str]) -> Iterator[str]:
+    """The graphs, breaks and recompiles behind the counts that are not as expected, each with the user's line."""
+    listed = {"graphs": _graphs(record), "breaks": _breaks(record), "recompiles": _recompiles(verdict)}
+    for name in wrong:
+        yield from listed[name]
+
+
+def _graphs(record: RankRecord) -> Iterator[str]:
+    for compile_ in record.compiles:
+        is_first = compile_.compile_id.endswith("/0")
+        if is_first and compile_.graphs:
+            yield f"  graph of {compile_.line or compile_.function}"
+
+
+def _breaks(record: RankRecord) -> Iterator[str]:
+    for compile_ in record.compiles:
+        for found in compile_.breaks:
             yield f"  break at {found.line}: {found.reason}"
-    if "recompiles" in names:
-        for cause in verdict.recompiles:
-            at = f" at {cause.line}" if cause.line else ""
-            yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
+
+
+def _recompiles(verdict: Verdict) -> Iterator[str]:
+    for cause in verdict.recompiles:
+        at = f" at {cause.line}" if cause.line else ""
+        yield f"  recompiled: {cause.guard}{at} ({named_ranks(cause.ranks)})"
 
 
 def _is_red(verdict: Verdict, expected: Expected) -> bool:
-    """True when something is red beside graph breaks that are expected."""
+    """True when a check fails, other than for graph breaks that are expected."""
     red = [check for check in verdict.checks if check.is_red]
     if expected.breaks:
         red = [check for check in red if check.cause != Cause.GRAPH_BREAK and check.id != CheckId.ONE_REGION]

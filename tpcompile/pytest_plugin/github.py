@@ -20,7 +20,7 @@ _FIELD = "tp_github"
 
 @dataclass(frozen=True)
 class Note:
-    """What GitHub is told about one cause."""
+    """What GitHub shows about one cause."""
 
     errors: Sequence[str]
     """`::error` lines."""
@@ -49,7 +49,7 @@ def _workspace() -> Path:
 
 
 def attach(report: pytest.TestReport, run_dir: Path | None, rootdir: Path) -> None:
-    """Keep in the report what GitHub is told of it."""
+    """Add the note for GitHub to the report."""
     if github.is_actions(os.environ):
         setattr(report, _FIELD, vars(note_of(report, run_dir, rootdir)))
 

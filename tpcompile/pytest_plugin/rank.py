@@ -21,7 +21,7 @@ from tpcompile.ranks.store import RankStore
 from tpcompile.torch_api.forked import keep_trace_from
 
 _MORE_S = 30.0
-"""A collective gives up so long after pytest would have stopped the rank and named its line."""
+"""A collective times out so long after the limit of the test, at which pytest stops the rank and names its line."""
 _POLL_S = 0.01
 _OF_COMMUNICATION = ("Connection", "gloo", "closed by peer", "Socket")
 
@@ -42,13 +42,13 @@ def run(job: Job, rank: int) -> int:
 def _connect(job: Job, rank: int) -> None:
     limit_s = job.timeout_s + _MORE_S
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit_s))
-    # gloo returns when this rank's own connections stand: a rank that ends at once would cut those that others make.
+    # gloo returns when this rank is connected; a rank that ends at once would break connections still being made.
     connected = RankStore.connect("tpcompile/pytest", rank=rank, world_size=job.world_size)
     connected.wait_for_ranks("connected", timeout_s=limit_s)
 
 
 def _session(place: Place) -> int:
-    """Run the session; 0 unless pytest could not run the test. A test that failed has said so in its report."""
+    """Run the session; 0 unless pytest could not run the test. The failure of a test is in its report."""
     temporary = str(place.job.files.folder / f"tmp_{place.rank}")
     config = pytest.Config.fromdictargs({**place.job.options, "basetemp": temporary}, list(place.job.args))
     config.workerinput = place.job.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
@@ -70,7 +70,7 @@ class RankPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """pytest's debugger would wait for a terminal."""
+        """Refuse breakpoint(): pytest's debugger would wait for a terminal."""
         sys.breakpointhook = self._refuse_breakpoint
 
     def _refuse_breakpoint(self, *_: object, **__: object) -> NoReturn:
@@ -85,23 +85,23 @@ class RankPlugin:
         found = [item for item in items if item.nodeid == self._job.nodeid]
         if not found:
             names = ", ".join(item.nodeid for item in items) or "no tests"
-            self._write({ERROR: f"rank {self._rank} did not collect {self._job.nodeid}; it collected {names}"})
+            self._write({ERROR: f"did not collect {self._job.nodeid}, but {names}"})
         items[:] = found[:1]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Say why a file cannot be collected on this rank."""
+        """Write why a file cannot be collected on this rank."""
         if report.failed:
-            self._write({ERROR: f"rank {self._rank} cannot collect the test:\n{report.longreprtext}"})
+            self._write({ERROR: f"cannot collect the test:\n{report.longreprtext}"})
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Say that pytest itself failed."""
-        self._write({ERROR: f"pytest failed on rank {self._rank}:\n{excrepr}"})
+        """Write that pytest itself failed."""
+        self._write({ERROR: f"stopped with an internal error of pytest:\n{excrepr}"})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note whether an exception is one of communication, and where the evidence of a divergence is."""
+        """Mark reports of lost connections, and add the run directory of a divergence."""
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
         if error is not None and _is_of_communication(error):

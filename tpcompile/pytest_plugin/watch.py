@@ -13,9 +13,9 @@ from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
-"""A rank that still runs when a different one has failed has at least so long to fail by itself."""
+"""After the failure of one rank, the other ranks have at least this long to fail by themselves."""
 _ENDING_S = 10.0
-"""A rank that is stopped has ended by then."""
+"""A rank that is stopped ends within this time."""
 
 
 class Watch:
@@ -27,7 +27,7 @@ class Watch:
         self._read_lines = [0] * job.world_size
         self._began_s = time.monotonic()
         self._deadline_s = self._began_s + job.timeout_s
-        self._is_troubled = False
+        self._has_failed = False
 
     def ends(self) -> list[RankEnd]:
         """How each rank ended."""
@@ -48,23 +48,23 @@ class Watch:
         alive = [end for end in self._ranks if end.exit_code is None]
         in_body = [end for end in alive if not end.has_called]
         now_s = time.monotonic()
-        self._look_for_trouble(now_s)
+        self._shorten_limit(now_s)
         if now_s > self._deadline_s:
-            self._stop(alive, is_late=not any(end.is_in_trouble for end in self._ranks))
+            self._stop(alive, is_late=not any(end.has_failed for end in self._ranks))
         if not in_body and not self._files.go.exists():
             self._files.go.touch()
-            self._renew(now_s)
+            self._restart_limit(now_s)
         return bool(alive) and now_s < self._deadline_s + _ENDING_S
 
-    def _look_for_trouble(self, now_s: float) -> None:
-        """The first rank in trouble leaves the others as long again as it took, to fail by themselves or not."""
-        if not self._is_troubled and any(end.is_in_trouble for end in self._ranks):
-            self._is_troubled = True
-            self._renew(now_s)
+    def _shorten_limit(self, now_s: float) -> None:
+        """Shorten the limit after the first failure: the other ranks may run as long again as the test had run."""
+        if not self._has_failed and any(end.has_failed for end in self._ranks):
+            self._has_failed = True
+            self._restart_limit(now_s)
 
-    def _renew(self, now_s: float) -> None:
-        """With a rank in trouble, what is left has a limit of its own."""
-        if self._is_troubled:
+    def _restart_limit(self, now_s: float) -> None:
+        """After a failure, start a new limit for the phases that are left."""
+        if self._has_failed:
             took_s = now_s - self._began_s
             self._deadline_s = min(self._deadline_s, now_s + max(_GRACE_S, took_s))
 

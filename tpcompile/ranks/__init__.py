@@ -1,1 +1,15 @@
-"""What the ranks of a job share beside tensors: environment, mesh and groups, store, exchange, signals, liveness."""
+"""What the ranks of a job share besides tensors: environment, mesh and groups, store, exchange, signals, liveness.
+
+env.py        torchrun's environment variables -> rank, device, process group
+store.py      JSON between ranks through the c10d store
+served.py     the job's store where no torchrun agent serves one
+exchange.py   a digest from every rank -> one verdict on all ranks
+recorded.py   the record of a rank -> its side of an exchange
+mesh.py       DeviceMesh -> names of process groups and their axes
+domain.py     a mesh and one of its axes -> the ranks that must compile the same programs
+groups.py     any spelling of a group -> its ProcessGroup
+per_group.py  values that live as long as a ProcessGroup
+liveness.py   pid and host of a rank -> state of its process
+signals.py    SIGTERM -> a pipe that a thread reads
+processes.py  a function -> its result on each of N gloo ranks, in spawned processes
+"""

@@ -1,4 +1,11 @@
-"""Capture what torch compiled in this process."""
+"""The live session: what torch compiled in this process -> `RankRecord`.
+
+session.py     all compiles of a session
+regions.py     how many compiled regions each call of a compiled callable entered
+rank_reads.py  reads of the rank in traced code
+foreign.py     custom ops and Triton kernels in compiled graphs
+launches.py    names of Triton kernels in graphs that torch prints with numbers
+"""
 
 from tpcompile.recording.session import CaptureSession
 

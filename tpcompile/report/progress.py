@@ -63,9 +63,9 @@ class Progress:
             self._console.print(Text(plain(text)), soft_wrap=True)
 
     def _run(self) -> None:
-        tell = self._in_bar if self._console.is_terminal else self._in_log
+        show_until_done = self._in_bar if self._console.is_terminal else self._in_log
         with suppress(OSError):  # a closed stderr costs the progress, not the run
-            tell()
+            show_until_done()
 
     def _in_log(self) -> None:
         while not self._done.wait(self._every_s):

@@ -107,7 +107,7 @@ def _head(verdict: Verdict, console: Console, command: str) -> Screen:
 def _facts(verdict: Verdict) -> Iterator[Text]:
     """The checks by outcome, what the first failed ones observed, then the groups of equal ranks."""
     yield from terminal.titled(_passed(verdict), separator=", ", style="green")
-    for check in _told(verdict)[:3]:
+    for check in _failed_outside_layers(verdict)[:3]:
         yield terminal.line(f"fails: {check.name}: {check.observed}", "red")
     yield from terminal.folded(verdict.checks)
     yield from terminal.equal_ranks(verdict)[:3]
@@ -130,7 +130,7 @@ def _passed(verdict: Verdict) -> dict[str, list[str]]:
     return {"holds": holds, "equal on all ranks": equal}
 
 
-def _told(verdict: Verdict) -> Sequence[Check]:
+def _failed_outside_layers(verdict: Verdict) -> Sequence[Check]:
     """Failed checks that are not about a layer; a layer's difference is shown in full."""
     return [check for check in failed(verdict) if check.layer is None]
 

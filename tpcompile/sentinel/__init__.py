@@ -1,4 +1,4 @@
-"""Live detection of rank divergence: a job that diverges ends in seconds, with the cause, and not in a hang.
+"""Live detection of rank divergence: a job that diverges ends within seconds, with the cause, instead of hanging.
 
 protocol.py         events -> actions: pure, owns the state
 events.py           both, as records
@@ -25,7 +25,11 @@ refused_kernels.py  custom ops and Triton kernels that may not run on a shard ->
 exception_cause.py  an exception -> the rank whose end caused it
 alarms.py           what is wrong -> an alarm
 checks.py           what is wrong -> a failed check
+finding.py          what these rules return
+describe.py         the state of a rank -> text for a log or a finding
 settle.py           an alarm -> verdict, report, policy
+timeline.py         compiles, alarms and verdicts of this rank, with their times
+sink.py             the sentinel's messages -> stderr and loguru
 shutdown.py         how a process ends
 sentinel.py         the public class: connects these modules, none of which imports it
 

@@ -43,4 +43,4 @@ class Alarms:
             self._tell(Alarm(key="problem", problem=problem, gone=gone))
 
     def _tell(self, alarm: Alarm) -> None:
-        self._log.tell("alarm", **alarm.model_dump(mode="json"))
+        self._log.append("alarm", **alarm.model_dump(mode="json"))

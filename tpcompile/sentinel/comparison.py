@@ -22,7 +22,7 @@ class Comparison:
 
     def __init__(self, log: StoreLog, progress: Progress, *, on: Callable[[Event], None]) -> None:
         self._log, self._progress, self._on = log, progress, on
-        self._told: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
+        self._published: tuple[Mapping[str, Ran], Mapping[str, Counted]] = ({}, {})
         members = log.members
         here = members.index(log.rank)
         self._next, previous = members[(here + 1) % len(members)], members[here - 1]
@@ -37,16 +37,16 @@ class Comparison:
             return
         ran = ran_by(self._progress)
         counted = self._progress.counted(is_over=self._is_over)
-        told, self._told = self._told, (ran, counted)
-        if told == self._told:
+        before, self._published = self._published, (ran, counted)
+        if before == self._published:
             return
-        if ran != told[0]:
+        if ran != before[0]:
             self._log.say_ran(ran, is_all=False)
-        if counted != told[1]:
+        if counted != before[1]:
             self._log.say_counted(counted)
         theirs_ran = self._log.ran_on([self._next], wait_s=0.0) if ran else {}
         theirs_counted = self._log.counted_on([self._next])
-        self._tell(theirs_ran, theirs_counted, ran=ran, counted=counted)
+        self._compare(theirs_ran, theirs_counted, ran=ran, counted=counted)
 
     def at_the_end(self) -> None:
         """Compare variants with all ranks, waiting for them, and counters with what the neighbours have published."""
@@ -58,9 +58,9 @@ class Comparison:
             theirs_ran = self._log.ran_on(self._others, wait_s=_LEAVING_S)
         if counted:
             self._log.say_counted(counted)
-        self._tell(theirs_ran, self._log.counted_on(self._neighbours), ran=ran, counted=counted)
+        self._compare(theirs_ran, self._log.counted_on(self._neighbours), ran=ran, counted=counted)
 
-    def _tell(
+    def _compare(
         self,
         theirs_ran: Mapping[int, Mapping[str, Ran]],
         theirs_counted: Mapping[int, Mapping[str, Counted]],

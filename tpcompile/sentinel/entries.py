@@ -39,18 +39,18 @@ class Entries:
             return
         begun, ends = self.begun, self.begun.clear
 
-        def tell() -> Callable[[], None]:
+        def mark_begun() -> Callable[[], None]:
             begun[get_ident()] = region
             return ends
 
-        self._hooks[context] = tell
-        watching.entry_hooks(context).append(tell)
+        self._hooks[context] = mark_begun
+        watching.entry_hooks(context).append(mark_begun)
 
     def clear(self) -> None:
         """Remove all entry hooks."""
         self.begun.clear()
-        for context, tell in list(self._hooks.items()):
+        for context, mark_begun in list(self._hooks.items()):
             hooks = watching.entry_hooks(context)
-            if tell in hooks:  # an exception here would end the process: Dynamo calls this from C++
-                hooks.remove(tell)
+            if mark_begun in hooks:  # an exception here would end the process: Dynamo calls this from C++
+                hooks.remove(mark_begun)
         self._hooks.clear()

@@ -25,6 +25,7 @@ from tpcompile.sentinel.entries import Entries
 from tpcompile.sentinel.events import CompileEnded, CompileStarted, Event
 from tpcompile.sentinel.messages import RUNNING, TRIGGERS, Announcement, Position, post_of
 from tpcompile.sentinel.progress import Progress, Region
+from tpcompile.sentinel.timeline import TimelineEvent
 from tpcompile.torch_api import compiler as compat
 from tpcompile.torch_api import hooks as torch_hooks
 from tpcompile.torch_api import watching
@@ -40,7 +41,7 @@ class Hooks:
         progress: Progress,
         *,
         on: Callable[[Event], None],
-        note: Callable[[str], None],
+        note: Callable[[TimelineEvent, str], None],
         say_raising: Callable[[], None],
         on_compile: Callable[[CompileRecord], None],
     ) -> None:
@@ -186,7 +187,7 @@ class Hooks:
             self._progress.set(TRIGGERS.get(kind, kind), compile_id)
             return
         self._handled = sys.exception()  # the program compiles in an `except` block
-        self._note(f"compile starts {compile_id}")
+        self._note(TimelineEvent.COMPILE_STARTS, compile_id)
         self.num_compiles += 1
         self._begin(compile_id)
 
@@ -218,7 +219,7 @@ class Hooks:
         if not self._progress.is_active:
             return
         self._progress.set(RUNNING)
-        self._note(f"compile ends {compile_id}")
+        self._note(TimelineEvent.COMPILE_ENDS, compile_id)
         if kind != "dynamo" or compile_id not in self._positions:
             return
         error = sys.exception()

@@ -91,7 +91,7 @@ class _Numbered:
 
     @property
     def keys(self) -> tuple[tuple[int, Key], ...]:
-        """The collective of each rank, to compare with other numbers."""
+        """The collective of each rank, to compare with those of other numbers."""
         return tuple(self.here.map(_key).items())
 
     def deviating(self) -> tuple[int, ...]:

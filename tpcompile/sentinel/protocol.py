@@ -88,6 +88,8 @@ class Protocol:
         self._compares_at_s = 0.0
         self.has_parted = False
         """What ran on the ranks was found to differ; reported once."""
+        self.stopped_because = ""
+        """Why this rank stopped watching before its block ended; empty while it watches."""
         self._suspected: Finding | None = None
         """The finding that numbers of collectives differ, until the answers show which collective it is."""
         self._lock = threading.Lock()
@@ -283,6 +285,7 @@ class Protocol:
 
     def _failed(self, event: Failed | PeerFailed) -> list[Action]:
         self.progress.is_active = self._takes_part = False
+        self.stopped_because = event.why
         return [Release(), StopWatching(event.why)]
 
 

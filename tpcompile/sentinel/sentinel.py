@@ -40,11 +40,12 @@ from tpcompile.sentinel.messages import FINISHED, RUNNING, WAITING
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.refused_kernels import RefusedKernels
-from tpcompile.sentinel.settle import Kernels, Policy, Settlement, Timeline
+from tpcompile.sentinel.settle import Kernels, Policy, Settlement
 from tpcompile.sentinel.shutdown import Shutdown, is_exit
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import DECIDED, PASSED, StoreLog
+from tpcompile.sentinel.timeline import Timeline
 from tpcompile.sentinel.timer import Timer
 from tpcompile.torch_api import watching
 
@@ -171,8 +172,8 @@ class Sentinel:
         return self._settlement.findings
 
     @property
-    def timeline(self) -> list[tuple[float, str]]:
-        """(Unix time, what happened): compiles, alarms and verdicts of this rank."""
+    def timeline(self) -> list[tuple[float, str, str]]:
+        """(Unix time, event, compile id): compiles, alarms and verdicts of this rank; no id for the last two."""
         return self._timeline.entries
 
     @property
@@ -294,8 +295,7 @@ class Sentinel:
         late.start()
 
     def _look(self, action: ev.Look) -> None:
-        is_stuck = self._snapshot.is_stuck(for_s=self._limits.hang_after_s)
-        self._on(ev.Looked(time.monotonic(), is_stuck))
+        self._on(ev.Looked(time.monotonic(), self._snapshot.is_stuck(for_s=self._limits.hang_after_s)))
 
     def _ask(self, action: ev.Ask) -> None:
         may_live = [rank for rank, found in absences(self.log, action.expected).items() if found.may_live]
@@ -312,7 +312,7 @@ class Sentinel:
     def _stop_watching(self, action: ev.StopWatching) -> None:
         """Stop watching on all ranks, with one warning; the job continues without a sentinel."""
         logger.warning("rank {}: the sentinel has stopped watching: {}", self.rank, action.why)
-        self.log.tell("degraded", why=f"on rank {self.rank}, {action.why}")
+        self.log.append("degraded", why=f"on rank {self.rank}, {action.why}")
 
     # How the block ends.
 
@@ -339,7 +339,7 @@ class Sentinel:
     def _say_left(self, why: str) -> None:
         state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
         try:
-            self.log.tell("left", state=state.model_dump(mode="json"))
+            self.log.append("left", state=state.model_dump(mode="json"))
             if self.shutdown.unwinds:
                 self.log.say_closed()
         except RuntimeError:

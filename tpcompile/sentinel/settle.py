@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,23 +29,13 @@ from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.shutdown import Shutdown, stay_until_gone
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.store_log import StoreLog
+from tpcompile.sentinel.timeline import Timeline, TimelineEvent
 
 Policy = Literal["stop", "warn"] | Callable[[Verdict], None]
 Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 4.0
 _PUBLISH_S = 5.0
-
-
-class Timeline:
-    """Events on this rank, with Unix times."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[float, str]] = []
-
-    def note(self, what: str) -> None:
-        """Add an entry."""
-        self.entries.append((time.time(), what))
 
 
 @dataclass(frozen=True)
@@ -112,14 +101,14 @@ class Settlement:
             if self.policy == "stop":
                 self._shutdown.leave(ExitCode.FAIL)
             return True
-        self._timeline.note("alarm")
+        self._timeline.note(TimelineEvent.ALARM)
         record = self.record(alarm.position)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
         side = record_side(record, self._rules, problems=problems)
         exchange = Exchange(store, present, others=self, timeout_s=_EXCHANGE_S)
         verdict = exchange.verdict(side)
-        self._timeline.note("verdict")
+        self._timeline.note(TimelineEvent.VERDICT)
         is_judge = store.peek("judge") == self._log.rank
         settled = _Settled(alarm, tuple(present), record, store, verdict, is_judge)
         if verdict is None:

@@ -79,7 +79,7 @@ class StoreLog:
         """The process that a rank published."""
         return Process.model_validate(self._count(1).peek(f"here/{rank}") or {})
 
-    def tell(self, kind: str, **data: Any) -> None:
+    def append(self, kind: str, **data: Any) -> None:
         """Append an entry to the log, which wakes every listener."""
         store = self._count(2)
         entry = Entry(kind=kind, rank=self.rank, data=data)
@@ -98,7 +98,7 @@ class StoreLog:
     def announce(self, found: Announcement) -> None:
         """Publish that a compile begins, unless a rank has done so for this position."""
         if self._count(1).count(f"first/{found.position.key}") == 1:
-            self.tell(COMPILES, announcement=found.model_dump(mode="json"))
+            self.append(COMPILES, announcement=found.model_dump(mode="json"))
 
     def post(self, position: Position, mine: CompilePost) -> tuple[bool, bool]:
         """Publish what was compiled at a position; returns (this rank is the last one, all posts are equal)."""
@@ -113,7 +113,7 @@ class StoreLog:
     def decide(self, position: Position, kind: str, **data: Any) -> None:
         """Decide on a position and publish that to every rank, unless it is decided."""
         if self._count(1).count(f"decided/{position.key}") == 1:
-            self.tell(kind, position=position.model_dump(mode="json"), **data)
+            self.append(kind, position=position.model_dump(mode="json"), **data)
 
     def number(self, name: str) -> int:
         """The next number of a counter that all ranks share."""
@@ -130,7 +130,7 @@ class StoreLog:
     def ran_on(self, ranks: Sequence[int], *, wait_s: float) -> dict[int, dict[str, Ran]]:
         """The variants that these ranks have published; with `wait_s`, those published on leaving."""
         store = self._count(1).under(_ran_key(is_all=wait_s > 0))
-        return _told(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
+        return _published(store, ranks, lambda value: _loaded(Ran, value), timeout_s=wait_s)
 
     def say_counted(self, counted: Mapping[str, Counted]) -> None:
         """Publish this rank's counters at calls of its regions."""
@@ -138,7 +138,7 @@ class StoreLog:
 
     def counted_on(self, ranks: Sequence[int]) -> dict[int, dict[str, Counted]]:
         """The counters that these ranks have published."""
-        return _told(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
+        return _published(self._count(1).under("counted"), ranks, lambda value: _loaded(Counted, value))
 
     def raises_first(self) -> bool:
         """Publish that an exception ends this rank; True for the first rank that does."""
@@ -168,12 +168,12 @@ class StoreLog:
     def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """Ask all ranks for their state; returns the answers of `ranks` that came in time."""
         number = self.number("asks")
-        self.tell("ask", ask=number)
+        self.append("ask", ask=number)
         return self.answers(str(number), ranks, timeout_s=timeout_s)
 
     def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
-        return _told(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
+        return _published(self._count(1).under(f"state/{ask}"), ranks, RankState.model_validate, timeout_s=timeout_s)
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, RankState]:
         """Publish these states to other domains; returns those of their waiting ranks."""
@@ -184,14 +184,16 @@ class StoreLog:
         board: RankStore = self._clients.all.under(self._board)
         for rank, state in states.items():
             board.put(str(rank), state.model_dump(mode="json"))
-        return _told(board, others, RankState.model_validate)
+        return _published(board, others, RankState.model_validate)
 
     def store(self, prefix: str) -> RankStore:
         """A client under its own prefix, for one exchange."""
         return self._count(0).under(prefix)
 
 
-def _told(store: RankStore, ranks: Iterable[int], load: Callable[[Any], T], *, timeout_s: float = 0.0) -> dict[int, T]:
+def _published(
+    store: RankStore, ranks: Iterable[int], load: Callable[[Any], T], *, timeout_s: float = 0.0
+) -> dict[int, T]:
     """What these ranks have written under their rank as key."""
     found, _ = store.gather({rank: str(rank) for rank in ranks}, timeout_s=timeout_s)
     return {rank: load(value) for rank, value in found.items()}

@@ -64,7 +64,7 @@ def test_a_size_that_is_a_symbol_on_one_rank_only_is_automatic_dynamic() -> None
         (call("mul", "%0", "2"), call("mul", "%0", "2", value="f32[4, 8][1, 4]cpu"), Cause.STRIDE),
     ],
 )
-def test_a_node_that_differs_tells_constant_branch_and_metadata_apart(ours: Node, theirs: Node, cause: Cause) -> None:
+def test_a_node_that_differs_distinguishes_constant_branch_and_metadata(ours: Node, theirs: Node, cause: Cause) -> None:
     assert only(compiled(ours, reduce("%1")), compiled(theirs, reduce("%1"))).cause == cause
 
 
@@ -221,7 +221,7 @@ def test_a_backend_that_lowers_less_is_named_unless_a_cache_was_hit() -> None:
     assert between(whole, compiled(cache=("aotautograd_cache_hit",))) == ()
 
 
-def test_the_whole_on_one_rank_and_its_parts_on_another_are_one_finding() -> None:
+def test_the_whole_on_one_rank_and_its_parts_on_a_different_rank_are_one_finding() -> None:
     layer, model = line(10), line(30)
     parts = [compiled(call("mul", "%0", "2", at=12), compile_id=f"{n}/0", line=layer) for n in range(2)]
     whole = compiled(call("mul", "%0", "2", at=12), call("mul", "%1", "2", at=12), line=model)
@@ -276,7 +276,7 @@ def test_a_guard_that_differs_under_equal_graphs(type_: str, ours: str, theirs: 
     assert ours in found.held and theirs in found.guard
 
 
-def test_another_number_of_saved_tensors_is_the_partitioner() -> None:
+def test_a_different_number_of_saved_tensors_is_the_partitioner() -> None:
     def saves(*outputs: str) -> CompileRecord:
         found = graph(call("torch.ops.aten.mul.Tensor", "%0", "2"), kind="forward")
         out = found.nodes[-1].model_copy(update={"args": (f"({', '.join(outputs)},)",)})
@@ -286,17 +286,17 @@ def test_another_number_of_saved_tensors_is_the_partitioner() -> None:
     assert only(saves("%1"), saves("%1", "%0")).cause == Cause.PARTITIONER
 
 
-def test_another_lowered_op_is_a_compiler_pass() -> None:
+def test_a_different_lowered_op_is_a_compiler_pass() -> None:
     ops = [lowered(call(f"torch.ops.aten.{name}.default", "%0")) for name in ("relu", "gelu")]
     assert only(*ops).cause == Cause.COMPILER_PASS
 
 
-def test_another_matmul_in_the_generated_code_is_autotuning() -> None:
+def test_a_different_matmul_in_the_generated_code_is_autotuning() -> None:
     codes = ("extern_kernels.mm(buf0, buf1, out=buf2)", "triton_tem_fused_mm_0.run(buf0, buf1, buf2)")
     assert only(*(lowered(kernels=(kernel(code, name="call"),)) for code in codes)).cause == Cause.AUTOTUNE
 
 
-def test_another_matmul_anywhere_in_the_differing_code_is_autotuning() -> None:
+def test_a_different_matmul_anywhere_in_the_differing_code_is_autotuning() -> None:
     first = [kernel(code, name="cpp_fused_0") for code in ("tmp0 = x + 1", "tmp0 = 1 + x")]
     calls = [
         kernel(code, name="call") for code in ("extern_kernels.bmm(a, b, out=c)", "triton_tem_fused_bmm.run(a, b)")
@@ -316,7 +316,7 @@ def test_generated_code_that_swaps_collectives_is_a_hang_by_a_compiler_pass() ->
     assert (found.cause, found.cls) == (Cause.COMPILER_PASS, DivergenceClass.COLLECTIVES)
 
 
-def test_a_branch_of_the_same_op_on_another_line_is_a_branch() -> None:
+def test_a_branch_of_the_same_op_on_a_different_line_is_a_branch() -> None:
     def branched(value: int, at: int) -> CompileRecord:
         return compiled(call("sub", "%0", str(value), at=at), reduce("%1"), guards=(guard(says=f"== {value}"),))
 
@@ -329,7 +329,7 @@ def test_a_cache_that_one_rank_hits_is_information() -> None:
     assert (found.cause, found.cls, found.is_red) == (Cause.CACHE_SPLIT, DivergenceClass.LABEL, False)
 
 
-def test_a_guard_that_nobody_asked_for_stands_at_the_first_node_that_differs() -> None:
+def test_a_guard_without_a_request_stands_at_the_first_node_that_differs() -> None:
     def scaled(value: int) -> CompileRecord:
         unplaced = guard(says=f"== {value}").model_copy(update={"line": None})
         return compiled(call("mul", "%0", str(value), at=37), reduce("%1"), guards=(unplaced,))
@@ -362,6 +362,6 @@ def test_what_a_module_is_fed_stands_where_it_is_called() -> None:
     assert (found.cause, found.line) == (Cause.SHAPE, caller)
 
 
-def test_an_error_says_what_the_operator_said() -> None:
+def test_an_error_has_the_message_of_the_operator() -> None:
     text = "RuntimeError when making fake tensor call\n  Explanation: linear(*(x,)): got RuntimeError('no [2] X [3]')"
     assert normalise.error(text) == "RuntimeError when making fake tensor call: no [2] X [3]"

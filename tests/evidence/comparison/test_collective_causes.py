@@ -40,7 +40,7 @@ def test_the_field_of_a_collective_that_differs_is_the_cause(
 
 
 @pytest.mark.parametrize(("phase", "cause"), [("forward", Cause.ORDER_FORWARD), ("backward", Cause.ORDER_BACKWARD)])
-def test_the_same_collectives_in_another_order_are_an_order(phase: str, cause: Cause) -> None:
+def test_the_same_collectives_in_a_different_order_are_an_order(phase: str, cause: Cause) -> None:
     one, two = collective(phase=phase), collective(phase=phase, reduce_op="max")
     assert only(compiled(collectives=(one, two)), compiled(collectives=(two, one))).cause == cause
 
@@ -64,7 +64,7 @@ def test_other_split_sizes_are_a_hang_although_the_shape_is_equal() -> None:
 
 @pytest.mark.parametrize("value", ["f32[4, 16][16, 1]cpu", "bf16[4, 8][8, 1]cpu"])
 @pytest.mark.parametrize("is_seen", [True, False], ids=["collectives differ", "collectives not observed"])
-def test_a_collective_of_another_shape_or_dtype_in_the_graph_is_a_hang(value: str, is_seen: bool) -> None:
+def test_a_collective_of_a_different_shape_or_dtype_in_the_graph_is_a_hang(value: str, is_seen: bool) -> None:
     def with_value(text: str, shape: str) -> CompileRecord:
         reduced = reduce("%0").model_copy(update={"value": text})
         return compiled(reduced, collectives=(collective(shape=shape),) if is_seen else ())
@@ -93,7 +93,7 @@ def test_the_rank_that_drops_a_result_is_last_with_the_line_of_the_collective(dr
     assert found.line == line(42)
 
 
-def test_ranks_that_drop_results_of_different_collectives_are_told_by_the_node() -> None:
+def test_ranks_that_drop_results_of_different_collectives_are_distinguished_by_the_node() -> None:
     def drops(first: bool) -> CompileRecord:
         issued = (collective(used=not first), collective(used=first))
         return compiled(reduce("%0"), reduce("%0"), call("mul", "%2" if first else "%1", "2"), collectives=issued)

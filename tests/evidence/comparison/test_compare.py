@@ -48,7 +48,7 @@ def test_equal_ranks_have_no_divergence() -> None:
     assert between(*[compiled()] * 8) == ()
 
 
-def test_another_environment_is_named_with_both_values() -> None:
+def test_a_different_environment_is_named_with_both_values() -> None:
     found = divergences(
         record(0, compiled(), environment=(("nccl", "2.27.3"), ("torch", "2.11.0"))),
         record(1, compiled(), environment=(("nccl", "2.27.3"), ("torch", "2.13.0"))),
@@ -62,7 +62,7 @@ def test_a_variable_set_on_one_rank_only_is_named() -> None:
     assert found[0].title == "env TRITON_DEBUG: 1, on rank 1 only"
 
 
-def test_another_stride_is_found_at_the_inputs() -> None:
+def test_a_different_stride_is_found_at_the_inputs() -> None:
     found = only(compiled(), compiled(inputs=(tensor(stride="[1, 4]"),)))
     assert (found.layer, found.cls, found.is_red) == (Layer.INPUTS, DivergenceClass.CONTENT, True)
     assert "stride=[8, 1]" in found.groups[0].item.text and "stride=[1, 4]" in found.groups[1].item.text
@@ -199,13 +199,13 @@ def test_a_collective_that_differs_is_a_hang(change: dict[str, object], shown: s
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_the_same_collectives_in_another_order_are_a_hang(phase: str) -> None:
+def test_the_same_collectives_in_a_different_order_are_a_hang(phase: str) -> None:
     one, two = collective("all_reduce", phase), collective("all_gather_into_tensor", phase, reduce_op="")
     found = only(compiled(collectives=(one, two)), compiled(collectives=(two, one)))
     assert found.cls == DivergenceClass.COLLECTIVES
 
 
-def test_another_reduce_op_in_the_graph_is_a_hang_and_not_only_content() -> None:
+def test_a_different_reduce_op_in_the_graph_is_a_hang_and_not_only_content() -> None:
     found = only(
         compiled(reduce(op="sum")), compiled(reduce(op="max"), collectives=(collective(reduce_op="max"),))
     )  # fmt: skip
@@ -297,7 +297,7 @@ def test_a_declared_difference_hides_no_other_of_its_layer() -> None:
     assert [d.cls for d in found] == [DivergenceClass.DECLARED, DivergenceClass.CONTENT]
 
 
-def test_a_declaration_for_another_layer_does_not_help() -> None:
+def test_a_declaration_for_a_different_layer_does_not_help() -> None:
     found = only(compiled(), compiled(guards=(guard(says="== 2"),)), allowed=[("graph", "scale", "wrong layer")])
     assert found.cls == DivergenceClass.CONTENT
 
@@ -337,7 +337,7 @@ def test_a_layer_that_one_rank_did_not_log_is_not_a_difference() -> None:
     assert between(whole, hit, whole) == ()
 
 
-def test_ranks_that_logged_a_layer_are_compared_although_another_did_not() -> None:
+def test_ranks_that_logged_a_layer_are_compared_although_a_different_rank_did_not() -> None:
     found = only(factor(1.0), compiled(), factor(2.0))
     assert (found.layer, parts(found)) == (Layer.LOWERED, [(0,), (2,)])
 

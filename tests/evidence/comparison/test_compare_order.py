@@ -50,7 +50,7 @@ def test_variants_of_one_function_with_equal_collectives_may_change_places() -> 
     assert only([three, other], [other, three]).cls == DivergenceClass.COLLECTIVES
 
 
-def test_programs_in_another_order_can_be_declared() -> None:
+def test_programs_in_a_different_order_can_be_declared() -> None:
     one, two = (compiled(call("mul", "%0", str(n)), compile_id=f"{n}/0", function=f"f{n}") for n in (2, 3))
     allowed = [("collectives", "with collectives", "stages take turns")]
     found = only([one, two], [two, one], allowed=allowed)
@@ -62,7 +62,7 @@ def issuing(*ops: str) -> tuple[Kernel, ...]:
     return (kernel("\n".join(code), name="call"),)
 
 
-def test_code_that_issues_collectives_in_another_order_is_a_hang_below_bounds_that_follow_the_rank() -> None:
+def test_code_that_issues_collectives_in_a_different_order_is_a_hang_below_bounds_that_follow_the_rank() -> None:
     ops = ("all_reduce", "all_gather_into_tensor")
     found = between(bound(0, kernels=issuing(*ops)), bound(4, kernels=issuing(*ops[::-1])))
     assert [(d.cls, d.layer) for d in found] == [
@@ -71,7 +71,7 @@ def test_code_that_issues_collectives_in_another_order_is_a_hang_below_bounds_th
     ]
 
 
-def test_code_that_issues_collectives_in_another_order_is_a_hang_below_a_declared_constant() -> None:
+def test_code_that_issues_collectives_in_a_different_order_is_a_hang_below_a_declared_constant() -> None:
     def scaled(factor: int, *ops: str) -> CompileRecord:
         return compiled(call("mul", "%0", str(factor)), reduce("%1"), kernels=issuing(*ops))
 
@@ -126,7 +126,7 @@ def test_a_pad_behind_the_first_difference_is_a_choice_as_well() -> None:
     assert not only(lowered(tanh, PAD, mm), lowered(moved, PAD, mm)).is_choice
 
 
-def test_a_choice_after_which_collectives_come_in_another_order_is_a_hang() -> None:
+def test_a_choice_after_which_collectives_come_in_a_different_order_is_a_hang() -> None:
     calls = [
         f"torch.ops._c10d_functional.all_reduce_.default(buf{n}, '{op}', 'tp')" for n, op in ((0, "sum"), (1, "max"))
     ]

@@ -150,6 +150,6 @@ def test_a_shared_function_that_one_rank_compiles_again_is_red() -> None:
     assert (found.cause, found.is_red) == (Cause.SHAPE, True)
 
 
-def test_a_function_that_runs_in_place_of_another_is_red() -> None:
+def test_a_function_that_runs_in_place_of_a_different_one_is_red() -> None:
     found = between([compiled(), local("gelu", at=90)], [compiled(), local("relu", at=95)])
     assert {d.cause for d in found if d.is_red} == {Cause.EXTRA_COMPILE}

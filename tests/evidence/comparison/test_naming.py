@@ -39,7 +39,7 @@ def reducing(*calls: Node, **fields: object) -> CompileRecord:
 @pytest.mark.parametrize(
     ("theirs", "cause"), [(("max", "sum"), Cause.ORDER_FORWARD), (("sum", "min"), Cause.REDUCE_OP)]
 )
-def test_collectives_that_came_from_another_rank_are_compared_by_name(theirs: Sequence[str], cause: Cause) -> None:
+def test_collectives_that_came_from_a_different_rank_are_compared_by_name(theirs: Sequence[str], cause: Cause) -> None:
     def issuing(*ops: str) -> CompileRecord:
         issued = tuple(collective(reduce_op=op) for op in ops)
         return reducing(*(reduce("%1", op) for op in ops), collectives=issued)
@@ -147,7 +147,7 @@ def test_of_equal_collectives_the_one_at_a_line_of_its_own_is_extra(extra_at: in
     assert (found.cause, found.line) == (Cause.EXTRA_COLLECTIVE, line(extra_at))
 
 
-def test_the_property_of_a_tensor_in_which_guards_differ_is_said_alone() -> None:
+def test_only_the_property_of_a_tensor_in_which_guards_differ_is_printed() -> None:
     says = "check_tensor(L['x'], Tensor, DispatchKeySet(CPU), torch.float32, requires_grad=False, size=[{}, 8])"
     ours, theirs = (compiled(guards=(guard("TENSOR_MATCH", "L['x']", says.format(size)),)) for size in (4, None))
     assert only(ours, theirs).title == "guard on x: size 4, 8 / None, 8"

@@ -50,7 +50,7 @@ def test_a_rank_whose_log_ended_before_is_not_blamed_and_collectives_stay_collec
     assert found.cls == DivergenceClass.COLLECTIVES
 
 
-def test_a_store_that_is_gone_is_no_defect_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_respond_is_not_a_bug_in_tpcompile(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: Any) -> NoReturn:
         raise RuntimeError("the job's store is gone")
 

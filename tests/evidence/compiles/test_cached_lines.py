@@ -54,7 +54,7 @@ def test_lines_that_have_not_moved_stay_although_some_are_not_lowered() -> None:
     assert blamed(graph("dynamo", line(9), line(12)), graph("forward", line(12))) == [line(12)]
 
 
-def test_a_line_of_code_that_is_gone_is_no_line() -> None:
+def test_a_line_of_code_that_no_longer_exists_is_no_line() -> None:
     assert blamed(graph("dynamo", line(9, "return y")), graph("forward", line(9))) == [None]
 
 

@@ -58,7 +58,7 @@ def test_every_kind_of_collective_is_seen_with_its_group(call: str, op: str) -> 
     assert (found.op, found.group) == (op, "dp")
 
 
-def test_a_collective_nobody_waits_for_is_marked() -> None:
+def test_a_collective_without_a_wait_is_marked() -> None:
     assert not one(f"a = {FUNCTIONAL}.all_reduce.default(x, 'sum', '0')\nreturn (a,)").waited
 
 
@@ -123,5 +123,5 @@ def test_a_users_file_that_is_called_like_one_of_torch_is_the_users(file: str, l
         ("/home/me/torch/train.py", False),
     ],
 )
-def test_a_whole_path_tells_whose_file_it_is(file: str, is_ours: bool) -> None:
+def test_a_whole_path_shows_whose_file_it_is(file: str, is_ours: bool) -> None:
     assert is_library(UserLine(file=file, line=1)) == is_ours

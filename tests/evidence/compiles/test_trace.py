@@ -102,7 +102,7 @@ def test_a_compile_has_frame_line_stack_inputs_graph_and_guards() -> None:
     assert [g.expression for g in found.guards] == ["G['k'] == 2"]
 
 
-def test_events_nobody_reads_are_dropped_at_the_source() -> None:
+def test_events_that_are_not_read_are_dropped_at_the_source() -> None:
     assert trace.event({"chromium_event": {}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
     assert trace.event({"artifact": {"name": "something else"}, "frame_id": 0, "frame_compile_id": 0}, "{}") is None
 
@@ -112,7 +112,7 @@ def test_a_live_source_that_started_late_gets_file_names_from_the_string_table()
     assert str(found.line) == "/app/model.py:3 in forward"
 
 
-def test_a_file_name_nobody_told_is_a_question_mark() -> None:
+def test_an_unknown_file_name_is_a_question_mark() -> None:
     assert str(records(*program())[0].line) == "?:3 in forward"
 
 

@@ -43,7 +43,7 @@ def numbers(found: tuple[Graph, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["dynamo", "forward"])
-def test_the_source_file_tells_the_line_of_a_collective(kind: str, tmp_path: Path) -> None:
+def test_the_line_of_a_collective_comes_from_the_source_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(SOURCE)
     assert numbers(with_user_lines([graph(str(file), kind)], [])) == [2, 3, 3, 4, 5]

@@ -63,7 +63,7 @@ def test_temporary_names_and_user_lines_are_not_in_the_digest():
     assert digest_rank(record).compiles == digest_rank(record.model_copy(update={"compiles": (compile_,)})).compiles
 
 
-def test_a_layer_nobody_logged_is_not_observed_rather_than_empty():
+def test_a_layer_that_no_rank_logged_is_not_observed_rather_than_empty():
     digest = programs.digest(_program(), Noise(0)).compiles[0]
     assert digest.sha(Layer.KERNELS, "forward") is None
     assert digest.sha(Layer.GRAPH) is not None

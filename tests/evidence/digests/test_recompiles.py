@@ -142,7 +142,7 @@ def changed(model: Model, **values: Any) -> Callable[[Any], None]:
 
 
 def without_grad(compiled: Any) -> None:
-    """A call in another grad mode."""
+    """A call in a different grad mode."""
     with torch.no_grad():
         compiled(torch.ones(4, 8))
 

@@ -29,7 +29,7 @@ def record(*compiles: CompileRecord) -> RankRecord:
     return RankRecord(rank=0, world_size=1, compiles=compiles)
 
 
-def test_the_callable_itself_runs_at_no_line_of_another_frame() -> None:
+def test_the_callable_itself_runs_at_no_line_of_a_different_frame() -> None:
     assert runs_at(compiled(MAIN, WRAPPER, CALL, STACK)) is None
 
 
@@ -37,7 +37,7 @@ def test_a_frame_inside_of_it_runs_at_the_line_that_calls_it() -> None:
     assert runs_at(compiled(MAIN, WRAPPER, CALL, IN_STACK, CALL, BLOCK)) == IN_STACK
 
 
-def test_a_callable_compiled_inside_of_another_is_one_of_its_own() -> None:
+def test_a_callable_compiled_inside_of_another_callable_is_listed_separately() -> None:
     assert runs_at(compiled(MAIN, WRAPPER, IN_STACK, WRAPPER, CALL, BLOCK)) is None
 
 
@@ -56,7 +56,7 @@ def test_a_piece_is_reported_with_the_failed_compile_of_the_code_around_it() -> 
     assert (note.name, note.status, note.line) == (CheckId.ONE_REGION.heading, Status.INFO, BROKE_AT)
 
 
-def test_a_failed_compile_of_another_function_of_that_name_is_not_the_cause() -> None:
+def test_a_failed_compile_of_a_different_function_of_that_name_is_not_the_cause() -> None:
     later = SkippedFrame(line=UserLine(file="/job/model.py", line=90, function="forward"), reason="x")
     elsewhere = SkippedFrame(line=UserLine(file="/job/other.py", line=1, function="forward"), reason="x")
     nearer = SkippedFrame(line=STACK, reason="y")

@@ -46,7 +46,7 @@ def test_an_exact_match_is_taken_before_a_match_by_frame() -> None:
     assert labels(found) == [{0: "0/0"}, {0: "0/1", 1: "0/0"}]
 
 
-def test_the_same_content_in_another_call_still_aligns() -> None:
+def test_the_same_content_in_a_different_call_still_aligns() -> None:
     assert len(slots([one(phase="C/first")], [one(phase="C/steady")])) == 1
 
 

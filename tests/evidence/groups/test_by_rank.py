@@ -1,4 +1,4 @@
-"""One value of each rank: who has the same, and who has something else."""
+"""One value of each rank: which ranks have the same value, and which a different one."""
 
 from __future__ import annotations
 

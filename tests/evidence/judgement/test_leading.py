@@ -10,7 +10,7 @@ from tpcompile.evidence.layers.row_text import spoken
 from tpcompile.evidence.records import Check, CheckId, Status
 
 
-def test_the_cause_is_said_once() -> None:
+def test_the_cause_is_printed_once() -> None:
     found = lead.of_divergence(only(compiled(), compiled(breaks=(broken(at=4),))))
     assert lead.summary(found) == "graph break: print, on rank 1 only (rank 1) at /app/model.py:4 in forward"
 

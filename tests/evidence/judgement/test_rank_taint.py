@@ -131,7 +131,7 @@ def test_a_constant_is_listed_once_with_the_read_that_made_it() -> None:
     assert taint.text == "mul(%0, 1) / mul(%0, 2), from dist.get_rank()"
 
 
-def test_another_op_on_one_rank_is_left_to_the_graph_layer() -> None:
+def test_a_different_op_on_one_rank_is_left_to_the_graph_layer() -> None:
     other = compiled(call("cos", "%0"), reduce("%1"), rank_reads=())
     assert found(*ranks(seen(), other)) == ()
 
@@ -243,7 +243,7 @@ def test_a_clean_run_passes_and_prints_no_table() -> None:
     assert list(findings.tables(verdict)) == []
 
 
-def test_traced_code_nobody_looked_at_is_said() -> None:
+def test_traced_code_that_was_not_searched_is_reported() -> None:
     verdict = judged(*ranks(compiled(), compiled()), taint="list")
     assert verdict.checks[0].observed == "none; traced code was not searched"
 

@@ -27,7 +27,7 @@ def verdict(*records: RankRecord, config: RunConfig = ONLY_C, world_size: int = 
 
 
 def odd(rank: int = 1) -> RankRecord:
-    """A rank whose program multiplies by another number."""
+    """A rank whose program multiplies by a different number."""
     return healthy(rank, compiles=[compiled(call("mul", "%0", "9", at=12))])
 
 
@@ -219,7 +219,7 @@ def test_a_replay_keeps_where_the_live_run_saw_a_missing_rank_last(run: RunDir) 
 def test_a_record_that_was_lost_after_a_green_run_is_still_missing(run: RunDir) -> None:
     run.write_record(plain(0))
     run.write_verdict(verdict(plain(0), plain(1)))
-    assert "rank 1 is missing; last seen never, it left no status" in replay(run).summary
+    assert "rank 1 is missing; last seen never: it left no status" in replay(run).summary
 
 
 def test_a_replay_without_records_says_so(run: RunDir) -> None:

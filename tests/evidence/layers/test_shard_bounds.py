@@ -62,7 +62,7 @@ def test_bounds_of_two_objects_do_not_make_a_pair() -> None:
     assert red(*ranks)
 
 
-def test_another_value_that_differs_beside_the_bounds_is_the_finding() -> None:
+def test_a_different_value_that_differs_beside_the_bounds_is_the_finding() -> None:
     scaled = [call("mul", "%3", factor, value=X) for factor in ("2", "3")]
     found = red(embedding(0, 32, scaled[0], factor=2), embedding(32, 64, scaled[1], factor=3))
     assert len(found) == 1 and "factor" in found[0].title
@@ -77,7 +77,7 @@ def test_an_op_that_only_one_rank_has_is_red() -> None:
     assert red(embedding(0, 32), embedding(32, 64, call("relu", "%3", value=X)))
 
 
-def test_another_bound_beside_those_of_the_shard_is_red() -> None:
+def test_a_different_bound_beside_those_of_the_shard_is_red() -> None:
     ranks = [
         embedding(start, start + 32, call("lt", "%0", limit, value=MASK)) for start, limit in ((0, "5"), (32, "9"))
     ]

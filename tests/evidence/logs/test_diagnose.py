@@ -10,9 +10,9 @@ import pytest
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.judgement import checks
-from tpcompile.evidence.logs.diagnose import WHOLE, Question, diagnose
+from tpcompile.evidence.logs.diagnose import Question, diagnose
 from tpcompile.evidence.logs.domains import parse_mesh
-from tpcompile.evidence.records import Check, DivergenceClass, Status, Verdict
+from tpcompile.evidence.records import Check, CheckId, DivergenceClass, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 
 JOBS = Path(__file__).parent.parent.parent / "data" / "jobs" / "torch-2.13.0"
@@ -114,9 +114,9 @@ def test_a_difference_is_red_although_a_rank_left_no_log(job: Path) -> None:
     assert diagnose([job], Question(world_size=3)).exit_code == 1
 
 
-def test_a_gap_between_ranks_is_a_missing_rank_without_being_told_the_world_size(healthy: Path) -> None:
+def test_a_gap_between_ranks_is_a_missing_rank_without_a_world_size(healthy: Path) -> None:
     (healthy / LOG.format(1)).rename(healthy / LOG.format(3))
-    assert check(diagnose([healthy]), WHOLE).ranks == (1, 2)
+    assert check(diagnose([healthy]), CheckId.LOGS_COMPLETE.heading).ranks == (1, 2)
 
 
 def test_two_logs_of_one_rank_are_refused(job: Path) -> None:
@@ -135,7 +135,7 @@ def test_compiles_after_the_end_of_a_killed_ranks_log_are_not_observed(job: Path
     (job / LOG.format(0)).write_text(text[:-20])  # rank 0 dies in its last record
     verdict = diagnose([job])
     assert (verdict.exit_code, verdict.divergences) == (6, ())
-    assert check(verdict, WHOLE).ranks == (0,)
+    assert check(verdict, CheckId.LOGS_COMPLETE.heading).ranks == (0,)
 
 
 @pytest.mark.parametrize(("is_cut", "code"), [(True, 1), (False, 1)], ids=["ended by the failure", "compiled"])
@@ -246,7 +246,7 @@ def test_fewer_than_two_ranks_are_refused_with_what_to_do(job: Path) -> None:
 def test_the_one_log_of_a_job_that_had_more_ranks_names_those_that_left_none(job: Path) -> None:
     (job / LOG.format(1)).unlink()
     verdict = diagnose([job], Question(world_size=2))
-    assert (verdict.exit_code, check(verdict, WHOLE).ranks) == (6, (1,))
+    assert (verdict.exit_code, check(verdict, CheckId.LOGS_COMPLETE.heading).ranks) == (6, (1,))
     assert "rank 1 left no log: it never compiled anything" in verdict.summary
 
 
@@ -263,7 +263,7 @@ def test_the_recorded_files_are_small_and_know_no_machine() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "had"), [(None, 2), (1, 2), (3, 3)])
-def test_a_mesh_of_another_size_than_the_job_is_refused_with_both_numbers(
+def test_a_mesh_of_a_different_size_than_the_job_is_refused_with_both_numbers(
     job: Path, world_size: int | None, had: int
 ) -> None:
     mesh = parse_mesh("tp=1", "tp")

@@ -11,8 +11,9 @@ import pytest
 
 from tests.evidence.logs.test_diagnose import JOBS, LOG, check
 from tpcompile.errors import PreflightError
-from tpcompile.evidence.logs.diagnose import NOTED, WHOLE, diagnose
+from tpcompile.evidence.logs.diagnose import LEFT_OUT, diagnose
 from tpcompile.evidence.logs.files import find_logs
+from tpcompile.evidence.records import CheckId
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_a_directory_called_like_a_log_is_one_line(healthy: Path) -> None:
     (healthy / "dedicated_log_torch_trace_rank_2_x.log").mkdir()
     verdict = diagnose([healthy])
     assert verdict.exit_code == 0
-    assert check(verdict, NOTED).details == (
+    assert check(verdict, LEFT_OUT).details == (
         "dedicated_log_torch_trace_rank_2_x.log is left out: it is a directory, not a file",
     )
 
@@ -39,19 +40,19 @@ def test_a_directory_called_like_a_log_is_one_line(healthy: Path) -> None:
 def test_a_pipe_called_like_a_log_is_one_line_and_no_hang(healthy: Path) -> None:
     os.mkfifo(healthy / "dedicated_log_torch_trace_rank_2_x.log")
     verdict = diagnose([healthy])
-    assert verdict.exit_code == 0 and "a pipe" in check(verdict, NOTED).details[0]
+    assert verdict.exit_code == 0 and "a pipe" in check(verdict, LEFT_OUT).details[0]
 
 
 def test_an_impossible_rank_is_one_line_and_no_list_of_missing_ranks(healthy: Path) -> None:
     shutil.copy(healthy / LOG.format(1), healthy / LOG.format(99999999))
     verdict = diagnose([healthy])
     assert (verdict.exit_code, verdict.world_size) == (0, 2)
-    assert "99999999 is not the rank of any job" in check(verdict, NOTED).details[0]
+    assert "99999999 is not the rank of any job" in check(verdict, LEFT_OUT).details[0]
 
 
 def test_a_name_without_a_rank_is_one_line(healthy: Path) -> None:
     shutil.copy(healthy / LOG.format(1), healthy / "dedicated_log_torch_trace_abc.log")
-    assert "before init_process_group" in check(diagnose([healthy]), NOTED).details[0]
+    assert "before init_process_group" in check(diagnose([healthy]), LEFT_OUT).details[0]
 
 
 def test_json_nested_deeper_than_a_parser_goes_is_a_record_that_cannot_be_read(healthy: Path) -> None:
@@ -61,7 +62,7 @@ def test_json_nested_deeper_than_a_parser_goes_is_a_record_that_cannot_be_read(h
     (healthy / LOG.format(1)).write_text(f"{first}\nV1121 15:15:15.319000 1 x.py:1] {deep}\n{rest}")
     verdict = diagnose([healthy])
     assert verdict.exit_code == 6
-    assert "has records that cannot be read" in check(verdict, WHOLE).details[0]
+    assert "has records that cannot be read" in check(verdict, CheckId.LOGS_COMPLETE.heading).details[0]
 
 
 def test_a_file_that_is_no_log_at_all_is_an_empty_one(healthy: Path) -> None:
@@ -70,7 +71,7 @@ def test_a_file_that_is_no_log_at_all_is_an_empty_one(healthy: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_log_that_must_not_be_read_is_said_so(healthy: Path) -> None:
+def test_a_log_without_read_permission_is_reported(healthy: Path) -> None:
     (healthy / LOG.format(1)).chmod(0)
     with pytest.raises(PreflightError, match="Permission denied"):
         diagnose([healthy])

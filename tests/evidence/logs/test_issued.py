@@ -54,19 +54,19 @@ def test_a_collective_that_one_rank_does_not_schedule_is_a_finding_under_equal_g
     assert found.line is not None and found.line.function == "healthy"
 
 
-def test_another_order_of_the_same_collectives_is_a_finding_of_order(job: Path) -> None:
+def test_a_different_order_of_the_same_collectives_is_a_finding_of_order(job: Path) -> None:
     (found,) = [d for d in schedule(job, [REDUCE, GATHER], [GATHER, REDUCE]).divergences if d.is_red]
     assert found.cause == Cause.ORDER_FORWARD
 
 
 @pytest.mark.parametrize("other", [[REDUCE, GATHER, WAIT, WAIT], [REDUCE, WAIT, GATHER, WAIT], []])
-def test_where_a_rank_waits_and_a_schedule_nobody_logged_are_no_findings(job: Path, other: list[str]) -> None:
+def test_where_a_rank_waits_and_a_schedule_that_no_rank_logged_are_no_findings(job: Path, other: list[str]) -> None:
     usual = [REDUCE, WAIT, GATHER, WAIT]
     verdict = schedule(job, usual, other) if other else schedule(job, usual)
     assert verdict.exit_code == 0
 
 
-def test_graphs_that_ran_in_another_order_are_a_finding(tmp_path: Path) -> None:
+def test_graphs_that_ran_in_a_different_order_are_a_finding(tmp_path: Path) -> None:
     job = Path(shutil.copytree(JOBS / "order", tmp_path / "job"))
     shutil.copy(JOBS / "order" / LOG.format(0), job / LOG.format(1))
     shutil.copy(job / LOG.format(0), tmp_path / "first.log")
@@ -114,7 +114,7 @@ def test_groups_of_stages_are_no_finding(tmp_path: Path) -> None:
 
 
 def in_group(text: str, name: str) -> str:
-    """A log whose collectives are issued in another group than the default one."""
+    """A log whose collectives are issued in a group that is not the default one."""
     return text.replace("'sum', '0')", f"'sum', '{name}')").replace("group_name == '0'", f"group_name == '{name}'")
 
 

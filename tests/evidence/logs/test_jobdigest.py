@@ -76,14 +76,14 @@ def test_two_ranks_that_each_use_a_group_of_their_own_are_compared() -> None:
     assert ranks(by_groups({0: ["5"], 1: ["6"]})) == [(0, 1)]
 
 
-def test_a_rank_whose_peer_left_no_log_is_compared_with_nobody() -> None:
+def test_a_rank_whose_peer_left_no_log_is_compared_with_no_rank() -> None:
     groups = {0: ["5"], 1: ["5"], 3: ["6"]}
     assert ranks(by_groups(groups, missing=[2])) == [(0, 1), (3,)]
     assert ranks(by_groups(groups)) == [(0, 1, 3)]
     assert ranks(by_groups({0: ["5"], 1: ["6"]}, missing=[2])) == [(0, 1)]  # one of them at least has no peer there
 
 
-def test_nothing_says_who_must_agree_where_no_code_names_a_group() -> None:
+def test_which_ranks_must_agree_is_unknown_where_no_code_names_a_group() -> None:
     assert by_groups({0: [], 1: []}).source == Source.NOTHING
 
 
@@ -104,7 +104,7 @@ def test_groups_of_replicas_stand_for_each_other_and_one_name_is_one_group() -> 
     assert found[2] == found[3] == {"0": "group#0", "4": "group#1"}
 
 
-def test_a_group_beside_a_shared_one_is_another() -> None:
+def test_a_group_beside_a_shared_one_is_a_different_group() -> None:
     found = roles_of({0: ["0"], 1: ["5", "0"]})
     assert found[1] == {"0": "group#0", "5": "group#1"}
 

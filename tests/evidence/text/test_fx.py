@@ -143,7 +143,7 @@ def test_a_group_given_by_keyword_leaves_the_reduce_op_alone() -> None:
     assert says(node) == "torch.ops._c10d_functional.all_reduce(%0, 'sum', group_name=group:tp) -> "
 
 
-def test_a_string_argument_of_another_op_is_not_a_group() -> None:
+def test_a_string_argument_of_a_different_op_is_not_a_group() -> None:
     assert body("a = torch._C._nn.gelu(L_x_, 'tanh')")[0].args == ("%0", "'tanh'")
 
 

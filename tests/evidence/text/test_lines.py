@@ -47,7 +47,7 @@ def test_other_packages_are_lines_of_the_user(file: str) -> None:
     assert not is_library(UserLine(file=file, line=1))
 
 
-def test_a_path_that_torch_cut_is_told_by_its_code() -> None:
+def test_a_path_that_torch_cut_is_completed_from_its_code() -> None:
     cut = UserLine(file="logging/__init__.py", line=1, code="# Copyright 2001-")
     assert is_library(cut)
     assert not is_library(cut.model_copy(update={"code": "y = self.head(x)"}))

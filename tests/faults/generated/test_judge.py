@@ -8,6 +8,7 @@ import pytest
 
 from tpcompile.evidence.records import (
     Check,
+    CheckId,
     Divergence,
     DivergenceClass,
     Layer,
@@ -25,6 +26,7 @@ from tpcompile.faults.judge import Evidence, Outcome
 _STRIDE = fault_case(7, program="hand_mlp", operator="input_stride")
 _BRANCH = fault_case(7, program="hand_mlp", operator="branch")
 _SKIPPED = fault_case(7, program="hand_mlp", operator="skipped_batch")
+_SILENT = fault_case(7, program="hand_mlp", operator="not_compiled")
 _HEALTHY = healthy_case(7, program="hand_mlp")
 
 
@@ -38,6 +40,10 @@ def _verdict(*checks: Check, divergences: tuple[Divergence, ...] = ()) -> Verdic
         status=Status.FAIL, exit_code=1, world_size=2, preset="", modes=(), summary="", checks=checks,
         divergences=divergences,
     )  # fmt: skip
+
+
+def _green(*checks: Check) -> Verdict:
+    return _verdict(*checks).model_copy(update={"status": Status.SKIPPED, "exit_code": 6})
 
 
 def _red(case: Case, **changed: Any) -> Evidence:
@@ -65,16 +71,16 @@ def test_the_right_cause_rank_and_line_are_named() -> None:
     ],
     ids=["cause", "rank", "nobody", "line", "file", "no line"],
 )
-def test_another_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
+def test_a_different_cause_rank_or_line_is_not_named(changed: dict[str, Any], wrong: tuple[str, ...]) -> None:
     judged = judge(_STRIDE, Route.SENTINEL, _red(_STRIDE, **changed))
     assert (judged.outcome, judged.wrong) == (Outcome.DETECTED, wrong)
 
 
-def test_nothing_said_of_a_fault_is_missed() -> None:
+def test_a_fault_without_a_finding_is_missed() -> None:
     assert judge(_STRIDE, Route.SENTINEL, Evidence(reached_at=1.0)).outcome == Outcome.MISSED
 
 
-def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_said() -> None:
+def test_a_job_that_does_not_end_under_the_sentinel_is_a_hang_whatever_it_reported() -> None:
     evidence = _red(_STRIDE).model_copy(update={"is_hang": True})
     assert judge(_STRIDE, Route.SENTINEL, evidence).outcome == Outcome.HANG
 
@@ -116,7 +122,28 @@ def test_of_three_ranks_the_odd_one_has_to_be_blamed() -> None:
     assert "rank" in judge(case, Route.CHECK_RANKS, accused).wrong
 
 
-def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_said() -> None:
+def test_of_two_ranks_without_a_majority_both_may_be_blamed() -> None:
+    case = fault_case(7, program="fsdp_tp", operator="branch")
+    first, second = case.program.domain(case.rank, world_size=4)
+    for groups in (((first,), (second,)), ((second,), (first,))):
+        evidence = Evidence(reached_at=1.0, verdict=_branch_verdict(*groups))
+        assert "rank" not in judge(case, Route.CHECK_RANKS, evidence).wrong
+
+
+def test_a_rank_that_left_no_log_is_named_by_the_id_of_the_check_alone() -> None:
+    missing = Check(
+        id=CheckId.LOGS_COMPLETE, mode="", status=Status.INFO, expected="", observed="", ranks=(_SILENT.rank,)
+    )
+    incomplete = Evidence(reached_at=1.0, diagnose_code=6, verdict=_green(missing))
+    other = missing.model_copy(update={"id": CheckId.OTHER})
+    assert judge(_SILENT, Route.DIAGNOSE, incomplete).outcome == Outcome.NAMED
+    assert (
+        judge(_SILENT, Route.DIAGNOSE, incomplete.model_copy(update={"verdict": _green(other)})).outcome
+        == Outcome.MISSED
+    )
+
+
+def test_what_was_not_compiled_must_not_be_red_and_a_hang_must_be_reported() -> None:
     hung = Evidence(reached_at=1.0, diagnose_code=6, is_hang=True)
     assert judge(_SKIPPED, Route.DIAGNOSE, hung).outcome == Outcome.NAMED
     assert judge(_SKIPPED, Route.DIAGNOSE, hung.model_copy(update={"diagnose_code": 0})).outcome == Outcome.MISSED

@@ -184,7 +184,7 @@ class _Alone:
 
     def groups(self, cause: Cause) -> tuple[RankGroup, RankGroup]:
         """Both sides, the odd ranks last."""
-        ours, theirs = self.told()
+        ours, theirs = self.shown_items()
         nearest = self.theirs if self.has_earlier else self.ours
         compiled = rank_group(self.present, ours, self.ours.compile, cause, line=self.asked_at)
         did_not = rank_group(self.absent, theirs, nearest.compile, cause)
@@ -198,7 +198,7 @@ class _Alone:
             return self._are_fewer()  # only a majority decides between the whole and its parts
         return cause == Cause.COMPILE_DISABLED
 
-    def told(self) -> tuple[Item | None, Item | None]:
+    def shown_items(self) -> tuple[Item | None, Item | None]:
         """The items to show: of the present ranks the graph break, or else the first item with a line."""
         return min(self.program, key=lambda item: (item.kind != ItemKind.BREAK, item.line is None), default=None), None
 
@@ -257,7 +257,7 @@ class _Recompiled(_Alone):
             return f"{spoken(self.failure.source)} == {self.failure.expected} / {value}"
         return spoken(self.failure.guard)
 
-    def told(self) -> tuple[Item | None, Item | None]:
+    def shown_items(self) -> tuple[Item | None, Item | None]:
         """The items of the guarded value on both sides."""
         return self._guarded(self.ours), self._guarded(self.theirs)
 

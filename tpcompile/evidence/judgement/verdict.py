@@ -97,7 +97,7 @@ def conclude(
 
     `reported` are the checks of a verdict before this one on absent ranks, which knew more of them.
     """
-    divergences = rules.revise(_unreported(compare(digests, fetch, allowed=rules.allowed), problems))
+    divergences = rules.revise(_without_raised(compare(digests, fetch, allowed=rules.allowed), problems))
     judged = rules.judge(digests, divergences)
     taints: tuple[Taint, ...] = ()
     explained = [_explained(check, divergences) for check in problems]
@@ -107,16 +107,16 @@ def conclude(
         taints = find_taints(digests, fetch, allowed=rules.allowed)
         found += [taint_check(mode, digests, taints, fails=rules.taint == "fail") for mode in rules.taint_modes]
     found += hidden_check((*rules.taint_modes, *rules.modes, "")[0], digests)
-    told = lead.of_run(found, divergences, causes=checks.CAUSES)
-    exit_code = _exit_code(found, is_red=told is not None)
+    leading = lead.of_run(found, divergences, causes=checks.CAUSES)
+    exit_code = _exit_code(found, is_red=leading is not None)
     return Verdict(
         status=Status.PASS if exit_code == ExitCode.PASS else Status.FAIL,
         exit_code=exit_code,
         world_size=world_size,
         preset=rules.preset,
         modes=rules.modes,
-        summary=lead.summary(told) if told else _passed(rules, digests, found),
-        lead=told,
+        summary=lead.summary(leading) if leading else _passed(rules, digests, found),
+        lead=leading,
         checks=tuple(found),
         divergences=divergences,
         taints=taints,
@@ -129,8 +129,8 @@ def conclude(
 _RAISED = (CheckId.NO_ERROR, CheckId.MACHINE)
 
 
-def _unreported(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
-    """Without a failed compile whose exception is a problem already: the ranks without it were stopped by it."""
+def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]) -> tuple[Divergence, ...]:
+    """The divergences without failed compiles whose exception is among the problems already."""
     raised = {rank for check in problems if check.id in _RAISED for rank in check.ranks}
 
     def is_raised(found: Divergence) -> bool:

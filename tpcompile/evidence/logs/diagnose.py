@@ -41,7 +41,8 @@ from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 
-WHOLE, NOTED, EXAMINED, FAILED = "logs are whole", "beside the logs", "differences looked into", "no compile failed"
+LEFT_OUT, EXAMINED, FAILED = "files left out", "functions compared", "failed compiles"
+"""Names of checks."""
 SIDE_BY_SIDE_BYTES = 30_000_000
 """Size of the logs above which they are read in parallel processes."""
 _NEED_NOT_AGREE = frozenset({
@@ -291,12 +292,12 @@ class Limit:
 def _failed_alike(failed: Sequence[LoggedCompile]) -> Limit:
     texts = [compile_.failed for compile_ in failed]
     doubt = f"the ranks agree: {failed[0].function} failed to compile on all of them with {failed[0].error}"
-    return Limit(1, _information(FAILED, f"{len(texts)} failed alike on all ranks", texts), doubt)
+    return Limit(1, _information(f"{len(texts)} failed alike on all ranks", texts, name=FAILED), doubt)
 
 
 def _lacking(lacking: ByRank[LogEnd]) -> Limit:
     text = f"not on {named_ranks(lacking.ranks)}; what is missing there was not observed"
-    note = _information(WHOLE, text, lacking.map(str).values())
+    note = _information(text, lacking.map(str).values(), id=CheckId.LOGS_COMPLETE)
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     doubt = f"what was logged agrees, but the logs are incomplete: {lacking.first}{more}"
     return Limit(3, note.model_copy(update={"ranks": lacking.ranks}), doubt)
@@ -304,21 +305,21 @@ def _lacking(lacking: ByRank[LogEnd]) -> Limit:
 
 def _ended_badly(ends: ByRank[LogEnd]) -> Limit:
     doubt = f"the compiles agree; the cause is not in them. {endings(ends)}"
-    return Limit(0, _information(WHOLE, "yes", ends.map(str).values()), doubt)
+    return Limit(0, _information("yes", ends.map(str).values(), id=CheckId.LOGS_COMPLETE), doubt)
 
 
 def _not_looked_into(num_left: int) -> list[Limit]:
     if not num_left:
         return []
     text = f"{num_left} more functions differ in their text and were not compared"
-    return [Limit(2, _information(EXAMINED, text, []), f"what was compared agrees: {text}")]
+    return [Limit(2, _information(text, [], name=EXAMINED), f"what was compared agrees: {text}")]
 
 
 def _left_out(names: Sequence[str]) -> list[Check]:
     """Files that are named like a log and were left out."""
     if not names:
         return []
-    return [_information(NOTED, f"{len(names)} named like a log, but not read", names)]
+    return [_information(f"{len(names)} named like a log, but not read", names, name=LEFT_OUT)]
 
 
 def _hanging(divergences: Iterable[Divergence]) -> set[str]:
@@ -344,5 +345,6 @@ def _as(divergence: Divergence, cls: DivergenceClass, advice: str) -> Divergence
     return divergence.model_copy(update={"cls": cls, "advice": advice, "consequences": ()})
 
 
-def _information(name: str, text: str, details: Iterable[str]) -> Check:
-    return Check(name=name, mode="", status=Status.INFO, expected="yes", observed=text, details=tuple(details))
+def _information(observed: str, details: Iterable[str], *, name: str = "", id: CheckId = CheckId.OTHER) -> Check:
+    status = Status.INFO
+    return Check(id=id, name=name, mode="", status=status, expected="yes", observed=observed, details=tuple(details))

@@ -90,7 +90,8 @@ ADVICE: dict[Cause, str] = {
     Cause.RANK_CONSTANT: (
         "Same ops, a different constant: a rank-dependent Python number was baked into the graph. `dist.get_rank()` "
         "folds with no guard, so torch never recompiles and never warns. Make it tensor data, e.g. a registered "
-        "buffer. What must differ, as the positions of a rank's tokens, is declared: `allowed=`, `--allow`, gate.allow."
+        "buffer. Declare a value that is meant to differ, such as the positions of a rank's tokens, with `allowed=`, "
+        "`--allow` or gate.allow."
     ),
     Cause.GRAPH_BREAK: (
         "Remove what breaks the graph here (print, logging, `.item()`), or move it out of the region. `fullgraph=True` "
@@ -189,7 +190,8 @@ ADVICE: dict[Cause, str] = {
     Cause.PYTHON_VALUE: (
         "A Python value the graph was specialised on (an attribute, a global, a closure cell, an argument) is not the "
         "same on all ranks. Make the value equal on all ranks, keep it in a tensor, or stop reading it in the compiled "
-        "region. What must differ, as the bounds of a rank's shard, is declared: `allowed=`, `--allow` or gate.allow."
+        "region. Declare a value that is meant to differ, such as the bounds of a rank's shard, with `allowed=`, "
+        "`--allow` or gate.allow."
     ),
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "

@@ -85,11 +85,15 @@ class Divergence(Frozen):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Ranks at fault: those named by evidence, or outside of a majority; empty where ranks only differ."""
-        sizes = [len(group.ranks) for group in self.groups]
-        has_majority = 2 * max(sizes, default=0) > len(self.ranks)
-        if self.is_rank_known or has_majority:
+        if self.is_rank_known or self.has_majority:
             return ranks_of(self.groups[1:])
         return ()
+
+    @property
+    def has_majority(self) -> bool:
+        """True when one group has more than half of the ranks."""
+        sizes = [len(group.ranks) for group in self.groups]
+        return 2 * max(sizes, default=0) > len(self.ranks)
 
     @property
     def line(self) -> UserLine | None:

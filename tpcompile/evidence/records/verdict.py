@@ -32,6 +32,8 @@ class CheckId(StrEnum):
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
+    LOGS_COMPLETE = "logs complete"
+    """`diagnose`: every rank left a log, and it can be read to its end."""
     LAYER = "layer"
     """A layer is equal on all ranks."""
 
@@ -57,6 +59,7 @@ _NAMES = {
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",
     CheckId.TP_AWARE: "custom ops and Triton kernels",
+    CheckId.LOGS_COMPLETE: "complete logs",
 }
 
 

@@ -10,7 +10,8 @@ forked.py         ranks forked from a process that has imported torch: a case co
 judge.py          a case and the result of a route -> named, detected, missed, hang, ...
 sweep.py          cases and routes -> rows
 table.py, main.py rows -> tables; scripts/generated_faults.py
+names.py          names that a rank and the judge share
 
-Nothing here knows how the tool finds a fault: operators are written from what goes wrong in jobs, and seeds from 1000
-on are run once.
+Nothing here depends on how tpcompile finds a fault: operators come from faults of real jobs, and seeds from 1000 on are
+run once.
 """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from tpcompile.evidence.logs.diagnose import WHOLE
-from tpcompile.evidence.records import UserLine, Verdict
+from tpcompile.evidence.records import CheckId, UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.lines import is_installed
 from tpcompile.evidence.text.ranks import ranks_text
@@ -50,8 +48,7 @@ def _faulty(case: Case, route: Route, evidence: Evidence, found: Found | None) -
         return _not_compiled(route, evidence, found)
     if found is None:
         return Judged(outcome=_of_green(case, route, evidence))
-    assert evidence.verdict is not None
-    wrong = differences(case.truth, found, readings(evidence.verdict, found))
+    wrong = differences(case.truth, found)
     outcome = Outcome.DETECTED if wrong else Outcome.NAMED
     return Judged(outcome=outcome, wrong=tuple(wrong), found=found)
 
@@ -93,7 +90,7 @@ def _lacks_log(case: Case, evidence: Evidence) -> bool:
     """True when the verdict is that this rank left no log: it never compiled anything, or its log is lost."""
     if evidence.verdict is None or evidence.diagnose_code != EXIT_NOT_COMPILED:
         return False
-    checks = [check for check in evidence.verdict.checks if check.name == WHOLE]
+    checks = [check for check in evidence.verdict.checks if check.id == CheckId.LOGS_COMPLETE]
     return any(check.ranks == (case.rank,) for check in checks)
 
 
@@ -108,12 +105,12 @@ def _not_compiled(route: Route, evidence: Evidence, found: Found | None) -> Judg
     return Judged(outcome=Outcome.NAMED)
 
 
-def differences(truth: Truth, found: Found, ranks: Sequence[frozenset[int]]) -> list[str]:
-    """Which of cause, rank and line a finding has wrong; `ranks` are its `readings`."""
+def differences(truth: Truth, found: Found) -> list[str]:
+    """Which of cause, rank and line a finding has wrong."""
     wrong = []
     if found.cause.name.lower() not in truth.causes:
         wrong.append("cause")
-    if not set(ranks) & set(truth.ranks):
+    if not _blamed_ranks(found).intersection(truth.ranks):
         wrong.append("rank")
     if truth.lines is not None and not _is_on(truth, found.line):
         wrong.append("line")
@@ -128,17 +125,10 @@ def _is_on(truth: Truth, line: UserLine | None) -> bool:
     return is_on_line or file == truth.file
 
 
-def readings(verdict: Verdict, found: Found) -> list[frozenset[int]]:
-    """Sets of ranks that a finding can be read to blame: the odd ones, and all of them where there is no majority."""
-    read = [frozenset(found.ranks)]
-    for divergence in verdict.divergences:
-        groups = [frozenset(group.ranks) for group in divergence.groups]
-        everybody = frozenset[int]().union(*groups)
-        largest = max((len(group) for group in groups), default=0)
-        has_majority = 2 * largest > len(everybody)
-        if divergence.title == found.text and not has_majority:
-            read.append(everybody)
-    return read
+def _blamed_ranks(found: Found) -> set[frozenset[int]]:
+    """Sets of ranks that a finding may blame: the odd ranks, and without a majority all ranks that differ."""
+    odd, without_majority = frozenset(found.ranks), frozenset(found.without_majority)
+    return {odd, without_majority} if without_majority else {odd}
 
 
 def described(judged: Judged) -> str:

@@ -252,7 +252,7 @@ def _truth(program: Program, operator: Operator, source: Source, *, rank: int, w
 
 def _acceptable(blame: Blame, rank: int, domain: tuple[int, ...]) -> tuple[frozenset[int], ...]:
     """Sets of ranks that may be blamed; the empty set and the whole domain both mean that the ranks differ."""
-    odd, nobody, everybody = frozenset({rank}), frozenset[int](), frozenset(domain)
+    odd, none, all_ranks = frozenset({rank}), frozenset[int](), frozenset(domain)
     if blame == Blame.DIFFER and len(domain) == 2:
-        return (odd, everybody, nobody)
+        return (odd, all_ranks, none)
     return (odd,)

@@ -113,7 +113,7 @@ def _counts(run: Run, step: int) -> list[list[int]]:
 
 @program(sizes=(2, 4), trains=(False,), compiles_differ=True)
 def experts_automatic_dynamic(run: Run) -> None:
-    """Experts with token counts of their own per rank; ranks recompile at other steps. Declared uneven."""
+    """Experts whose token counts differ per rank; ranks recompile at different steps. Declared uneven."""
     mlp = run.mlp()
     compiled = run.compile(mlp)
     weight = run.data(999, run.draw.width, run.draw.width)
@@ -157,7 +157,7 @@ def uneven_with_equal_collectives(run: Run) -> None:
 
 @program(sizes=(4,), dp=2)
 def replicas_with_other_lengths(run: Run) -> None:
-    """Data-parallel replicas see other sequence lengths, and recompile at other steps than each other."""
+    """Data-parallel replicas get different sequence lengths, and recompile at different steps."""
     mlp = run.mlp()
     compiled, optimizer = run.compile(mlp, dynamic=False), sgd(mlp)
     for step in run.steps():

@@ -1,9 +1,10 @@
 """Faults that `--fault NAME` injects, to see the gate fail; also the negative controls of the tests.
 
+fault.py          the hooks that the gate calls, and the registry of faults
 program.py        the user's program: prints, rank branches and constants, custom ops
 kernels.py        fused kernels: for one GPU, undeclared, hidden, edited, different on one rank
-triton_kernel.py  their Triton kernels, imported only when they are used
-fast_path.py      fast paths that are wrong on shards, likewise: a declaration is for the whole process
+triton_kernel.py  the Triton kernels of these faults, imported only when they are used
+fast_path.py      fast paths that are wrong on shards, imported only when used: a declaration is for the whole process
 collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
 process.py        the process itself: killed, never arrives, does not compile
 """

@@ -1,4 +1,4 @@
-"""Planted faults and healthy look-alikes, one small program each, written as a user would.
+"""Planted faults, and healthy programs that look like one: small programs, written as a user would write them.
 
 A fault acts where `context.faulty(step)` is true.
 """

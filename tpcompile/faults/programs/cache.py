@@ -48,7 +48,7 @@ def _own_cache(context: Context) -> Path:
 
 
 def _restart_with_split_cache(context: Context, layer: Callable[[Tensor], Tensor]) -> None:
-    """Compile once everywhere, then lose the cache of rank 1: a new node has joined the job."""
+    """Compile once on all ranks, then delete the cache of rank 1, as when a new node joins the job."""
     layer(context.randn(8, 16))
     torch.compiler.reset()
     if context.rank == 1:
@@ -66,7 +66,7 @@ def cache_split(context: Context) -> None:
 
 
 class _ComparesGraphs(backends.CustomGraphPass):
-    """Makes sure that all ranks compile the same graph, with a collective."""
+    """A pass that compares the graphs of all ranks with a collective."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -136,7 +136,7 @@ def recompile_limit_setting(context: Context) -> None:
 
 
 class _Slow(backends.CustomGraphPass):
-    """Takes its time on rank 1."""
+    """A pass that is slow on rank 1."""
 
     def __init__(self, context: Context) -> None:
         self._is_slow = context.rank == 1

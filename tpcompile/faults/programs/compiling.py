@@ -1,4 +1,4 @@
-"""One rank compiles differently: breaks, gives up, fails, or its compiler chooses otherwise."""
+"""One rank compiles differently: its graph breaks, it is not compiled, its compiler fails or chooses differently."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def bucketing(context: Context) -> None:
 @fault(
     Cause.AUTOTUNE,
     "pytorch#163369: two ranks may choose different algorithms for one operator",
-    "pytorch#140395: DDP and max-autotune hang, what autotuned is not logged",
+    "pytorch#140395: DDP and max-autotune hang, and no log shows what was autotuned",
     marker="# fault: autotune",
     options={"kernels": "stop"},
     limit_s=_INDUCTOR_S,

@@ -16,8 +16,8 @@ from tpcompile.preflight import Handshake, InputCheck, check_setup
 
 # B batch, D features.
 
-_KERNELS = "flashinfer#3186, sglang#23317: TP ranks take other kernels for the same operator"
-_DRIFT = "pytorch#187445, pytorch#187446: numbers drift between ranks and nothing says so"
+_KERNELS = "flashinfer#3186, sglang#23317: TP ranks choose different kernels for the same operator"
+_DRIFT = "pytorch#187445, pytorch#187446: numbers drift between ranks without an error"
 
 _WAIT_S = 30.0
 
@@ -50,7 +50,7 @@ def auto_backend(context: Context) -> None:
 
 @fault(
     Cause.ENVIRONMENT,
-    "pytorch#163369: ranks may choose other algorithms",
+    "pytorch#163369: ranks may choose different algorithms",
     "pytorch#160527: a bucket size set on one rank",
     world_size=3,
     env={1: {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}},

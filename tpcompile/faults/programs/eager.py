@@ -67,7 +67,7 @@ def debug_barrier(context: Context) -> None:
 
 @fault(Cause.STUCK_COLLECTIVE, _LOCAL, marker="# fault: local state", step=2)
 def local_state(context: Context) -> None:
-    """Rank 1 has requests left at step 2 and broadcasts its queue."""
+    """Rank 1 has requests in its queue at step 2 and broadcasts the queue; rank 0 has none."""
     layer = _layer(context)
     queue = torch.zeros(4, dtype=torch.int64, device=context.device)
     for step in range(context.num_steps):
@@ -172,7 +172,7 @@ def _sleep_at(context: Context, step: int) -> None:
 
 @healthy(_LATE)
 def lines_of_broadcast(context: Context) -> None:
-    """Healthy: source and receivers broadcast on lines of their own, and rank 1 is 9 s late."""
+    """Healthy: source and receivers call broadcast on different lines, and rank 1 is 9 s late."""
     layer = _layer(context)
     x_BD = context.randn(8, 16)
     for step in range(context.num_steps):

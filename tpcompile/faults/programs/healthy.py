@@ -1,4 +1,4 @@
-"""Healthy programs that a naive comparison of ranks would call divergent; all of them must stay green."""
+"""Healthy programs that a simple comparison of ranks would report; all of them must stay green."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def rank0_looks(context: Context) -> None:
 
 @healthy(_SKEW, "karpathy/nanochat#722: one node has cached kernels, the other compiles")
 def slow_backend(context: Context) -> None:
-    """Healthy: rank 1 compiles 9 s longer."""
+    """Healthy: compiling takes 9 s longer on rank 1."""
     w_DD, group = context.randn(16, 16), context.group
 
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -107,7 +107,7 @@ def slow_rank(context: Context) -> None:
 
 @healthy("pytorch#189330: names of groups in graphs cause cache misses")
 def group_names(context: Context) -> None:
-    """Healthy: a group made by new_group, with a name of its own."""
+    """Healthy: a group made by new_group, whose name differs from that of the default group."""
     ranks = list(range(context.world_size))
     groups = [dist.new_group(ranks, group_desc="experts") for _ in ranks]
     w_DD, group = context.randn(16, 16), groups[0]
@@ -120,7 +120,7 @@ def group_names(context: Context) -> None:
 
 @healthy("xDiT#732: spmd_check hangs a pipeline-parallel model", mesh=(("pp", 2), ("tp", 1)))
 def stages(context: Context) -> None:
-    """Healthy: two pipeline stages with programs of their own."""
+    """Healthy: two pipeline stages with different programs."""
     w_DD = context.randn(16, 16)
     group = context.group
 

@@ -1,4 +1,4 @@
-"""One rank is fed differently: layout, size, dtype, gradient and inference modes, tensor classes."""
+"""One rank gets a different input: layout, size, dtype, gradient and inference modes, tensor classes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shape(context: Context) -> None:
 
 @fault(
     Cause.STRIDE,
-    "deepspeedai/DeepSpeed#7355: collective stuck, padded inputs of one shape with other strides",
+    "deepspeedai/DeepSpeed#7355: collective stuck, padded inputs of one shape with different strides",
     _RECOMPILES,
     marker=_BLOCK,
     step=2,
@@ -172,7 +172,7 @@ def automatic_dynamic(context: Context) -> None:
     step=2,
 )
 def split_sizes(context: Context) -> None:
-    """Rank 1 sends other split sizes into an all-to-all at step 2."""
+    """Rank 1 passes different split sizes to an all-to-all at step 2."""
 
     def exchange(x_BD: Tensor, sizes: list[int]) -> Tensor:  # fault: split sizes
         return funcol.all_to_all_single(x_BD, sizes, sizes, context.group) * 2  # fault: split sizes

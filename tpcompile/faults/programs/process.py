@@ -1,4 +1,4 @@
-"""Processes that die, stop, raise, leave or never come; what they compile is the same on all ranks."""
+"""Processes that die, stop, raise, end early or never arrive; what they compile is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def stopped(context: Context) -> None:
 
 
 def _strikes(context: Context, strike: Callable[[], None], *, num_before: int) -> Callable[..., Any]:
-    """A backend in which something happens to one rank, after it has compiled so many graphs."""
+    """A backend that calls `strike` on one rank after it has compiled `num_before` graphs there."""
     compiles: Iterator[int] = iter(range(context.num_steps))
 
     def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -128,12 +128,12 @@ def raised_connection(context: Context) -> None:
 
 @fault(
     Cause.CALL_COUNT,
-    "pytorch#75373: ranks that execute other modules hang or compute wrong results",
+    "pytorch#75373: ranks that execute different modules hang or compute wrong results",
     marker="# blamed: the call that one rank does not make",
     step=3,
 )
 def left_early(context: Context) -> None:
-    """Rank 1 leaves its loop at step 3, the others go on."""
+    """Rank 1 leaves its loop at step 3, the other ranks continue."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):
@@ -154,7 +154,7 @@ def out_of_memory(context: Context) -> None:
 
 
 def _limit_memory() -> None:
-    """Leave this process a little more address space than it has."""
+    """Limit the address space of this process to little more than it uses now."""
     with open("/proc/self/statm") as file:
         now_bytes = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now_bytes + _HEADROOM_BYTES, resource.RLIM_INFINITY))
@@ -165,14 +165,14 @@ def _limit_memory() -> None:
     _SKEW,
     _UNLOGGED,
     name="never_comes_back",
-    what="Rank 1 waits for its data for ever at step 3; skew_limit_s is 6 s.",
+    what="Rank 1 waits forever for its data at step 3; skew_limit_s is 6 s.",
     marker="# fault: data never comes",
     step=3,
     options={"skew_limit_s": 6.0},
 )
 @fault(Cause.NEVER_ARRIVED, _SKEW, _UNLOGGED, marker="# fault: data never comes", options={"skew_limit_s": 6.0})
 def never_arrives(context: Context) -> None:
-    """Rank 1 waits for its first data for ever; skew_limit_s is 6 s."""
+    """Rank 1 waits forever for its first batch; skew_limit_s is 6 s."""
     layer = _layer(context)
     for step in range(context.num_steps):
         if context.faulty(step):

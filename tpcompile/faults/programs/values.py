@@ -25,7 +25,7 @@ SCALE = 1.0
 
 
 class Block(nn.Module):
-    """A linear layer, its reduce and a number."""
+    """A row-parallel linear layer, and a number that its forward reads."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def closure(context: Context) -> None:
 
 @fault(Cause.RANK_BRANCH, _FOLDS, marker="# fault: guarded branch")
 def branch(context: Context) -> None:
-    """`if rank == 1` over a captured number, from the beginning."""
+    """`if rank == 1`, where `rank` is a captured number, from the beginning."""
     w_DD, group, rank = context.randn(16, 16), context.group, context.rank
 
     def block(x_BD: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def edges(context: Context) -> None:
 
 @fault(Cause.GUARD_ONLY, "pytorch#114015: asks for a guard diff", marker="# fault: guard only")
 def guard_only(context: Context) -> None:
-    """A number that is only checked is 200 on rank 1 and 100 on rank 0; equal graphs."""
+    """A number that the region only compares is 200 on rank 1 and 100 on rank 0; the graphs are equal."""
     w_DD, group, limit = context.randn(16, 16), context.group, [100]
     if context.faulty(0):
         limit[0] = 200
@@ -206,7 +206,7 @@ def recompile_limit(context: Context) -> None:
     torch._dynamo.config.recompile_limit = 2
     compiled = _compile(context, block)
     for step in range(context.num_steps):
-        # All ranks count up to the limit; then one goes on.
+        # All ranks count up to the limit; rank 1 then exceeds it.
         count = min(step, 1)
         if context.faulty(step):
             count = 7

@@ -8,7 +8,7 @@ from tpcompile.faults.generated.template import Insert
 OPERATORS = (
     Operator(
         name="reduce_op",
-        what="rank R reduces with max, the others with sum",
+        what="rank R reduces with max, the other ranks with sum",
         edits=(
             Insert(
                 "region",
@@ -40,7 +40,7 @@ OPERATORS = (
     ),
     Operator(
         name="extra_collective",
-        what="rank R has one more collective",
+        what="rank R issues an additional collective",
         edits=(
             Insert(
                 "region",
@@ -68,7 +68,7 @@ OPERATORS = (
     ),
     Operator(
         name="reordered_collectives",
-        what="rank R gathers before it reduces, the others reduce before they gather",
+        what="rank R gathers before it reduces, the other ranks reduce before they gather",
         edits=(
             Insert(
                 "region",

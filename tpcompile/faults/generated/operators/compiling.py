@@ -89,7 +89,7 @@ OPERATORS = (
     ),
     Operator(
         name="recompile_limit",
-        what="rank R has a recompile limit of 1, and a second shape comes",
+        what="rank R has a recompile limit of 1, and the batch changes its shape",
         edits=(
             Insert("setup", "if job.rank == $rank:\n    torch._dynamo.config.recompile_limit = 1  # fault"),
             Insert("loop", "if step >= 2:\n    $batch = $batch[:-1]"),
@@ -108,7 +108,7 @@ OPERATORS = (
     ),
     Operator(
         name="compile_failed_quietly",
-        what="the compiler of rank R raises under suppress_errors, and it goes on eager",
+        what="the compiler of rank R raises under suppress_errors, and the rank runs eager",
         edits=(
             _BROKEN_BACKEND,
             _BROKEN_COMPILER,

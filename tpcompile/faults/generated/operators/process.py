@@ -49,7 +49,7 @@ OPERATORS = (
     ),
     Operator(
         name="never_arrives",
-        what="rank R waits for its data for ever; skew_limit_s is 4 s",
+        what="rank R waits forever for its data; skew_limit_s is 4 s",
         edits=(_at_step("loop", "time.sleep(3600.0)"),),
         causes=causes("never_arrived"),
         start=Start.STEP,

@@ -68,7 +68,7 @@ OPERATORS = (
     ),
     Operator(
         name="item_in_region",
-        what="rank R takes a number out of a tensor inside of the region",
+        what="rank R calls .item() inside of the region",
         edits=(
             Insert(
                 "region",
@@ -115,7 +115,7 @@ OPERATORS = (
     ),
     Operator(
         name="branch",
-        what="rank R has ops that the others lack",
+        what="rank R has ops that the other ranks do not have",
         edits=(
             Insert(
                 "region",

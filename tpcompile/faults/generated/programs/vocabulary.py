@@ -1,4 +1,4 @@
-"""A vocabulary that the ranks do not divide, embedding and head as DTensors; two replicas of other lengths."""
+"""A vocabulary that the ranks do not divide, embedding and head as DTensors; two replicas with different lengths."""
 
 import torch
 import torch.distributed as dist
