@@ -142,12 +142,21 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
             if job.is_swept:
                 _sweep_group(pid)
             _write_code(job.files, rank, code)
-        has_no_reader = os.getppid() != server or bool(wait([connection], 0))
-        stopped = [pid for rank, pid in left.items() if has_no_reader or job.files.stop(rank).exists()]
+        if os.getppid() != server or wait([connection], 0):
+            _abandon(left.values())
+            return
+        stopped = [pid for rank, pid in left.items() if job.files.stop(rank).exists()]
         if stopped:
             _stop(stopped)
         time.sleep(_POLL_S)
     del store
+
+
+def _abandon(pids: Iterable[int]) -> None:
+    """End the ranks of a job whose server or reader has ended; no exit code says that they ended by themselves."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # it may not have its group yet
+        _sweep_group(pid)
 
 
 def _ended(left: dict[int, int]) -> list[tuple[int, int]]:

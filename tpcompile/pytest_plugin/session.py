@@ -138,8 +138,8 @@ class Running:
         pids = self._line()
         self.pids = tuple(json.loads(pids)) if pids else ()
 
-    def is_served(self, timeout_s: float = 0.0) -> bool:
-        """False when all ranks have ended, or the server has; waits for that so many seconds."""
+    def is_served(self, timeout_s: float | None = 0.0) -> bool:
+        """False when all ranks have ended, or the server has; waits so long for that, None without a limit."""
         return not wait([self._connection], timeout_s)
 
     def _line(self) -> str:
