@@ -43,7 +43,7 @@ class Watch:
             self._read(end)
             self._read_the_rest(end)
             if end.exit_code is None and not is_served:
-                end.error = end.error or HAS_ENDED
+                end.error = end.error or f"lost their server: {HAS_ENDED}"
         return self._ranks
 
     def _step(self) -> bool:
