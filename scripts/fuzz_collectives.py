@@ -306,14 +306,14 @@ def _break(name: str) -> None:
 
 
 def fuzz(
-    cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600, start_method: str = "spawn"
+    cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600, context: Any = None
 ) -> dict[str, Any]:
     """Start the ranks, wait, and return counts by kind of rank 0 and the failures of all."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (ranks, folder, cases, seed, broken)
-        context = mp.get_context(start_method)
-        processes = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(ranks)]
+        start = (context or mp.get_context("spawn")).Process
+        processes = [start(target=rank_main, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
         while any(p.exitcode is None for p in processes) and time.monotonic() - started_s < timeout_s:

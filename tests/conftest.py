@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import fork_server
+from tests import rank_server
 from tpcompile.launch import count_gpus
 
 pytest_plugins = [
@@ -64,6 +64,7 @@ STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run
 def pytest_configure(config: pytest.Config) -> None:
     """Files are handed to the workers in their order here: xdist would begin with those of many, quick tests."""
     config.option.loadscopereorder = False
+    rank_server.use(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -109,13 +110,6 @@ def names_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= names_in(constant)
     return names
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forks_of_all_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One server for all of them; the folders of the workers are in one of the session."""
-    if hasattr(request.config, "workerinput"):
-        fork_server.share(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import ctypes
 import faulthandler
 import functools
 import gc
-import multiprocessing
 import os
 import runpy
 import signal
@@ -29,6 +28,9 @@ from typing import Any, NoReturn
 
 import psutil
 
+from tests import rank_server
+from tpcompile.pytest_plugin.files import STREAMS, Job
+
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -40,9 +42,6 @@ _STACKS_S = 1.0
 _POLL_S = 0.02
 _KILLED_S = 10.0
 """A process that was killed is gone by then."""
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.preloaded"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +67,21 @@ def run_python(
     command = [str(argument) for argument in arguments]
     with TemporaryDirectory() as name:
         folder = Path(name)
-        variables = {**environ, _JOB: name}
-        process = SERVER.Process(target=_command, args=(command, variables, str(cwd or Path.cwd()), name))
+        job = rank_server.job(
+            folder, "tests.forked:play_job", {"command": command}, environ={**environ, _JOB: name}, cwd=cwd
+        )
+        process = rank_server.Process(job)
         process.start()
         try:
             process.join(timeout_s)
-            if process.is_alive():
+            if process.exitcode is None:
                 _ask_for_stacks(folder)
         finally:
             process.kill()
             process.join()
             left = _sweep(folder, {process.pid})
         late = process.exitcode == -signal.SIGKILL
-        out, err = (path.read_text(errors="replace") for path in (folder / "stdout", folder / "stderr"))
+        out, err = (job.files.output(0, stream).read_text(errors="replace") for stream in STREAMS)
         return Ended(returncode=124 if late else process.exitcode or 0, stdout=out, stderr=err, left_running=left)
 
 
@@ -108,15 +109,12 @@ def free_port() -> int:
 # In the forked processes
 
 
-def _command(command: list[str], environ: dict[str, str], cwd: str, folder: str) -> None:
+def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
-    os.setsid()
     _die_with_parent()
-    os.chdir(cwd)
-    outputs = [os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
-    _become(environ, *outputs)
+    _reset_signals()
     subprocess.Popen = _Popen  # type: ignore[misc]
-    _play_command(command)
+    _play_command(job.arguments["command"])
 
 
 def _play_command(command: Sequence[str]) -> NoReturn:
@@ -213,7 +211,7 @@ class _Rank:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        Path(os.environ[_JOB], f"rank_{pid}").touch()
+        Path(os.environ[_JOB], f"pid_{pid}").touch()
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -241,12 +239,16 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environ)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-    faulthandler.register(_SHOW_STACKS, file=2, all_threads=True)
+    _reset_signals()
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
+
+
+def _reset_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(_SHOW_STACKS, file=2, all_threads=True)
 
 
 def _play(command: Sequence[str]) -> NoReturn:
@@ -281,15 +283,15 @@ def _close_sockets() -> None:
 
 def _ask_for_stacks(folder: Path) -> None:
     """Where every rank of a job that hangs stands, into its stderr; one by one, since each writes piece by piece."""
-    for rank in folder.glob("rank_*"):
+    for rank in folder.glob("pid_*"):
         with suppress(OSError):
-            os.kill(int(rank.name.removeprefix("rank_")), _SHOW_STACKS)
+            os.kill(int(rank.name.removeprefix("pid_")), _SHOW_STACKS)
             time.sleep(_STACKS_S)
 
 
 def _sweep(folder: Path, sessions: Iterable[int | None]) -> tuple[str, ...]:
     """Kill what still runs of a job, and wait until it is dead: its sessions, and what has its environment."""
-    ranks = {int(path.name.removeprefix("rank_")) for path in folder.glob("rank_*")}
+    ranks = {int(path.name.removeprefix("pid_")) for path in folder.glob("pid_*")}
     found = []
     killed = []
     for process in psutil.process_iter():

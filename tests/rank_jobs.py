@@ -9,9 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-import tests.forked  # noqa: F401 - says what the server imports before the first fork
+from tests import rank_server
 from tpcompile.ranks import processes
-from tpcompile.torch_api.forked import new_trace_handler
 
 __all__ = ["STORE", "run_on_fresh_ranks", "run_on_ranks"]
 
@@ -20,9 +19,9 @@ STORE = "TPCOMPILE_TEST_STORE"
 
 
 def run_on_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """`tpcompile.ranks.processes.run_on_ranks` in seconds less: with the variables of now, and torch imported."""
+    """`tpcompile.ranks.processes.run_on_ranks` in seconds less: ranks are forked, with the variables of now."""
     with _served_store():
-        return processes.run_on_ranks(_with_environ, dict(os.environ), fn, args, start_method="forkserver", **options)
+        return processes.run_in(rank_server.Context, fn, args, **options)
 
 
 def run_on_fresh_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
@@ -39,11 +38,3 @@ def _served_store() -> Iterator[None]:
         yield
     finally:
         del os.environ[STORE]
-
-
-def _with_environ(environ: dict[str, str], fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The server of forks has the variables of its own start, and torch read TORCH_TRACE there."""
-    os.environ.clear()
-    os.environ.update(environ)
-    new_trace_handler()
-    return fn(*args)

@@ -62,41 +62,33 @@ def test_a_hook_on_the_compiled_module_itself_is_a_region_of_its_own(fresh_compi
     assert module.regions_per_call(lambda x: hooked(x)) == (1, 0)
 
 
-def _norm_gradients() -> dict[int, dict[str, float]]:
-    module = _module("transformers_norm_grad_accumulation")
-    return {num_backward: module.errors(num_backward=num_backward) for num_backward in (1, 2)}
-
-
 @pytest.mark.slow
+@pytest.mark.tp(world_size=2)
 def test_transformers_reduces_accumulated_gradients_of_qk_norms_again() -> None:
     pytest.importorskip("transformers")
-    for found in run_on_ranks(_norm_gradients):
-        assert max(found[1].values()) < 1e-5
-        wrong = {name.rpartition("self_attn.")[2] for name, error in found[2].items() if error > 1e-5}
-        assert wrong == {"q_norm.weight", "k_norm.weight"}, "transformers is right now: drop the repro and its row"
-
-
-def _second_step() -> tuple[list[int], list[int], list[int]]:
-    graphs = _module("transformers_second_step_compile").graphs_per_step
-    return graphs("Llama"), graphs("Qwen3"), graphs("Qwen3", eager_first=True)
+    errors = _module("transformers_norm_grad_accumulation").errors
+    assert max(errors(num_backward=1).values()) < 1e-5
+    accumulated = errors(num_backward=2)
+    wrong = {name.rpartition("self_attn.")[2] for name, error in accumulated.items() if error > 1e-5}
+    assert wrong == {"q_norm.weight", "k_norm.weight"}, "transformers is right now: drop the repro and its row"
 
 
 @pytest.mark.slow
+@pytest.mark.tp(world_size=2)
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13; torch 2.11 compiles once")
 def test_the_second_step_of_qwen3_compiles_again_unless_an_eager_one_came_first() -> None:
     pytest.importorskip("transformers")
-    for llama, qwen, after_eager in run_on_ranks(_second_step):
-        assert llama == after_eager == [1, 0, 0]
-        assert qwen == [1, 1, 0], "transformers compiles once now: drop the repro and its row in docs/adapters.md"
+    graphs = _module("transformers_second_step_compile").graphs_per_step
+    assert graphs("Llama") == [1, 0, 0]
+    assert graphs("Qwen3") == [1, 1, 0], (
+        "transformers compiles once now: drop the repro and its row in docs/adapters.md"
+    )
+    assert graphs("Qwen3", eager_first=True) == [1, 0, 0]
 
 
-def _second_length() -> tuple[str, str]:
-    module = _module("dtensor_second_length")
-    return module.outcome(), module.outcome(has_gradients=False)
-
-
+@pytest.mark.tp(world_size=2)
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13")
 def test_a_plan_with_gradients_cannot_be_compiled_for_a_second_length() -> None:
-    for found, without_gradients in run_on_ranks(_second_length):
-        assert "RecursionError" in found, "torch is right now: drop the repro and what docs/own-model.md says of it"
-        assert without_gradients == ""
+    outcome = _module("dtensor_second_length").outcome
+    assert "RecursionError" in outcome(), "torch is right now: drop the repro and what docs/own-model.md says of it"
+    assert outcome(has_gradients=False) == ""

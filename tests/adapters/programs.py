@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fork_server import PRELOADED
-from tests.forked import ROOT, SERVER, torchrun
+from tests.forked import ROOT, torchrun
 
-SERVER.set_forkserver_preload(PRELOADED)
 FOLDER = ROOT / "examples" / "adapters"
 LIMIT_S = 150.0
 _ERRORS = re.compile(r"error against one device: forward ([\d.e+-]+)(?:, gradients ([\d.e+-]+) \((\S+)\))?")

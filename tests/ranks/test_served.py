@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.forked import SERVER, free_port
+from tests.forked import free_port
+from tests.rank_server import Call
 from tpcompile.ranks import served
 from tpcompile.ranks.env import RankEnv
 from tpcompile.ranks.served import served_store
@@ -33,7 +34,7 @@ def serve_until_killed(environ: dict[str, str]) -> None:
 
 def test_it_serves_for_the_grace_after_rank_0_was_killed_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    rank_0 = SERVER.Process(target=serve_until_killed, args=(place,))
+    rank_0 = Call(target=serve_until_killed, args=(place,))
     rank_0.start()
     for name, value in place.items():
         monkeypatch.setenv(name, value)

@@ -2,6 +2,7 @@
 
 __init__.py    hooks of pytest: marker, options, fixture; a marked test goes to the ranks
 launcher.py    a marked test -> what each rank reported, within a time limit
+session.py     a session -> its one server of ranks, shared by the workers of xdist
 server.py      jobs -> ranks, forked from a process that has imported torch
 files.py       the files of a job, through which the ranks, the server and pytest communicate
 watch.py       a running job -> how each of its ranks ended
@@ -69,12 +70,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         launcher.start_server(config)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let the workers of xdist on this machine share one server of ranks."""
+    if node.gateway.spec.popen:
+        from tpcompile.pytest_plugin import session
+
+        session.share_with(node.workerinput, node.config)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the server of ranks."""
     if RANK not in config.stash:
-        from tpcompile.pytest_plugin import launcher
+        from tpcompile.pytest_plugin import session
 
-        launcher.end_server(config)
+        session.end(config)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

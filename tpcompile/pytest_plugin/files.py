@@ -13,26 +13,26 @@ import pytest
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One test on ranks."""
+    """What the server forks ranks for."""
 
     folder: str
     world_size: int
-    nodeid: str
-    args: tuple[str, ...]
-    """Of the pytest session of a rank."""
-    options: dict[str, Any]
-    """Options of that session, by their names in `config.option`."""
-    workerinput: dict[str, Any]
+    target: str
+    """`module:function` that each rank calls with the job, its rank, and the variables that torchrun would set."""
+    arguments: dict[str, Any]
+    """Of the target."""
     environ: dict[str, str]
     cwd: str
     sys_path: tuple[str, ...]
     timeout_s: float
+    is_swept: bool = True
+    """Processes that a rank leaves in its group are killed."""
 
     @classmethod
     def read(cls, folder: str) -> Job:
         """The job of a folder."""
         fields = json.loads(Path(folder, "job.json").read_text())
-        return cls(**fields | {"args": tuple(fields["args"]), "sys_path": tuple(fields["sys_path"])})
+        return cls(**fields | {"sys_path": tuple(fields["sys_path"])})
 
     def write(self) -> None:
         """Write the job into its folder."""
@@ -42,6 +42,17 @@ class Job:
     def files(self) -> Files:
         """The files of the job."""
         return Files(Path(self.folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestRun:
+    """Arguments of a rank that runs a test: those of its pytest session."""
+
+    nodeid: str
+    args: tuple[str, ...]
+    options: dict[str, Any]
+    """By their names in `config.option`."""
+    workerinput: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpcompile.pytest_plugin import combine
-from tpcompile.pytest_plugin.ends import RankEnd
-from tpcompile.pytest_plugin.files import Job
+from tpcompile.pytest_plugin import combine, session
+from tpcompile.pytest_plugin.files import Job, TestRun
+from tpcompile.pytest_plugin.server import ENVIRON
+from tpcompile.pytest_plugin.session import Running
 from tpcompile.pytest_plugin.watch import Watch
 
-_ENDING_S = 10.0
-"""The server has ended by then."""
 _OF_A_RANK: dict[str, Any] = {
     **{"keyword": "", "markexpr": "", "deselect": None, "pyargs": False},  # the test is selected by its id
     **{"numprocesses": None, "maxprocesses": None, "dist": "no", "tx": []},
@@ -30,19 +29,18 @@ _OF_A_RANK: dict[str, Any] = {
     **{"xmlpath": None, "cov_source": None, "no_cov": True},
 }
 """Options of a rank's session that differ from those of this one."""
-_CODE = "import sys; sys.path[:] = {path!r}; from tpcompile.pytest_plugin.server import main; main({preload!r})"
 
 
 def reports(item: pytest.Item, nextitem: pytest.Item | None, wanted: tuple[int, float]) -> Iterator[pytest.TestReport]:
     """Run a test on ranks; `wanted` is their number and the limit in seconds."""
     world_size, timeout_s = wanted
-    server = start_server(item.config)
-    why_not = server.wait()
-    if why_not:
-        yield from combine.not_checked(item, why_not)
-    else:
-        job = _job(item, world_size, timeout_s)
-        yield from combine.of_test(item, job, server.run(job))
+    with start_server(item.config).connect() as running:
+        if running.why_not:
+            yield from combine.not_checked(item, running.why_not)
+        else:
+            job = _job(item, world_size, timeout_s)
+            running.start(job)
+            yield from combine.of_test(item, job, Watch(job, running).ends())
     yield from _tear_down_shared(item, nextitem)
 
 
@@ -58,69 +56,27 @@ def _tear_down_shared(item: pytest.Item, nextitem: pytest.Item | None) -> Iterat
 
 
 class Server:
-    """The process that ranks are forked from, or why there is none."""
+    """The process that ranks are forked from, which a session starts once, or why there is none."""
 
-    def __init__(self, preload: Iterable[str]) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._why_not: str | None = _why_not() or None
-        if self._why_not is None:
-            self._start(list(preload))
+    def __init__(self, config: pytest.Config) -> None:
+        self._name = session.name_of(config)
+        self._why_not = _why_not()
+        if not self._why_not:
+            session.start_server(self._name, config.getini("tp_preload"))
 
-    def _start(self, preload: list[str]) -> None:
-        code = _CODE.format(path=sys.path, preload=preload)
-        # A session of its own: Ctrl-C is for pytest, which ends the ranks.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait(self) -> str:
-        """Wait until ranks can be forked; why they cannot, or an empty text."""
-        if self._why_not is None:
-            assert self._process is not None and self._process.stdout is not None
-            answer = self._process.stdout.readline()
-            ended = "the process that ranks are forked from ended at its start"
-            self._why_not = json.loads(answer) if answer else ended
-        return str(self._why_not)
-
-    def run(self, job: Job) -> list[RankEnd]:
-        """Run a job to its end; how each rank ended."""
-        assert self._process is not None and self._process.stdin is not None
-        job.write()
-        print(json.dumps(job.folder), file=self._process.stdin, flush=True)
-        return Watch(job, is_served=lambda: self._process is not None and self._process.poll() is None).ends()
-
-    def end(self) -> None:
-        """End the process; it ends the ranks that are left."""
-        if self._process is None:
-            return
-        with suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        try:
-            self._process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def connect(self) -> Running:
+        """A connection for one job, when ranks can be forked or it is known why they cannot."""
+        return Running(self._name, self._why_not)
 
 
 _SERVER = pytest.StashKey[Server]()
 
 
 def start_server(config: pytest.Config) -> Server:
-    """The server of a session, which is started with the first call."""
+    """The server of a session, which is started with the first call of the first of its processes."""
     if _SERVER not in config.stash:
-        config.stash[_SERVER] = Server(config.getini("tp_preload"))
+        config.stash[_SERVER] = Server(config)
     return config.stash[_SERVER]
-
-
-def end_server(config: pytest.Config) -> None:
-    """End the server of a session, if one was started."""
-    if _SERVER in config.stash:
-        config.stash[_SERVER].end()
 
 
 def _why_not() -> str:
@@ -152,15 +108,20 @@ def _out_of_range(found: str) -> str:
 
 def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
     config = item.config
-    folder = _folder(item)
-    return Job(
-        folder=str(folder),
-        world_size=world_size,
+    test = TestRun(
         nodeid=item.nodeid,
         args=(*_plugins(config), str(item.path)),
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
-        environ=dict(os.environ),
+    )
+    environ = {**ENVIRON, **os.environ}
+    environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
+    return Job(
+        folder=str(_folder(item)),
+        world_size=world_size,
+        target="tpcompile.pytest_plugin.rank:run",
+        arguments=asdict(test),
+        environ=environ,
         cwd=os.getcwd(),
         sys_path=tuple(sys.path),
         timeout_s=timeout_s,

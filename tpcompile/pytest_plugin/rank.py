@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
-from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place
+from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place, TestRun
 from tpcompile.ranks.store import RankStore
 from tpcompile.torch_api.forked import keep_trace_from
 
@@ -26,8 +27,9 @@ _POLL_S = 0.01
 _OF_COMMUNICATION = ("Connection", "gloo", "closed by peer", "Socket")
 
 
-def run(job: Job, rank: int) -> int:
+def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     """Run the test of the job on this rank. Returns the exit code of the process."""
+    os.environ.update(variables)
     with job.files.stack(rank).open("w") as stack:
         faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
         torch.set_num_threads(1)
@@ -50,10 +52,12 @@ def _connect(job: Job, rank: int) -> None:
 def _session(place: Place) -> int:
     """Run the session; 0 unless pytest could not run the test. The failure of a test is in its report."""
     temporary = str(place.job.files.folder / f"tmp_{place.rank}")
-    config = pytest.Config.fromdictargs({**place.job.options, "basetemp": temporary}, list(place.job.args))
-    config.workerinput = place.job.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
+    test = TestRun(**place.job.arguments)
+    sys.argv = ["pytest", *test.args]
+    config = pytest.Config.fromdictargs({**test.options, "basetemp": temporary}, list(test.args))
+    config.workerinput = test.workerinput  # type: ignore[attr-defined]  # reporting plugins leave workers of xdist alone
     config.stash[RANK] = place
-    config.pluginmanager.register(RankPlugin(config, place), "tpcompile-rank")
+    config.pluginmanager.register(RankPlugin(config, place, test.nodeid), "tpcompile-rank")
     code = int(config.hook.pytest_cmdline_main(config=config))
     return 0 if code == pytest.ExitCode.TESTS_FAILED else code
 
@@ -61,8 +65,8 @@ def _session(place: Place) -> int:
 class RankPlugin:
     """Selects the test of the job, meets the other ranks before the teardown, and writes the reports."""
 
-    def __init__(self, config: pytest.Config, place: Place) -> None:
-        self._config, self._job, self._rank = config, place.job, place.rank
+    def __init__(self, config: pytest.Config, place: Place, nodeid: str) -> None:
+        self._config, self._nodeid, self._rank = config, nodeid, place.rank
         self._files = place.job.files
         self._reports = self._files.reports(place.rank).open("w")
         self._read_bytes = dict.fromkeys(STREAMS, 0)
@@ -82,10 +86,10 @@ class RankPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the test of the job."""
-        found = [item for item in items if item.nodeid == self._job.nodeid]
+        found = [item for item in items if item.nodeid == self._nodeid]
         if not found:
             names = ", ".join(item.nodeid for item in items) or "no tests"
-            self._write({ERROR: f"did not collect {self._job.nodeid}, but {names}"})
+            self._write({ERROR: f"did not collect {self._nodeid}, but {names}"})
         items[:] = found[:1]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

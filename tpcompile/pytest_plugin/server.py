@@ -1,7 +1,7 @@
-"""Folders of jobs on stdin -> ranks, forked from this process, which has imported torch.
+"""Folders of jobs -> ranks, forked from this process, which has imported torch.
 
 One supervisor per job is forked. It hosts the store as torchrun's agent does, forks the ranks, writes their exit codes,
-and kills those that pytest wants stopped.
+and kills those that pytest wants stopped, and all of them when the process that gave the job has ended.
 """
 
 from __future__ import annotations
@@ -17,43 +17,65 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 from unittest import mock
 
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Files, Job
+from tpcompile.pytest_plugin.session import join
 
 _STACK_S = 0.3
 """Seconds that a rank has to write its stack before it is killed."""
 _POLL_S = 0.02
-_ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+_ASK_S = 10.0
+"""A process that has connected names its job within this time, or has none."""
+ENVIRON = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """For ranks that share the cores, unless these variables are set."""
 if Path("/sys/class/net/lo").exists():
-    _ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
+    ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def main(preload: Sequence[str]) -> None:
-    """Import, say on stdout what is missing, then read the folder of a job from each line of stdin."""
+def main(name: str, listener: int, preload: Sequence[str]) -> None:
+    """Import, then fork the ranks of every job until the session of that name has ended."""
     # Ranks are CPU processes, and CUDA does not survive a fork.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    for name, value in _ENVIRON.items():
-        os.environ.setdefault(name, value)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
-    why_not = _prepare(preload)
-    print(json.dumps(why_not), file=answers, flush=True)
-    answers.close()
-    if why_not:
+    for variable, value in ENVIRON.items():
+        os.environ.setdefault(variable, value)
+    try:
+        session = join(name)
+    except OSError:  # it has ended
         return
+    why_not = _prepare(preload)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for line in sys.stdin:
-        if os.fork() == 0:
-            _supervise_and_exit(json.loads(line))
+    _serve(socket.socket(fileno=listener), session, why_not)
+    sys.stderr.flush()
+    os._exit(0)  # without taking apart all that was imported
+
+
+def _serve(listener: socket.socket, session: socket.socket, why_not: str) -> None:
+    while session not in wait([listener, session]):
+        connection = listener.accept()[0]
+        folder = _ask(connection, why_not)
+        if folder and os.fork() == 0:
+            listener.close()
+            _supervise_and_exit(folder, connection, session)
+        connection.close()
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-    gc.unfreeze()  # at its end a process drops what it has, and Triton's bindings complain where it is kept
+
+
+def _ask(connection: socket.socket, why_not: str) -> str:
+    """Say why no rank can run, or read the folder of a job; empty when there is none."""
+    connection.settimeout(_ASK_S)
+    folder = ""
+    with suppress(OSError), connection.makefile("r") as lines:
+        connection.sendall(f"{json.dumps(why_not)}\n".encode())
+        folder = lines.readline().rstrip("\n")
+    connection.settimeout(None)
+    return folder
 
 
 def _prepare(preload: Sequence[str]) -> str:
@@ -98,30 +120,44 @@ def _compile_once() -> None:
     torch.compiler.reset()
 
 
-def _supervise_and_exit(folder: str) -> NoReturn:
+def _supervise_and_exit(folder: str, connection: socket.socket, session: socket.socket) -> NoReturn:
     try:
-        _supervise(Job.read(folder), server=os.getppid())
+        _supervise(Job.read(folder), connection, session)
     except BaseException:
         traceback.print_exc()
     os._exit(0)
 
 
-def _supervise(job: Job, *, server: int) -> None:
+def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> None:
     """Run the ranks of a job to their end. Called in a process of its own."""
+    server = os.getppid()
     # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
     listener = socket.create_server(("127.0.0.1", 0))
-    left = {rank: _start(job, rank, listener) for rank in range(job.world_size)}
+    left = {rank: _start(job, rank, listener, (connection, session)) for rank in range(job.world_size)}
     store = _host_store(listener)
+    with suppress(BrokenPipeError):
+        connection.sendall(f"{json.dumps(list(left.values()))}\n".encode())
     while left:
         for rank, code in _ended(left):
-            _sweep_group(left.pop(rank))
+            pid = left.pop(rank)
+            if job.is_swept:
+                _sweep_group(pid)
             _write_code(job.files, rank, code)
-        is_orphaned = os.getppid() != server
-        stopped = [pid for rank, pid in left.items() if is_orphaned or job.files.stop(rank).exists()]
+        if os.getppid() != server or wait([connection], 0):
+            _abandon(left.values())
+            return
+        stopped = [pid for rank, pid in left.items() if job.files.stop(rank).exists()]
         if stopped:
             _stop(stopped)
         time.sleep(_POLL_S)
     del store
+
+
+def _abandon(pids: Iterable[int]) -> None:
+    """End the ranks of a job whose server or reader has ended; no exit code says that they ended by themselves."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # it may not have its group yet
+        _sweep_group(pid)
 
 
 def _ended(left: dict[int, int]) -> list[tuple[int, int]]:
@@ -161,18 +197,19 @@ def _host_store(listener: socket.socket) -> Any:
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _start(job: Job, rank: int, listener: socket.socket) -> int:
+def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable[socket.socket]) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 70
     try:
         port: int = listener.getsockname()[1]
-        listener.close()
-        _become(job, rank, port)
-        from tpcompile.pytest_plugin.rank import run
-
-        code = run(job, rank)
+        for inherited in (listener, *of_supervisor):
+            inherited.close()
+        _become(job, rank)
+        module, _, name = job.target.partition(":")
+        target = getattr(importlib.import_module(module), name)
+        code = target(job, rank, _variables(job, rank, port))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -181,11 +218,11 @@ def _start(job: Job, rank: int, listener: socket.socket) -> int:
         os._exit(code)
 
 
-def _become(job: Job, rank: int, port: int) -> None:
+def _become(job: Job, rank: int) -> None:
     """What a start of Python and the import of torch would have done for this rank."""
     from tpcompile.torch_api.forked import new_trace_handler
 
-    os.setpgid(0, 0)
+    os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, stream in enumerate(STREAMS, start=1):
         os.dup2(os.open(job.files.output(rank, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
@@ -193,11 +230,9 @@ def _become(job: Job, rank: int, port: int) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
-    os.environ.update(_ENVIRON | job.environ | _variables(job, rank, port))
-    os.environ.pop("GITHUB_STEP_SUMMARY", None)  # pytest writes it, when it knows which tests failed
+    os.environ.update(job.environ)
     os.chdir(job.cwd)
     sys.path[:] = job.sys_path
-    sys.argv = ["pytest", *job.args]
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tpcompile.pytest_plugin.ends import RankEnd
 from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job
+from tpcompile.pytest_plugin.session import HAS_ENDED, Running
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
@@ -21,8 +22,8 @@ _ENDING_S = 10.0
 class Watch:
     """Reads the files of a job until all its ranks have ended."""
 
-    def __init__(self, job: Job, *, is_served: Callable[[], bool]) -> None:
-        self._job, self._files, self._is_served = job, job.files, is_served
+    def __init__(self, job: Job, running: Running) -> None:
+        self._files, self._running = job.files, running
         self._ranks = [RankEnd(rank) for rank in range(job.world_size)]
         self._read_lines = [0] * job.world_size
         self._began_s = time.monotonic()
@@ -32,13 +33,17 @@ class Watch:
     def ends(self) -> list[RankEnd]:
         """How each rank ended."""
         try:
-            while self._step() and self._is_served():
-                time.sleep(_POLL_S)
+            while self._step() and self._running.is_served(_POLL_S):
+                pass
         except BaseException:  # Ctrl-C
             self._stop([rank for rank in self._ranks if rank.exit_code is None], is_late=False)
             raise
+        is_served = self._running.is_served()  # first: what the server wrote before its end is there then
         for end in self._ranks:
+            self._read(end)
             self._read_the_rest(end)
+            if end.exit_code is None and not is_served:
+                end.error = end.error or f"lost their server: {HAS_ENDED}"
         return self._ranks
 
     def _step(self) -> bool:

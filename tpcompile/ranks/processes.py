@@ -39,7 +39,26 @@ def run_on_ranks(
     Raises RuntimeError with the rank and the traceback of the first that failed, TimeoutError with the ranks still
     running when time is up; both after killing every rank.
     """
-    context = mp.get_context(start_method)
+    return run_in(
+        mp.get_context(start_method),
+        fn,
+        args,
+        world_size=world_size,
+        timeout_s=timeout_s,
+        collective_timeout_s=collective_timeout_s,
+    )
+
+
+def run_in(
+    context: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    world_size: int = 2,
+    timeout_s: float = 120.0,
+    collective_timeout_s: float | None = None,
+) -> list[Any]:
+    """`run_on_ranks`, with a context of multiprocessing that starts the ranks."""
     limit_s = timeout_s if collective_timeout_s is None else collective_timeout_s
     with tempfile.TemporaryDirectory() as folder:
         processes = [

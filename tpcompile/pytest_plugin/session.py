@@ -1,0 +1,209 @@
+"""A pytest session -> its one server of ranks, which all its processes share and which ends with the session.
+
+The process that the session belongs to listens at one address, and the server holds a connection to it: the end of that
+process closes the connection, however it comes. The server listens at a second address; the process that binds it first
+starts the server. Neither needs a file or a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from tpcompile.pytest_plugin.files import Job
+
+HAS_ENDED = "the process that ranks are forked from has ended"
+_KEY = "tp_session"
+"""In the `workerinput` of xdist: the name of the session."""
+_ENDING_S = 10.0
+"""The server has ended by then."""
+_LISTENING_S = 1.0
+"""The process that has bound an address listens at it by then."""
+_POLL_S = 0.02
+_CODE = """
+import os, sys
+os.fork() and os._exit(0)  # no child of the process that starts it: it outlives that
+sys.path[:] = {path!r}
+from tpcompile.pytest_plugin.server import main
+main({name!r}, {listener}, {preload!r})
+"""
+
+
+class Session:
+    """The life of a session; held by the process that it belongs to, not by the workers of xdist."""
+
+    def __init__(self) -> None:
+        self.name = f"tpcompile-{uuid.uuid4().hex}"
+        self._listener = _bound(self.name, "session")
+        self._listener.listen()
+
+    def end(self) -> None:
+        """End the server, if one was started; it ends the ranks that are left."""
+        self._listener.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                _end_server(self._listener.accept()[0])
+        self._listener.close()
+
+
+_SESSION = pytest.StashKey[Session]()
+
+
+def name_of(config: pytest.Config) -> str:
+    """Name of the session that this process is one of, or has."""
+    inherited = getattr(config, "workerinput", {}).get(_KEY)
+    if inherited is not None:
+        return str(inherited)
+    if _SESSION not in config.stash:
+        config.stash[_SESSION] = Session()
+    return config.stash[_SESSION].name
+
+
+def share_with(workerinput: dict[str, object], config: pytest.Config) -> None:
+    """Let a worker of xdist on this machine use the server of this session."""
+    workerinput[_KEY] = name_of(config)
+
+
+def end(config: pytest.Config) -> None:
+    """End the server of the session of this process, if it has one."""
+    if _SESSION in config.stash:
+        config.stash[_SESSION].end()
+
+
+def join(name: str) -> socket.socket:
+    """In the server: a connection that is closed by the end of the session, which learns the process id."""
+    connection = _connected(name, "session")
+    connection.sendall(f"{os.getpid()}\n".encode())
+    return connection
+
+
+def start_server(name: str, preload: Iterable[str]) -> None:
+    """Start the server of a session, unless one of its processes has."""
+    try:
+        listener = _bound(name, "server")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return
+    with listener:
+        listener.listen(128)
+        code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=list(preload))
+        # A session of its own: Ctrl-C is for pytest, which ends the ranks.
+        subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            check=False,
+        )
+
+
+class Running:
+    """A job that is given to the server, from `start` to the end of its ranks; they are killed at the end of `with`."""
+
+    def __init__(self, name: str, why_not: str) -> None:
+        """Connect, and wait until the server can fork; `why_not` says why it cannot, if that is known."""
+        self.why_not = why_not or HAS_ENDED
+        self.pids: tuple[int, ...] = ()
+        try:
+            self._connection = _connected(name, "server")
+        except OSError:
+            self._connection = socket.socket(socket.AF_UNIX)
+        self._lines = self._connection.makefile("r")
+        answer = self._line()
+        if answer:
+            self.why_not = json.loads(answer)
+
+    def start(self, job: Job) -> None:
+        """Fork the ranks."""
+        job.write()
+        with suppress(OSError):
+            self._connection.sendall(f"{job.folder}\n".encode())
+        pids = self._line()
+        self.pids = tuple(json.loads(pids)) if pids else ()
+
+    def is_served(self, timeout_s: float | None = 0.0) -> bool:
+        """False when all ranks have ended, or the server has; waits so long for that, None without a limit."""
+        return not wait([self._connection], timeout_s)
+
+    def _line(self) -> str:
+        """Empty when the server has ended."""
+        with suppress(OSError):
+            return self._lines.readline()
+        return ""
+
+    def close(self) -> None:
+        """The ranks that still run are killed."""
+        self._lines.close()
+        self._connection.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# Sockets
+
+
+def _address(name: str, end: str) -> str:
+    """Of Linux without a file: it is free when its process has ended."""
+    file = f"{name}-{end}"
+    return f"\0{file}" if sys.platform == "linux" else str(Path(tempfile.gettempdir(), file))
+
+
+def _bound(name: str, end: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.bind(_address(name, end))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _connected(name: str, end: str) -> socket.socket:
+    """Raises ConnectionRefusedError when no process listens."""
+    deadline_s = time.monotonic() + _LISTENING_S
+    while True:
+        found = socket.socket(socket.AF_UNIX)
+        try:
+            found.connect(_address(name, end))
+            return found
+        except OSError:
+            found.close()
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _end_server(connection: socket.socket) -> None:
+    with connection, connection.makefile("r") as lines:
+        connection.settimeout(_ENDING_S)
+        pid = lines.readline()
+        try:
+            connection.shutdown(socket.SHUT_WR)
+            lines.readline()  # returns when the server has closed its end
+        except TimeoutError:
+            os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            return
