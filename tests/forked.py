@@ -29,6 +29,8 @@ from typing import Any, NoReturn
 
 import psutil
 
+from tests.interpreting import import_triton_as_asked
+
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -247,6 +249,7 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
+    import_triton_as_asked()
 
 
 def _play(command: Sequence[str]) -> NoReturn:

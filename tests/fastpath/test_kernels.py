@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rank_jobs import run_on_fresh_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, registered, tp_region
@@ -172,5 +172,5 @@ def checked_ops() -> int:
 
 
 def test_ops_keep_what_torch_asks_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-    assert run_on_fresh_ranks(checked_ops, world_size=1, timeout_s=200) == [8]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert run_on_ranks(checked_ops, world_size=1, timeout_s=200) == [8]
