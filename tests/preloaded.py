@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest  # noqa: F401
-import sympy.combinatorics  # noqa: F401 - the first backward does
+import sympy.combinatorics
 import sympy.tensor.tensor  # noqa: F401
 import torch
 import torch._functorch.aot_autograd
@@ -34,7 +34,6 @@ import tpcompile.preflight
 import tpcompile.sentinel
 import tpcompile.testing
 import tpcompile.torch_api.forked  # noqa: F401
-
 
 # After each compile Dynamo flushes the CPU's caches, 20 ms, to log how long the guards take.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
