@@ -24,6 +24,8 @@ pytest_plugins = [
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # A pool of compile workers imports torch once more for each rank, to compile a handful of small kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Dynamo looks for garbage after each compile: a twentieth of a gate's time in a process that has imported torch.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 # Ranks are CPU processes, forked from one that has imported torch, which CUDA does not survive, and a GPU that one of
 # them finds would change what it does: only tests that are marked `gpu` see GPUs.
 GPUS = os.environ.setdefault(

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import psutil
 
 from tests import rank_server
+from tests.interpreting import import_triton_as_asked
 from tpcompile.pytest_plugin.files import STREAMS, Job
 
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -243,6 +244,7 @@ def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
+    import_triton_as_asked()
 
 
 def _reset_signals() -> None:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest  # noqa: F401
+import sympy.combinatorics
+import sympy.tensor.tensor  # noqa: F401
+import torch
+import torch._functorch.aot_autograd
 import torch._inductor.codegen.cpp
 import torch.distributed.device_mesh
 import torch.distributed.launcher.api
-import torch.distributed.tensor.parallel  # noqa: F401
+import torch.distributed.tensor.parallel
 
 import tpcompile.faults.generated.forked
 import tpcompile.gate.sequence
 import tpcompile.preflight
 import tpcompile.sentinel
 import tpcompile.testing  # noqa: F401
+
+# After each compile Dynamo flushes the CPU's caches, 20 ms, to log how long the guards take.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 # A fork that ends need not take apart what it began with: torch's operators are unregistered one by one, for 0.1 s.
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]

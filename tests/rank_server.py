@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.interpreting import import_triton_as_asked
 from tpcompile.pytest_plugin import launcher
 from tpcompile.pytest_plugin.files import Job
 from tpcompile.pytest_plugin.session import HAS_ENDED, Running
@@ -111,6 +112,7 @@ class Call(Process):
 
 def call(job: Job, rank: int, variables: Mapping[str, str]) -> int:
     """In the forked process."""
+    import_triton_as_asked()
     function, arguments = pickle.loads(Path(job.folder, "call").read_bytes())
     function(*arguments)
     return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT, Ended, run_python
+from tests.forked import PYTHONPATH, ROOT, TORCHRUN, Ended, run_python
 from tpcompile.evidence.records import Verdict
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -62,9 +62,13 @@ RUN = {
     "tpcompile gate --target my_model:build --nproc 2 --set width=128": Run(
         "PASS (exit 0): 2 ranks agree", is_forked=True
     ),
-    "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run("PASS (exit 0): 2 ranks"),
+    "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run(
+        "PASS (exit 0): 2 ranks", is_forked=True
+    ),
 }
 """Line -> how it must end, in the order in which they are run."""
+PROGRAMS_OF = {"tpcompile": ("-m", "tpcompile"), "torchrun": TORCHRUN}
+"""What a forked line may call. With `--no-python` torchrun starts its ranks as a user's would."""
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -127,8 +131,8 @@ def bash(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def forked(line: str, folder: Path) -> Ended:
     """The same for a line that is one command of ours."""
     program, *arguments = shlex.split(line)
-    assert program == "tpcompile" and not {"|", ">"} & set(arguments)
-    return run_python(["-m", "tpcompile", *arguments], environ=environ_of(folder), cwd=folder, timeout_s=240)
+    assert not {"|", ">"} & set(arguments)
+    return run_python([*PROGRAMS_OF[program], *arguments], environ=environ_of(folder), cwd=folder, timeout_s=240)
 
 
 def environ_of(folder: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.rank_jobs import run_on_fresh_ranks, run_on_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import checks, plans
@@ -200,10 +200,11 @@ def _reference(name: str, rank: int) -> Tensor:
 
 
 def _mismatch() -> str:
-    x = torch.ones(4)
-    tp.all_reduce(x, group=dist.group.WORLD)
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    x, group = torch.ones(4), dist.new_group()
+    tp.all_reduce(x, group=group)
     try:
-        tp.all_reduce(x if dist.get_rank() else x[:2], group=dist.group.WORLD)
+        tp.all_reduce(x if dist.get_rank() else x[:2], group=group)
     except RuntimeError as error:
         return str(error)
     return "no error"
@@ -215,6 +216,5 @@ def test_values_by_a_plan_are_those_of_the_checked_call() -> None:
             assert all(torch.equal(y, _reference(name, rank)) for y in results), name
 
 
-def test_the_debug_wrapper_of_torch_still_compares_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    assert all("mismatch" in text.lower() for text in run_on_fresh_ranks(_mismatch))
+def test_the_debug_wrapper_of_torch_still_compares_shapes() -> None:
+    assert all("mismatch" in text.lower() for text in run_on_ranks(_mismatch))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.rank_jobs import run_on_fresh_ranks
+from tests import forked
+from tests.rank_jobs import run_on_ranks
 from tests.test_documented import serve_store
 from tpcompile.cli import ending
 from tpcompile.errors import DivergenceError
@@ -27,9 +27,13 @@ def test_a_fast_path_with_its_proof_takes_30_lines() -> None:
     assert len(list(filter(str.strip, DECLARED.splitlines()))) <= 30
 
 
-def certify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tpcompile.cli", "certify", "head_norm", "--import", "my_kernels", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+"""The command sets it for itself; a process forked from one that has imported Triton must begin with it."""
+
+
+def certify(folder: Path, *arguments: str) -> forked.Ended:
+    command = ["-m", "tpcompile.cli", "certify", "head_norm", "--import", "my_kernels", *arguments]
+    return forked.run_python(command, environ=os.environ | INTERPRETED, cwd=folder, timeout_s=280)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,8 @@ def use(folder: str) -> str:
 
 
 def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported: no forks of what imported it
-    return run_on_fresh_ranks(use, str(folder), timeout_s=120)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return run_on_ranks(use, str(folder), timeout_s=120)
 
 
 @pytest.mark.ranks

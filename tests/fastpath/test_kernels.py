@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.rank_jobs import run_on_fresh_ranks
+from tests.forked import run_python
+from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, registered, tp_region
@@ -44,8 +44,6 @@ def test_what_its_certificate_of_a_gpu_says_of_its_power_is_what_the_interpreter
 
 
 PROVE = """
-import os
-os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 import tpcompile.fastpath.certify.shipped
 from tpcompile.fastpath.certify import certify
 for name in NAMES:
@@ -55,9 +53,10 @@ for name in NAMES:
 
 
 @pytest.mark.slow
-def test_on_two_ranks_they_are_proved_again_in_the_interpreter() -> None:
-    program = PROVE.replace("NAMES", repr(CERTIFIED))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, env=os.environ)
+def test_on_two_ranks_they_are_proved_again_in_the_interpreter(tmp_path: Path) -> None:
+    program = tmp_path / "prove.py"
+    program.write_text(PROVE.replace("NAMES", repr(CERTIFIED)))
+    done = run_python([program], environ={**os.environ, "TRITON_INTERPRET": "1"}, timeout_s=280)
     assert done.stdout.splitlines() == [f"{name}: 1.0" for name in CERTIFIED], done.stdout + done.stderr
 
 
@@ -172,5 +171,5 @@ def checked_ops() -> int:
 
 
 def test_ops_keep_what_torch_asks_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-    assert run_on_fresh_ranks(checked_ops, world_size=1, timeout_s=200) == [8]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert run_on_ranks(checked_ops, world_size=1, timeout_s=200) == [8]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fastpath import single_gpu
-from tests.rank_jobs import run_on_fresh_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.fastpath.certificate import MAX_RATIO
 
 
@@ -15,8 +15,8 @@ from tpcompile.fastpath.certificate import MAX_RATIO
 def found() -> dict[str, Any]:
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-        (measured,) = run_on_fresh_ranks(single_gpu.measured, world_size=1, timeout_s=200)
+        patch.setenv("TRITON_INTERPRET", "1")
+        (measured,) = run_on_ranks(single_gpu.measured, world_size=1, timeout_s=200)
     return measured
 
 

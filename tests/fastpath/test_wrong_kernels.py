@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 
 import pytest
+
+from tests.forked import ROOT, run_python
 
 pytest.importorskip("triton")
 
@@ -15,8 +16,8 @@ pytest.importorskip("triton")
 @pytest.mark.timeout(900)
 def test_every_named_fault_is_caught_and_the_right_kernels_pass_the_same_cases() -> None:
     """A raise, a crash and a write outside of the outputs count as caught."""
-    command = [sys.executable, "-m", "tests.fastpath.wrong_kernels"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    command = ["-m", "tests.fastpath.wrong_kernels"]
+    ended = run_python(command, environ={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, timeout_s=800)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert set(found["right"].values()) == {True}, found["right"]

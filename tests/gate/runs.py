@@ -80,11 +80,16 @@ def run_with_caches(run_dir: Path, caches: Path, *args: str, hash_seed: int | No
 
 
 def run_many(
-    folder: Path, jobs: Mapping[str, Mapping[str, Any]], *, nproc: int = 2, target: Path = MANY
+    folder: Path,
+    jobs: Mapping[str, Mapping[str, Any]],
+    *,
+    nproc: int = 2,
+    target: Path = MANY,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, GateRun]:
     """Every job in one torchrun of forked ranks; the exit code of each is that of its own run."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    ended = forked.torchrun([target, folder], nproc=nproc, timeout_s=500)
+    ended = forked.torchrun([target, folder], nproc=nproc, environ=environ, timeout_s=500)
     code, stderr = ended.returncode, last_lines(ended.stderr)
     done = {name: folder / name / "process_0.json" for name in jobs}
     codes = {name: json.loads(path.read_text())["exit_code"] if path.exists() else code for name, path in done.items()}

@@ -1,20 +1,19 @@
 """The gate with fast paths in the block, their kernels in Triton's interpreter, on two ranks; and with faults.
 
-One launch runs all: a start of torch costs more than a run, and Triton reads TRITON_INTERPRET when it is imported.
+One launch runs all.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gate.reds import Red, check_named
-from tests.gate.runs import MANY, GateRun, run_fresh_gate, torchrun
+from tests.gate.runs import GateRun, run_fresh_gate, run_many
 from tpcompile.evidence.records import CheckId, Status, Verdict
-from tpcompile.evidence.rundir import RunDir
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 OVERRIDES = ("gate.steady_calls=1", "block.seq_len=3")
@@ -74,10 +73,7 @@ JOBS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("gates")
-    (folder / "jobs.json").write_text(json.dumps(JOBS))
-    code, stderr = torchrun(folder / "err", [str(MANY), str(folder)], environ={"TRITON_INTERPRET": "1"}, timeout_s=400)
-    return {name: GateRun(code, RunDir(folder / name).read_verdict(), stderr, folder / name) for name in JOBS}
+    return run_many(tmp_path_factory.mktemp("gates"), JOBS, environ={**os.environ, "TRITON_INTERPRET": "1"})
 
 
 def statuses(verdict: Verdict) -> dict[str, str]:

@@ -21,7 +21,9 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.machine import ADVICE, refused
 
 PROGRAM = Path(__file__).with_name("unwritable.py")
-CASES = [("full", "C/first"), ("gone", "C/first"), ("full", "C/resized")]
+BLOCK, TARGET = ("--layers", "1"), ("--target", "tests.gate.own:functional")
+CASES = [("full", "C/first"), ("gone", "C/first"), ("full", "target/resized")]
+"""A target has one kernel, the block a dozen for each length."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -51,10 +53,10 @@ def test_with_room_the_same_run_passes(disk: Path, tmp_path: Path) -> None:
 
 def gate(disk: Path, folder: Path, how: str, moment: str) -> tuple[forked.Ended, Verdict]:
     """The gate with Inductor, whose cache becomes unwritable at that moment."""
-    no_headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # they may take more than the disk
-    environ = {**os.environ, **no_headers, "TORCHINDUCTOR_CACHE_DIR": str(disk / "cache")}
-    flags = ["--run-dir", folder / "run", "--device", "cpu", "--layers", "1"]
-    ended = forked.torchrun([PROGRAM, how, moment, *flags], environ=environ)
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(disk / "cache")}
+    flags = BLOCK if moment.startswith("C/") else TARGET
+    command = [PROGRAM, how, moment, "--run-dir", folder / "run", "--device", "cpu", *flags]
+    ended = forked.torchrun(command, environ=environ)
     verdict = RunDir(folder / "run").read_verdict()
     assert verdict is not None, ended.stderr[-1500:]
     return ended, verdict

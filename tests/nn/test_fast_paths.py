@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.graphs import GraphCapture
 from tests.nn.test_block import CASES, _rows, build, config_of
-from tests.rank_jobs import run_on_fresh_ranks
+from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import FastPathError
@@ -257,8 +257,8 @@ def without_rank_1(stack: TransformerStack, x_BSD: Tensor, cos_SR: Tensor, sin_S
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("triton")
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads it when it is imported
-        return run_on_fresh_ranks(exchanged, str(tmp_path_factory.mktemp("words")), timeout_s=200)
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+        return run_on_ranks(exchanged, str(tmp_path_factory.mktemp("words")), timeout_s=200)
 
 
 @pytest.mark.parametrize("case", EXCHANGED, ids="-".join)

@@ -308,7 +308,7 @@ class _Reader(ast.NodeVisitor):
 
     def text(self, expr: ast.expr) -> str:
         """Canonical text of an argument: references by index, everything else as written."""
-        renamed = _Renamer(self.names, self.symbols).visit(ast.parse(ast.unparse(expr), mode="eval").body)
+        renamed = _Renamer(self.names, self.symbols).visit(expr)
         return normalise.generic(ast.unparse(renamed)).replace("NODE_", "%")
 
 

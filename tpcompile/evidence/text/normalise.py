@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 _DEVICE = re.compile(r"\b(cuda|xpu|hip|mtia|npu):\d+\b")
@@ -92,6 +93,7 @@ def _delimiters(text: str, start: int) -> Iterator[re.Match[str]]:
             yield token
 
 
+@lru_cache(maxsize=4096)
 def generic(text: str) -> str:
     """Drop device indices, addresses and Dynamo's counters: safe on any text of torch."""
     return dynamo_names(device(objects(text)))
