@@ -114,6 +114,7 @@ def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
     _die_with_parent()
     _reset_signals()
+    import_triton_as_asked()
     subprocess.Popen = _Popen  # type: ignore[misc]
     _play_command(job.arguments["command"])
 
