@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests import rank_server
 from tests.rank_jobs import run_on_ranks
+from tpcompile.pytest_plugin.session import HAS_ENDED, Running
 
 
 def _one_fails_while_the_other_waits() -> None:
@@ -77,3 +80,23 @@ def test_forked_ranks_have_the_variables_of_now_and_write_the_trace_they_ask_for
     assert run_on_ranks(len, "") == [0, 0]  # the process that they come from has started
     monkeypatch.setenv("TORCH_TRACE", str(tmp_path))
     assert run_on_ranks(_trace_files) == [2, 2]
+
+
+@pytest.fixture
+def ended() -> Running:
+    """A connection to a server that has ended."""
+    return Running("tpcompile-of-no-session", "")
+
+
+def test_ranks_are_not_started_by_a_server_that_has_ended(ended: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimpleNamespace(connect=lambda: ended)
+    monkeypatch.setattr(rank_server.launcher, "start_server", lambda _config: server)
+    with pytest.raises(RuntimeError, match=f"no rank can be started: {HAS_ENDED}"):
+        run_on_ranks(len, "")
+
+
+def test_the_end_of_the_server_is_not_taken_for_the_end_of_a_rank(ended: Running) -> None:
+    process = rank_server.Call(len, args=("",))
+    process._running = ended
+    with pytest.raises(RuntimeError, match=HAS_ENDED):
+        process.exitcode  # noqa: B018
