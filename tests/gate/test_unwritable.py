@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from tests import forked
-from tests.gate.runs import AOT
 from tests.test_launch import a_plan
 from tpcompile import launch
 from tpcompile.errors import ExitCode, PreflightError
@@ -28,6 +27,8 @@ CASES = [
     *(("full", moment) for moment in ("start", "C/first", "C/steady", "C/eager", "verdict", "record.json")),
     *(("gone", moment) for moment in ("config.json", "C/first", "C/resized", "record.json", "verdict.json")),
 ]
+CHEAP = ("--set", "compile.backend=eager", "--set", "gate.resized_seq_len=16", "--set", "gate.steady_calls=2")
+"""One compile, by Dynamo alone: what is written, and when, is the same."""
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -56,7 +57,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def spoiled(disk: Path, how: str, moment: str) -> forked.Ended:
     """The gate on two ranks, whose directory becomes unwritable at that moment."""
-    flags = ["--run-dir", disk / "run", "--device", "cpu", "--set", AOT[0], "--layers", "1"]
+    flags = ["--run-dir", disk / "run", "--device", "cpu", *CHEAP]
     return forked.torchrun([PROGRAM, how, moment, *flags])
 
 
