@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
-from tpcompile.evidence.records import Check, CheckId, Collective, CompileRecord, Graph, UserLine
+from tpcompile.evidence.records import Check, CheckId, Collective, CompileRecord, Graph, GraphBreak, UserLine
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.checks import RESIZED, STEADY
 from tpcompile.gate.collective_agreement import Agreement
@@ -36,7 +37,14 @@ def a_compile(*reduce_ops: str) -> CompileRecord:
     return CompileRecord(compile_id="0/0", phase="C/first", function="forward", graphs=(graph,), collectives=found)
 
 
-def an_agreement(store: CountingStore, folder: Path, *, mode: str = "C", phase: str = "C/first") -> Agreement:
+def an_agreement(
+    store: CountingStore,
+    folder: Path,
+    *,
+    mode: str = "C",
+    phase: str = "C/first",
+    settings: config.JobConfig = CONFIG,
+) -> Agreement:
     """This rank's agreement, in that mode and phase."""
 
     def end(check: Check) -> None:
@@ -44,7 +52,7 @@ def an_agreement(store: CountingStore, folder: Path, *, mode: str = "C", phase: 
 
     board = StatusBoard(RunDir.create(folder), store)
     board.enter(phase)
-    agreement = Agreement(store, CONFIG, board, end)
+    agreement = Agreement(store, settings, board, end)
     agreement.mode = mode
     return agreement
 
@@ -67,6 +75,23 @@ def test_differing_reduce_op_blames_the_minority_whichever_rank_judges(tmp_path:
     assert {(c.name, c.ranks, c.line.line) for c in found if c and c.line} == {(CheckId.AGREED.heading, (1,), 1)}
     assert all(c and c.observed.startswith("#1 is all_reduce(reduce_op=max") for c in found)
     assert all(c and "on rank 1 and all_reduce(reduce_op=sum" in c.observed for c in found)
+
+
+def test_a_rank_that_runs_eagerly_behind_a_graph_break_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collective of its eager code waits for the other rank: gate.store_timeout_s would end that after minutes."""
+    monkeypatch.setattr("tpcompile.gate.collective_agreement._AFTER_BREAK_S", 0.2)
+    line = UserLine(file="model.py", line=7)
+    broken = a_compile().model_copy(update={"breaks": (GraphBreak(reason="item", line=line),)})
+    clients = stores(2)
+    patient = config.load("cpu_smoke", ["gate.store_timeout_s=60"])
+    agreements = [an_agreement(client, tmp_path, settings=patient) for client in clients]
+    started = time.monotonic()
+    compiles = [a_compile("sum"), broken]
+    ended, went_on = on_threads(lambda rank: agreements[rank].on_compile(compiles[rank]), range(2))
+    assert went_on is None and isinstance(ended, Ended)
+    assert ended.check.ranks == (1,) and time.monotonic() - started < 30
 
 
 def test_of_two_ranks_that_differ_the_higher_one_is_blamed(tmp_path: Path) -> None:

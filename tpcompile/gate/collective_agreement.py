@@ -5,6 +5,7 @@ A comparison after the call would be too late: collectives that differ hang. The
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,21 +27,35 @@ from tpcompile.ranks.exchange import Exchange, Fetch, Side
 from tpcompile.ranks.store import RankStore
 
 _SAME = "the same collectives on every rank"
+_AFTER_BREAK_S = 20.0
+"""For the rest of a frame to be compiled; the run is red by then, and this ends the wait for a rank that hangs."""
 
 
 class _InPhase:
-    """The status of other ranks; a rank that has left the phase counts as gone: it compiles nothing more there."""
+    """The status of other ranks, for a wait in a phase."""
 
-    def __init__(self, board: StatusBoard, phase: str) -> None:
-        self._board, self._phase = board, phase
+    def __init__(self, board: StatusBoard, store: RankStore, phase: str) -> None:
+        self._board, self._store, self._phase = board, store, phase
+        self._broken_since: dict[int, float] = {}
 
     def last_seen(self, rank: int) -> str:
-        """The last state that `rank` published."""
+        """The last state that a rank published."""
         return self._board.last_seen(rank)
 
     def is_gone(self, rank: int) -> bool:
-        """True when `rank` is dead, or in a different phase."""
-        return self._board.is_gone(rank) or self._board.has_left(rank, self._phase)
+        """True when it will not come: dead, in a different phase, or for a while behind a graph break."""
+        return self._board.is_gone(rank) or self._board.has_left(rank, self._phase) or self._is_behind_a_break(rank)
+
+    def _is_behind_a_break(self, rank: int) -> bool:
+        """Dynamo may run the rest of the call eagerly, and a collective there waits for this rank."""
+        if self._store.peek(_broken_in(self._phase, rank)) is None:
+            return False
+        now = time.monotonic()
+        return now - self._broken_since.setdefault(rank, now) > _AFTER_BREAK_S
+
+
+def _broken_in(phase: str, rank: int) -> str:
+    return f"broken/{phase}/{rank}"
 
 
 class Agreement:
@@ -64,7 +79,11 @@ class Agreement:
 
     def on_compile(self, compile_: CompileRecord) -> None:
         """Called on every rank after a compile of a frame, before the new code runs."""
-        if self.mode not in COMPARED or len(self.members) == 1 or compile_.failure:
+        if self.mode not in COMPARED or len(self.members) == 1:
+            return
+        if compile_.breaks:
+            self._store.put(_broken_in(self._phase, self._store.rank), True)
+        if compile_.failure:
             return  # a compile that failed issues nothing; its exception is what went wrong
         items = layer_items(compile_, Layer.COLLECTIVES)
         if not items:
@@ -86,7 +105,7 @@ class Agreement:
         store = self._store.under(f"compile/{self._phase}/of {ranks_text(self.members)}/{self._counts[self._phase]}")
         digest = [item.model_dump(mode="json") for item in mine]
         side = Side(digest, answer=lambda question: None, judge=partial(self._judge, compile_))
-        others = _InPhase(self._board, self._phase)
+        others = _InPhase(self._board, self._store, self._phase)
         timeout_s = self._config.gate.store_timeout_s
         verdict = Exchange(store, self.members, others=others, timeout_s=timeout_s).verdict(side)
         if verdict is None:
