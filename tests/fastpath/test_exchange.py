@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.forked import run_python
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
 from tpcompile.fastpath.kernels.exchange import Exchange, num_words
@@ -29,8 +29,8 @@ LATE = "of the group did not arrive at exchange"
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the scenarios gave: all in one process, which imports Triton as an interpreter."""
-    command = [sys.executable, "-m", "tests.fastpath.late_ranks"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=800)  # 50 s of CPU
+    environ = {**os.environ, "TRITON_INTERPRET": "1"}
+    ended = run_python(["-m", "tests.fastpath.late_ranks"], environ=environ, timeout_s=800)  # 50 s of CPU
     assert ended.returncode == 0, ended.stderr
     return dict(json.loads(ended.stdout))
 
