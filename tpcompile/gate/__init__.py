@@ -10,6 +10,7 @@ measurements.py          what a rank measured of modes A, B and C; torch-free
 collective_agreement.py  ranks agree on the collectives of new code before it runs
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
+where.py      a rank that the others wait for -> the user's line at which it is
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 status.py     state of this rank, for the other ranks and for a reader after a crash

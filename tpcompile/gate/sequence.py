@@ -38,6 +38,7 @@ from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
 from tpcompile.gate.target import run as run_target
 from tpcompile.gate.watch import Watch
+from tpcompile.gate.where import located
 from tpcompile.ranks.domain import Domain
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device, process_group, rank_env
 from tpcompile.ranks.exchange import Exchange
@@ -322,6 +323,7 @@ class _Gate:
         self.board.end("stopped" if check.id == CheckId.ALIVE else "failed", error=check.observed)
         if self.session is None:
             return ExitCode.FAIL
+        check = located(check, self.watch_store)
         record = self.record()
         try:
             self.directory.write_record(record)
