@@ -22,6 +22,8 @@ RESIZED, SAME_LENGTH = "gate.resized_seq_len=2", "gate.resized_seq_len=3"
 AOT, EAGER = ("compile.backend=aot_eager", *OVERRIDES), ("compile.backend=eager", *OVERRIDES)
 ALL = "compile.fast_paths=all"
 OPS, DECLARED = CheckId.TP_AWARE.heading, "collectives as declared by the block"
+WRONG_FROM_WO = r"^forward right: worst .* first wrong in layers\.0\.attention\.wo"
+"""What is wrong within attention, between its projections, shows in the output of the last one."""
 
 WITH_FAST_PATHS = {
     "local_norm": Red(check="forward right", summary=DECLARED, detail=r"first wrong in layers\.0\.attention"),
@@ -32,6 +34,26 @@ WITH_FAST_PATHS = {
     "double_copy": Red(
         check="gradients right", summary="declared backward all_reduce", detail=r"grad layers\.0\.\S+: \d+", train=True
     ),
+    "no_grad_norm": Red(
+        check="gradients right",
+        summary="declared backward all_reduce",
+        detail=r"grad layers\.0\.attention\.qk_norm\.q_norm\.weight: infx",
+        train=True,
+    ),
+    "shifted_positions": Red(check="forward right", summary=WRONG_FROM_WO),
+    "positions_of_the_rank": Red(
+        check="guards equal on all ranks",
+        summary=r"rank-dependent constant: self\.layers\.0\.attention\.fast_path.* == 0 / 1 .ranks 0-1 differ",
+        ranks=(1,),
+        code="table_SR.roll(-first, 0)",
+        divergence=r"attention\.fast_path.* == 0 / 1",
+    ),
+    "averaged_statistics": Red(
+        check=DECLARED,
+        summary=r"all_reduce\(avg\).*declared forward all_reduce\(sum\)",
+        detail=r"calls\.py:\d+ in average",
+    ),
+    "divided_statistics": Red(check="forward right", summary=WRONG_FROM_WO),
 }
 """Faults of the block around its fast paths."""
 

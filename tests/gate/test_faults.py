@@ -207,7 +207,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
 
 
 def test_every_fault_has_a_negative_control() -> None:
-    assert SHARED.keys() | ALONE.keys() | TRACED.keys() | test_fast_paths.FAULTS.keys() == injected.ALL.keys()
+    with_fast_paths = test_fast_paths.WITH_FAST_PATHS.keys() | test_fast_paths.FAULTS.keys()
+    assert SHARED.keys() | ALONE.keys() | TRACED.keys() | with_fast_paths == injected.ALL.keys()
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -5,13 +5,14 @@ program.py        the user's program: prints, rank branches and constants, custo
 kernels.py        fused kernels: for one GPU, undeclared, hidden, edited, different on one rank
 triton_kernel.py  the Triton kernels of these faults, imported only when they are used
 fast_path.py      fast paths that are wrong on shards, imported only when used: a declaration is for the whole process
+calls.py          how attention calls its fast path: under no_grad, other rotary tables, other statistics
 collectives.py    how collectives are issued: a different reduce op, dropped result, double copy, local norm
 process.py        the process itself: killed, never arrives, does not compile
 """
 
 from __future__ import annotations
 
-from tpcompile.faults.injected import collectives, kernels, process, program
+from tpcompile.faults.injected import calls, collectives, kernels, process, program
 from tpcompile.faults.injected.fault import ALL, Fault, FaultContext
 
 NO_FAULT = Fault(name="", what="no fault")
@@ -22,4 +23,4 @@ def find(name: str) -> Fault:
     return ALL.find(name) if name else NO_FAULT
 
 
-__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "collectives", "find", "kernels", "process", "program"]
+__all__ = ["ALL", "NO_FAULT", "Fault", "FaultContext", "calls", "collectives", "find", "kernels", "process", "program"]
