@@ -111,7 +111,7 @@ def test_no_cpp_compiler(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mo
 def test_unknown_fault_lists_the_known_ones(tmp_path: Path, capsys: Capture) -> None:
     code, line = refused(capsys, tmp_path / "run", fault="gremlin", device="cpu")
     assert code == ExitCode.USAGE
-    assert "unknown fault 'gremlin'; choose from backward_kernel, bias_before_reduce, " in line
+    assert "unknown fault 'gremlin'; choose from averaged_statistics, backward_kernel, " in line
 
 
 @pytest.mark.usefixtures("two_ranks")

@@ -107,8 +107,18 @@ def _warm_up() -> str:
 
     for name in MODULES:
         importlib.import_module(name)
+    _run_a_backward()
     _compile_once()
     return ""
+
+
+def _run_a_backward() -> None:
+    """Before anything is traced: a torch with CUDA and no GPU traces with a fake one, for which a first backward would
+    start a thread, and a process that has such threads cannot be forked.
+    """
+    import torch
+
+    torch.ones((), requires_grad=True).backward()
 
 
 def _compile_once() -> None:
