@@ -1,8 +1,9 @@
-"""Custom ops are refused in eager where tensors are shards, before they run."""
+"""Custom ops and Triton kernels are refused in eager where tensors are shards, before they run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,18 @@ from torch import Tensor
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import ban_in_eager, fast_path, registry
 
+triton = pytest.importorskip("triton")
+
 CALLS = []
+
+
+@triton.jit
+def shard_kernel(pointer):
+    pass
+
+
+def launch(x: Tensor, kernel: Any = shard_kernel) -> None:
+    kernel[(1,)](x)  # the user's line
 
 
 @torch.library.custom_op("tpcompile_tests::in_eager", mutates_args=())
@@ -30,6 +42,24 @@ def nothing_called(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_REGISTERED", {})
     CALLS.clear()
     yield
+
+
+def own_launch(x: Tensor) -> None:
+    shard_kernel[(1,)](x)
+
+
+@torch.library.custom_op("tpcompile_tests::launching", mutates_args=())
+def launching(x: Tensor) -> Tensor:
+    shard_kernel[(1,)](x)
+    return x.clone()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels that are launched; none runs here."""
+    found: list[Any] = []
+    monkeypatch.setattr(type(shard_kernel), "run", lambda kernel, *args, **kwargs: found.append(kernel))
+    return found
 
 
 def block(x: Tensor) -> Tensor:
@@ -73,3 +103,38 @@ def test_compiled_code_stays_compiled() -> None:
         compiled(torch.ones(2))
         compiled(torch.ones(2))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("is_autotuned", [False, True])
+def test_a_kernel_that_is_launched_without_an_op_is_refused_with_both_lines(
+    is_autotuned: bool, launched: list[Any]
+) -> None:
+    kernel = triton.heuristics({})(shard_kernel) if is_autotuned else shard_kernel
+    message = (
+        r"test_eager\.shard_kernel was launched at .*test_eager\.py:\d+ in launch .* shards of 2 ranks, and it is not "
+        r"registered as a fast path; it is defined at .*test_eager\.py:\d+ in shard_kernel"
+    )
+    with ban_in_eager(2), pytest.raises(FastPathError, match=message):
+        launch(torch.ones(2), kernel)
+    assert not launched
+    launch(torch.ones(2), kernel)
+    assert launched == [shard_kernel]
+
+
+def test_a_kernel_runs_as_a_part_of_an_op_and_where_the_user_vouches_for_it(launched: list[Any]) -> None:
+    with ban_in_eager(2, tp_aware=["tpcompile_tests::launching"]):
+        launching(torch.ones(2))
+        with pytest.raises(FastPathError, match="shard_kernel was launched"):
+            launch(torch.ones(2))
+    with ban_in_eager(2, tp_aware=["shard_kernel"]), ban_in_eager(1):
+        launch(torch.ones(2))
+    assert launched == [shard_kernel, shard_kernel]
+
+
+def test_a_kernel_of_a_fast_path_is_refused_outside_of_it(launched: list[Any]) -> None:
+    fast_path("pointwise", replaces=torch.sin, tp="pointwise")(own_launch)
+    with ban_in_eager(2), pytest.raises(FastPathError, match="launched outside of the fast path that it is part of"):
+        shard_kernel[(1,)](torch.ones(2))
+    with ban_in_eager(2), pytest.raises(FastPathError, match=r"in test_a_kernel_of.* pointwise at .* no certificate"):
+        own_launch(torch.ones(2))
+    assert not launched

@@ -1,4 +1,4 @@
-"""Custom ops that are called in eager -> FastPathError for each that may not run on a shard, before it runs."""
+"""Custom ops and Triton kernels that are called in eager -> FastPathError for each that may not run on a shard."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Any
 
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import UserLine, value_item
-from tpcompile.evidence.text.lines import innermost
+from tpcompile.evidence.text.lines import innermost, of_program
 from tpcompile.fastpath.ban import refusal
 from tpcompile.fastpath.registry import tp_region
-from tpcompile.fastpath.use import TORCH_NAMESPACES, Use
+from tpcompile.fastpath.source import kernel_name, line_of, python_function
+from tpcompile.fastpath.use import IN_EAGER, TORCH_NAMESPACES, Use
+from tpcompile.torch_api import launches
 from tpcompile.torch_api.dispatch import TorchDispatchMode
 
 
 @contextmanager
 def ban_in_eager(size: int, *, tp_aware: Iterable[str] = ()) -> Iterator[None]:
-    """`tp_region(size)` in which custom ops that are neither TP-aware fast paths nor listed raise FastPathError.
+    """`tp_region(size)` in which custom ops and Triton kernels that are not TP-aware nor listed raise FastPathError.
 
-    As the gate refuses them in compiled graphs, with one rank nothing. For tests and debugging: every op in eager goes
-    through Python, 5.3 us instead of 0.8 for an add of 4 numbers (CPU, torch 2.13). Compiled code stays compiled.
-    Triton kernels that are launched without an op are not seen: Triton has no hook before a launch in its interpreter.
+    As the gate refuses them in compiled graphs, before they run; with one rank nothing. A kernel that an op launches is
+    part of the op. For tests and debugging: every op in eager goes through Python, 5.3 us instead of 0.8 for an add of
+    4 numbers (CPU, torch 2.13), and kernels are seen in all threads of the process. Compiled code stays compiled.
     """
     with tp_region(size):
         if size == 1:
             yield
             return
-        with _Ban(size, frozenset(tp_aware)):
+        ban = _Ban(size, frozenset(tp_aware))
+        with launches.seen(ban.check_launch), ban:
             yield
 
 
@@ -37,6 +40,8 @@ class _Ban(TorchDispatchMode):
         super().__init__()
         self._size, self._tp_aware = size, tp_aware
         self._allowed: set[Any] = set()
+        self._num_ops = 0
+        """Custom ops that run now."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -44,25 +49,38 @@ class _Ban(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._allowed:
-            self._check(func)
-            self._allowed.add(func)
-        return func(*args, **(kwargs or {}))
-
-    def _check(self, func: Any) -> None:
         if func.namespace in TORCH_NAMESPACES:
+            return func(*args, **(kwargs or {}))
+        if func not in self._allowed:
+            self._check(Use(value_item(func.name().partition(".")[0], "in eager")), "called")
+            self._allowed.add(func)
+        self._num_ops += 1
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._num_ops -= 1
+
+    def check_launch(self, kernel: Any) -> None:
+        """Raise FastPathError for a Triton kernel that is launched outside of any op, unless it may run on a shard."""
+        function = python_function(kernel)
+        if self._num_ops or function is None:
             return
-        use = Use(value_item(func.name().partition(".")[0], "in eager"))
+        item = value_item(kernel_name(function), "in eager").model_copy(update={"notes": {"graph": IN_EAGER}})
+        self._check(Use(item, stack=tuple(_stack())), "launched", line_of(function))
+
+    def _check(self, use: Use, done: str, kernel: UserLine | None = None) -> None:
         why = refusal(use, self._tp_aware, tp_size=self._size)
         if why:
-            defined = use.defined_at({}) or "in a library without Python source"
+            stack = _stack()
+            line = use.line or of_program(stack) or innermost(stack)
+            defined = kernel or use.defined_at({}) or "in a library without Python source"
             raise FastPathError(
-                f"{use.name} was called at {_users_line()} where tensors are shards of {self._size} ranks, and {why}; "
+                f"{use.name} was {done} at {line} where tensors are shards of {self._size} ranks, and {why}; "
                 f"it is defined at {defined}"
             )
 
 
-def _users_line() -> UserLine | None:
+def _stack() -> list[UserLine]:
+    """Of this thread, outermost first."""
     frames = traceback.extract_stack()
-    stack = [UserLine(file=frame.filename, line=frame.lineno or 0, function=frame.name) for frame in frames]
-    return innermost(stack)
+    return [UserLine(file=frame.filename, line=frame.lineno or 0, function=frame.name) for frame in frames]

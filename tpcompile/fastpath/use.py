@@ -19,6 +19,9 @@ TORCH_NAMESPACES = frozenset({
 })  # fmt: skip
 """Namespaces of torch itself; symm_mem is not among them, its fused ops make TP assumptions of their own."""
 
+IN_EAGER = "eager"
+"""Stands for the graph of a launch in eager."""
+
 Stack = tuple[UserLine, ...]
 
 
@@ -50,7 +53,7 @@ class Use:
     def path(self) -> FastPath | None:
         """The fast path that this call is part of, a TP-aware one first.
 
-        Fast paths may share a kernel: a launch that Dynamo traced is part of those whose launcher is on its stack.
+        Fast paths may share a kernel: a launch whose stack is known is part of those whose launcher is on it.
         """
         owners = list(filter(self._is_part_of, registered().values()))
         return max(owners, key=lambda path: path.is_tp_aware, default=None)
@@ -70,7 +73,7 @@ class Use:
     def _is_part_of(self, path: FastPath) -> bool:
         if self.name not in path.names:
             return False
-        return not self._is_traced_launch or _place(path.launcher) in self._functions
+        return not self._is_launch or _place(path.launcher) in self._functions
 
     @property
     def _functions(self) -> set[tuple[str, str]]:
@@ -78,8 +81,10 @@ class Use:
         return {(line.file, line.function) for line in self.stack}
 
     @property
-    def _is_traced_launch(self) -> bool:
-        return bool(self.stack) and "::" not in self.name and self.item.notes.get("graph") == "dynamo"
+    def _is_launch(self) -> bool:
+        """True for a kernel whose launch was traced by Dynamo, or seen in eager."""
+        where = self.item.notes.get("graph")
+        return bool(self.stack) and "::" not in self.name and where in ("dynamo", IN_EAGER)
 
 
 def uses(found: Iterable[Item], seen: Seen) -> Iterator[Use]:

@@ -1,0 +1,55 @@
+"""Launches of Triton kernels outside of compiled code, before they begin: seen on Triton 3.6.0 and 3.9.0.
+
+    name                         why
+    JITFunction.run              what a launch calls, that of an autotuned kernel too
+    InterpretedFunction.run      the same in Triton's interpreter
+
+`tests/torch_api/test_launches.py` fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def seen(before: Callable[[Any], None]) -> Iterator[None]:
+    """Call `before` with each kernel that is launched inside; what it raises stops the launch. Without Triton nothing.
+
+    The kernels that Inductor generates are launched otherwise, and are not seen.
+    """
+    kinds = _kinds()
+    original = [kind.run for kind in kinds]
+    for kind in kinds:
+        kind.run = _checked(kind.run, before)
+    try:
+        yield
+    finally:
+        for kind, run in zip(kinds, original, strict=True):
+            kind.run = run
+
+
+def _kinds() -> list[Any]:
+    """The classes of kernels of this process."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    if not knobs.runtime.interpret:
+        return [JITFunction]
+    return [JITFunction, importlib.import_module("triton.runtime.interpreter").InterpretedFunction]  # needs numpy
+
+
+def _checked(run: Callable[..., Any], before: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def checked(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        before(kernel)
+        return run(kernel, *args, **kwargs)
+
+    return checked
