@@ -34,7 +34,7 @@ from torch import Tensor  # noqa: E402
 
 from tpcompile.fastpath import plain  # noqa: E402
 from tpcompile.fastpath.kernels import all_reduce_norm, qk_exchange  # noqa: E402
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words  # noqa: E402
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words  # noqa: E402
 
 HEADS, HEAD_SIZE, WIDTH = (8, 16, 64) if DRY else (40, 128, 5120)
 EPS = 1e-6

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath.kernels import all_reduce_norm, qk_exchange
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words, polls_in
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words, polls_in
 from tpcompile.torch_api import interpreted
 
 WAIT_S = 6.0

@@ -12,7 +12,7 @@ import torch
 import tpcompile.fastpath.kernels.all  # noqa: F401  registers them
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.kernels.all_reduce_norm import words_of
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 from tpcompile.numerics.measure import relative
 
 MANY = 2**10 if DRY else 2**31

@@ -33,7 +33,7 @@ from tests.fastpath.exchanging import (
 from tpcompile.fastpath import peers
 from tpcompile.fastpath.certify.at_once import shared_words
 from tpcompile.fastpath.kernels import all_reduce_norm, exchange
-from tpcompile.fastpath.kernels.exchange import Exchange
+from tpcompile.fastpath.kernels.exchange_memory import Exchange
 
 
 class Survivors:

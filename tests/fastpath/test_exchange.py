@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from tests.forked import run_python
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath.kernels.all import all_reduce_norm, qk_exchange
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
 pytestmark = pytest.mark.timeout(900)
 """The first test runs all scenarios."""

@@ -130,7 +130,7 @@ def placed(stack: TransformerStack, group: dist.ProcessGroup, *, is_exchanging: 
     def exchange_of(group: Any, **sizes: Any) -> Any:
         return Exchange.between([memory.data_ptr()] * 2, rank=0, memory=memory, group=group, num_rows=12, row_words=128)
 
-    from tpcompile.fastpath.kernels.exchange import Exchange
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange
 
     try:
         if is_exchanging:
@@ -149,7 +149,7 @@ def placed(stack: TransformerStack, group: dist.ProcessGroup, *, is_exchanging: 
 
 def test_an_exchange_has_the_grid_and_the_memory_that_were_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from tpcompile.fastpath.kernels.exchange import Exchange
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr("tpcompile.torch_api.symmetric.can_share", lambda device: True)
@@ -169,7 +169,7 @@ def test_an_exchange_has_the_grid_and_the_memory_that_were_decided(monkeypatch: 
 
 def exchange_in(folder: Path) -> Callable[..., Any]:
     """Stands for `Exchange.of_group`: the memory of each rank is a file that all of them map."""
-    from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
     from tpcompile.torch_api import interpreted
 
     interpreted.patient()
@@ -199,7 +199,7 @@ EXCHANGED = {
 
 def exchanged(folder: str) -> dict[str, Any]:
     """On each rank: every form with kernels that sum over the ranks, and a rank that does not come."""
-    from tpcompile.fastpath.kernels.exchange import Exchange
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange
 
     found = {}
     with (
@@ -225,7 +225,7 @@ def exchanged(folder: str) -> dict[str, Any]:
 
 def programs_of_ranks() -> list[Any]:
     """What ranks with 132 and 114 multiprocessors make of no wish, of one, and of different ones."""
-    from tpcompile.fastpath.kernels.exchange import agreed_programs
+    from tpcompile.fastpath.kernels.exchange_memory import agreed_programs
 
     rank = dist.get_rank()
     agree = partial(agreed_programs, dist.group.WORLD, 132 - 18 * rank)

@@ -21,7 +21,7 @@ _TIMEOUT_S = 5.0
 
 
 class Exchange(Protocol):
-    """What is asked of `fastpath.kernels.exchange.Exchange`, whose module imports Triton."""
+    """What is asked of `fastpath.kernels.exchange_memory.Exchange`, whose module imports Triton."""
 
     @property
     def group(self) -> Any:

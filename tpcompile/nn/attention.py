@@ -27,7 +27,7 @@ from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNo
 from tpcompile.nn.sharding import Declared, Part
 
 if TYPE_CHECKING:
-    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 KeysValues = tuple[Tensor, Tensor]
 

@@ -23,7 +23,7 @@ from tpcompile.nn.norm import LayerNorm, RMSNorm
 from tpcompile.nn.sharding import Declared, gathered, scattered
 
 if TYPE_CHECKING:
-    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 _SITES_PER_BLOCK = 3
 

@@ -20,7 +20,7 @@ from tpcompile.fastpath.selection import Selection
 from tpcompile.torch_api import symmetric
 
 if TYPE_CHECKING:
-    from tpcompile.fastpath.kernels.exchange import Exchange  # imports Triton
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange  # imports Triton
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _launcher(name: str) -> Callable[..., Any]:
 def _exchange(decision: Decision, site: Site, group: dist.ProcessGroup, device: torch.device) -> Exchange:
     """Its grid and its memory, for all rows of the shape class, are those of the decision: equal on all ranks."""
     from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
-    from tpcompile.fastpath.kernels.exchange import Exchange
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange
 
     _check_group(group, site)
     shape = decision.shape

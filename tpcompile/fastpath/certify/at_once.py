@@ -18,7 +18,7 @@ from tpcompile.fastpath import plain
 from tpcompile.fastpath.certify.children import in_children
 from tpcompile.fastpath.certify.fences import fenced_allocations
 from tpcompile.fastpath.certify.trials import Call, OnRanks
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 from tpcompile.torch_api.interpreted import patient
 
 _FACTORS = (3.0, 1.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpcompile.fastpath.certify.at_once import between, shared_words
 from tpcompile.fastpath.certify.trials import Refusal
-from tpcompile.fastpath.kernels.exchange import Exchange, num_words
+from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
 
 _ROWS, _WORDS, _WIDTH = 6, 16, 16
 _MANY_ROWS = 40

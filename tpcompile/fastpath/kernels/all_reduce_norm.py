@@ -19,7 +19,6 @@ from tpcompile.fastpath import plain
 from tpcompile.fastpath.declare import fast_path
 from tpcompile.fastpath.kernels.exchange import (
     WORDS_AT_ONCE,
-    Exchange,
     begin,
     end,
     keep_late,
@@ -31,6 +30,7 @@ from tpcompile.fastpath.kernels.exchange import (
     wait_row,
     wait_words,
 )
+from tpcompile.fastpath.kernels.exchange_memory import Exchange
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_rows, exchange_op, is_interpreted
 from tpcompile.fastpath.registry import TpSupport
 

@@ -47,19 +47,10 @@ multicast is not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Self
-
-import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from tpcompile.errors import FastPathError
-from tpcompile.torch_api import symmetric
-
-# Places in `Exchange.state`, int64: numbers, addresses of the words of all ranks, epochs of all rows.
+# Places in `exchange_memory.Exchange.state`, int64: numbers, addresses of the words of all ranks, epochs of all rows.
 _RANK = tl.constexpr(0)
 _MAX_POLLS = tl.constexpr(1)
 _LATE = tl.constexpr(2)
@@ -70,12 +61,6 @@ _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
 WORDS_AT_ONCE = 4
 """Words of a thread that `wait_words` reads together."""
-MAX_RANKS = 16
-"""As many as have two words each in a warp."""
-LIMIT_S = 30.0
-"""About how long a wait may take."""
-_POLL_US = 0.2
-"""A poll, measured on two H200: the parts `absent rank` of results/h200x2-exchange.json."""
 
 
 @triton.jit
@@ -318,138 +303,3 @@ def sum_of_pairs(state, row, tag, NUM_RANKS: tl.constexpr, INTERPRETED: tl.const
     first = tl.sum(tl.where(mask & (at % 2 == 0), values, 0.0))
     second = tl.sum(tl.where(mask & (at % 2 == 1), values, 0.0))
     return first, second
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Exchange:
-    """Memory through which the ranks of one group exchange rows, in the kernels of one stream.
-
-    Groups, streams and graphs that run at the same time need one each. All ranks make the same calls with it, in the
-    same order and with the same number of rows.
-    """
-
-    state: Tensor = field(repr=False)
-    """What kernels are given: int64 on the device."""
-    num_ranks: int
-    num_rows: int
-    """Most rows of a call."""
-    row_words: int
-    """Most words of a row."""
-    num_programs: int
-    """Multiprocessors that it may fill with programs, which all must be on the GPU at once, beside those of others."""
-    memory: Any = field(repr=False)
-    """Keeps the words."""
-    group: Any = field(default=None, repr=False)
-    """Whose ranks it joins; None when it was made from addresses."""
-
-    @classmethod
-    def between(
-        cls,
-        addresses: list[int],
-        *,
-        rank: int,
-        num_rows: int,
-        row_words: int,
-        memory: Tensor,
-        num_programs: int = 132,
-        max_polls: int | None = None,
-        group: Any = None,
-    ) -> Self:
-        """The side of `rank`, a number within the group, given where the words of all ranks are.
-
-        `memory` are this rank's own words: `num_words` of int64, which were zero before any rank starts. A wait ends
-        after `max_polls`, by default those of `LIMIT_S`. Raises FastPathError for more ranks than a warp can poll at
-        once.
-        """
-        if len(addresses) > MAX_RANKS:
-            raise FastPathError(f"an exchange of {len(addresses)} ranks; at most {MAX_RANKS} write to each other")
-        if row_words % 2:
-            raise FastPathError(f"an exchange of rows of {row_words} words; rows of 16 bytes need an even number")
-        if max_polls is None:
-            max_polls = polls_in(LIMIT_S)
-        numbers = [rank, max_polls, 0, num_rows, row_words, *addresses, *[0] * num_rows]
-        return cls(
-            state=torch.tensor(numbers, dtype=torch.int64, device=memory.device),
-            num_ranks=len(addresses),
-            num_rows=num_rows,
-            row_words=row_words,
-            num_programs=num_programs,
-            memory=memory,
-            group=group,
-        )
-
-    @classmethod
-    def of_group(cls, group: Any, *, num_rows: int, row_words: int, device: torch.device, **limits: int) -> Self:
-        """This rank's side, in symmetric memory of a process group: a collective call. `limits` as in `between`.
-
-        Without `num_programs` grids have a program for each multiprocessor of the smallest GPU. Raises FastPathError on
-        a device that is no GPU, and on all ranks when they pass different `num_programs`.
-        """
-        if torch.device(device).type != "cuda":
-            raise FastPathError(f"an exchange needs GPUs that reach each other's memory, and the device is {device}")
-        own = torch.cuda.get_device_properties(device).multi_processor_count
-        limits["num_programs"] = agreed_programs(group, own, wanted=limits.get("num_programs"))
-        size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
-        shared = symmetric.zeros(size, group=group, device=device)
-        return cls.between(
-            shared.addresses,
-            rank=group.rank(),
-            num_rows=num_rows,
-            row_words=row_words,
-            memory=shared.words,
-            group=group,
-            **limits,
-        )
-
-    def check(self) -> None:
-        """Raise FastPathError when a wait ran out: with the ranks that did not arrive. Waits for the device.
-
-        The exchange cannot be used after that. When several ranks report, look at those that all of them name at the
-        smallest epoch: others may have waited for them too.
-        """
-        late = int(self.state[_LATE.value]) % 2**64  # unsigned
-        if not late:
-            return
-        epoch = late >> 32
-        numbers = [str(rank) for rank in range(self.num_ranks) if late >> rank & 1]
-        named = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-        limit = int(self.state[_MAX_POLLS.value])
-        raise FastPathError(
-            f"{named} of the group did not arrive at exchange {epoch} within {limit} polls of rank "
-            f"{int(self.state[_RANK.value])}; what was computed since is NaN. Look at {named} first"
-        )
-
-    def check_call(self, op: str, x_D: Tensor, row_words: int) -> None:
-        """Raise FastPathError for a call with rows of `x_D` that is not for this exchange: too large, or elsewhere."""
-        num_rows = x_D.shape[:-1].numel()
-        if num_rows > self.num_rows or row_words > self.row_words:
-            raise FastPathError(
-                f"{op}: {num_rows} rows of {row_words} words; the exchange holds {self.num_rows} of {self.row_words}"
-            )
-        if x_D.device != self.state.device:
-            raise FastPathError(f"{op}: the tensors are on {x_D.device} and the exchange on {self.state.device}")
-
-
-def polls_in(seconds: float) -> int:
-    """As many polls of a wait as take about that time on an H200."""
-    return int(seconds / _POLL_US * 1e6)
-
-
-def num_words(num_ranks: int, *, num_rows: int, row_words: int) -> int:
-    """Words of int64 that every rank owns."""
-    return 2 * num_ranks * num_rows * row_words
-
-
-def agreed_programs(group: Any, num_multiprocessors: int, *, wanted: int | None) -> int:
-    """Collective: what all ranks want, or the least number of multiprocessors of a rank when none says.
-
-    Raises FastPathError on all ranks when they want different numbers: ranks with different grids may wait forever.
-    """
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, (wanted, num_multiprocessors), group=group)
-    if len({wanted for wanted, _ in found}) > 1:
-        texts = [f"{wanted} on rank {rank}" for rank, (wanted, _) in enumerate(found)]
-        raise FastPathError(
-            f"an exchange with different num_programs: {' / '.join(texts)}; all ranks must pass the same"
-        )
-    return min(limit if wanted is None else wanted for wanted, limit in found)

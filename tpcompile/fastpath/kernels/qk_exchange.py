@@ -15,7 +15,8 @@ from torch import Tensor
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import plain
 from tpcompile.fastpath.declare import fast_path
-from tpcompile.fastpath.kernels.exchange import Exchange, begin, end, publish_pair, sum_of_pairs
+from tpcompile.fastpath.kernels.exchange import begin, end, publish_pair, sum_of_pairs
+from tpcompile.fastpath.kernels.exchange_memory import Exchange
 from tpcompile.fastpath.kernels.op import DTYPES, block_of, check_heads, check_rows, exchange_op, is_interpreted
 from tpcompile.fastpath.kernels.tile import load_heads, load_tables, rope_pack, store_heads
 from tpcompile.fastpath.registry import TpSupport
