@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -145,9 +145,15 @@ def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
     if problem.id != CheckId.AGREED:
         return problem
     causes = {found.cause for found in divergences if found.is_red}
-    is_other = problem.cause != Cause.UNKNOWN and causes and problem.cause not in causes
-    is_consequence = is_other or Cause.GRAPH_BREAK in causes
-    return problem.model_copy(update={"is_consequence": True}) if is_consequence else problem
+    follows = _follows(problem.cause, causes)
+    return problem.model_copy(update={"is_consequence": follows})
+
+
+def _follows(cause: Cause, found: Collection[Cause]) -> bool:
+    """True where what was found explains collectives that differ by that cause; UNKNOWN where a rank issued none."""
+    if cause == Cause.UNKNOWN:
+        return Cause.GRAPH_BREAK in found
+    return bool(found) and (cause not in found or Cause.GRAPH_BREAK in found)
 
 
 def fetch_from(records: Sequence[RankRecord]) -> Fetch:
