@@ -44,7 +44,7 @@ def killed() -> None:
         wait_for(OUT / "survivor.json", deadline)
         report.add("rank 0 after rank 1 was killed", **json.loads((OUT / "survivor.json").read_text()))
         ranks[0].wait(max(0.1, deadline - time.monotonic()))
-    except Exception as error:  # a result, too: the lease must not be lost for it
+    except Exception as error:  # a result, too: the other parts still run
         report.add("rank 0 after rank 1 was killed", FAILED=f"{type(error).__name__}: {error}")
     finally:
         for rank in ranks:

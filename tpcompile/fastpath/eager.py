@@ -9,7 +9,7 @@ from typing import Any
 
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import UserLine, value_item
-from tpcompile.evidence.text.lines import innermost, of_program
+from tpcompile.evidence.text.lines import innermost, lines_of, of_program
 from tpcompile.fastpath.ban import refusal
 from tpcompile.fastpath.registry import tp_region
 from tpcompile.fastpath.source import kernel_name, line_of, python_function
@@ -66,21 +66,15 @@ class _Ban(TorchDispatchMode):
         if self._num_ops or function is None:
             return
         item = value_item(kernel_name(function), "in eager").model_copy(update={"notes": {"graph": IN_EAGER}})
-        self._check(Use(item, stack=tuple(_stack())), "launched", line_of(function))
+        self._check(Use(item, stack=tuple(lines_of(traceback.extract_stack()))), "launched", line_of(function))
 
     def _check(self, use: Use, done: str, kernel: UserLine | None = None) -> None:
         why = refusal(use, self._tp_aware, tp_size=self._size)
         if why:
-            stack = _stack()
+            stack = lines_of(traceback.extract_stack())
             line = use.line or of_program(stack) or innermost(stack)
             defined = kernel or use.defined_at({}) or "in a library without Python source"
             raise FastPathError(
                 f"{use.name} was {done} at {line} where tensors are shards of {self._size} ranks, and {why}; "
                 f"it is defined at {defined}"
             )
-
-
-def _stack() -> list[UserLine]:
-    """Of this thread, outermost first."""
-    frames = traceback.extract_stack()
-    return [UserLine(file=frame.filename, line=frame.lineno or 0, function=frame.name) for frame in frames]

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Check, CheckId, UserLine
-from tpcompile.evidence.text.lines import of_program
+from tpcompile.evidence.text.lines import lines_of, of_program
 from tpcompile.ranks.store import RankStore
 from tpcompile.torch_api import watching
 
@@ -45,7 +45,4 @@ def _line_of(ranks: Sequence[int], store: RankStore) -> UserLine | None:
 def _line_here() -> UserLine | None:
     frame = watching.main_thread_frame(threading.main_thread().ident or 0)
     frames = traceback.StackSummary.extract(traceback.walk_stack(frame)) if frame else []
-    stack = [
-        UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames
-    ]
-    return of_program(stack[::-1])
+    return of_program(lines_of(reversed(frames)))

@@ -78,6 +78,11 @@ def traceback_of(error: BaseException) -> list[UserLine]:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
+    return lines_of(frames)
+
+
+def lines_of(frames: Iterable[traceback.FrameSummary]) -> list[UserLine]:
+    """The lines of frames, in their order."""
     return [UserLine(file=one.filename, line=one.lineno or 0, function=one.name, code=one.line or "") for one in frames]
 
 
