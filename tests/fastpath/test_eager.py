@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +141,38 @@ def test_a_kernel_of_a_fast_path_is_refused_outside_of_it(launched: list[Any]) -
     with ban_in_eager(2), pytest.raises(FastPathError, match=r"in test_a_kernel_of.* pointwise at .* no certificate"):
         own_launch(torch.ones(2))
     assert not launched
+
+
+ON_A_GPU = """
+import sys
+import torch, triton, triton.language as tl
+from tpcompile.errors import FastPathError
+from tpcompile.fastpath import ban_in_eager
+
+@triton.jit
+def double(pointer):
+    tl.store(pointer, 2 * tl.load(pointer))
+
+double_tuned = triton.autotune([triton.Config({})], key=[])(double)
+one = torch.ones(1, device="cuda")
+with ban_in_eager(2):
+    torch.compile(torch.sin)(one)  # Inductor's kernel
+    for kernel in (double, double_tuned):
+        try:
+            kernel[(1,)](one)
+        except FastPathError as error:
+            print(error)
+double[(1,)](one)
+print(one.item())
+"""
+
+
+@pytest.mark.gpu(1)
+def test_on_a_gpu_a_kernel_is_refused_before_its_launch_and_inductors_run(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ON_A_GPU)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
+    *refused, value = ended.stdout.splitlines()
+    assert ended.returncode == 0, ended.stderr
+    assert value == "2.0"  # launched once, outside
+    assert len([line for line in refused if "double" in line and "program.py" in line]) == 2, ended.stdout
