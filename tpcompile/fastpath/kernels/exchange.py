@@ -59,7 +59,7 @@ _NUM_ROWS = tl.constexpr(3)
 _ROW_WORDS = tl.constexpr(4)
 _ADDRESSES = tl.constexpr(5)
 _WARP = tl.constexpr(32)
-WORDS_AT_ONCE = 4
+WORDS_AT_ONCE = 2
 """Words of a thread that `wait_words` reads together."""
 
 
