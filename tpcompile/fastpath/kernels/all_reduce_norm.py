@@ -43,7 +43,7 @@ _FEW_ROWS = 32
 took the same time for 64 rows of 5120."""
 _THREADS_PER_SM = 512
 _MOST_THREADS = 1024
-"""Of a program whose row goes out as words: the fewer words a thread has, the fewer it waits for one after the other."""
+"""Of a program whose row goes out as words: a thread that has fewer words waits for fewer one after the other."""
 _REGISTERS_PER_SM = 65_536
 _MAX_REGISTERS = 128
 """Of a thread, so that a multiprocessor holds _THREADS_PER_SM of them."""
