@@ -260,7 +260,7 @@ def environment() -> dict[str, str]:
     facts = {
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        "triton": _triton_version(),
+        "triton": triton_version(),
         "float32_matmul_precision": _matmul_precision(),
         "fp32_precision": _fp32_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -351,7 +351,8 @@ def _driver_version() -> str:
     return match[0] if match else "unknown"
 
 
-def _triton_version() -> str:
+def triton_version() -> str:
+    """Of the Triton that can be imported; `none` without one."""
     try:
         import triton
     except ImportError:

@@ -1,0 +1,163 @@
+"""Generated code and the scheduler's decisions -> the manifest of a graph; manifests as files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import UserLine
+from tpcompile.fusion.records import SCHEMA_VERSION, Call, Decisions, GraphManifest, Launch, Manifest, Node, Role, Totals
+from tpcompile.fusion.wrapper import launches, phase_of
+
+_ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
+_NOT_LAUNCHED = ("nop", "output")
+"""Kinds of nodes that no code is generated for."""
+_NO_KERNEL = (Role.WAIT,)
+_BY_TORCH = (Role.COLLECTIVE, Role.WAIT)
+"""Their bytes are not counted: what goes over the wire depends on the algorithm."""
+
+
+def graph_manifest(code: str, decisions: Decisions | None, *, compile_id: str, is_cached: bool = False) -> GraphManifest:
+    """The launches of a graph in order, each with the nodes that it runs where they can be told."""
+    calls, why_not = _calls(code)
+    groups: list[list[Node]] = [[] for _ in calls]
+    if decisions is None:
+        why_not = why_not or "the scheduler was not seen: the code came from a cache that was filled without a recorder"
+    elif not why_not:
+        groups, why_not = _aligned(calls, decisions.after)
+    return GraphManifest(
+        compile_id=compile_id,
+        phase=phase_of(code),
+        is_aligned=not why_not,
+        why_not_aligned=why_not,
+        is_cached=is_cached,
+        launches=tuple(_launch(call, nodes) for call, nodes in zip(calls, groups, strict=True)),
+        decisions=decisions,
+    )
+
+
+def _calls(code: str) -> tuple[Sequence[Call], str]:
+    try:
+        return launches(code), ""
+    except SyntaxError:
+        return (), "the wrapper is not Python (config.cpp_wrapper)"
+
+
+def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[Node]], str]:
+    """The nodes of each call, and why they are not known: both are in order, and their roles must agree."""
+    scheduled = [one for one in nodes if one.kind not in _NOT_LAUNCHED]
+    groups = _as_launched(scheduled)
+    by_node = [role for role, _ in groups]
+    by_code = [call.role for call in calls if call.role is not Role.WRAPPER]
+    if by_node != by_code:
+        why_not = f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
+        return [[] for _ in calls], why_not
+    left = iter(groups)
+    return [[] if call.role is Role.WRAPPER else next(left)[1] for call in calls], ""
+
+
+def _as_launched(nodes: Sequence[Node]) -> list[tuple[Role, list[Node]]]:
+    """The C++ backend makes one kernel of all that it computes between two other launches."""
+    found = []
+    for joined, group in groupby(nodes, key=_is_joined):
+        members = list(group)
+        if joined:
+            found.append((Role.KERNEL, members))
+        else:
+            found += [(_ROLES.get(one.kind, Role.KERNEL), [one]) for one in members]
+    return found
+
+
+def _is_joined(one: Node) -> bool:
+    return one.device == "cpu" and one.kind in ("pointwise", "reduction", "foreach")
+
+
+def _counted(roles: Iterable[Role]) -> str:
+    counts = Counter(roles)
+    return ", ".join(f"{counts[role]} {role}" for role in Role if counts[role]) or "nothing"
+
+
+def _launch(call: Call, nodes: Sequence[Node]) -> Launch:
+    body: Counter[str] = Counter()
+    for one in nodes:
+        body.update(one.body)
+    return Launch(
+        role=call.role,
+        name=call.name,
+        kind=call.kind,
+        source=call.source,
+        nodes=tuple(one.name for one in nodes),
+        parts=tuple(part for one in nodes for part in one.parts),
+        ops=_each_once(op for one in nodes for op in one.ops),
+        claimed=_each_once(op for one in nodes for op in one.claimed),
+        body=dict(sorted(body.items())),
+        loops=tuple(one.loops for one in nodes),
+        reads=_summed(one.reads for one in nodes),
+        writes=_summed(one.writes for one in nodes),
+        lines=_lines(nodes),
+    )
+
+
+def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts)))
+
+
+def _summed(accesses: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for one in accesses:
+        found.update(one)
+    return dict(sorted(found.items()))
+
+
+def _lines(nodes: Iterable[Node]) -> tuple[UserLine, ...]:
+    found = {(line.file, line.line): line for one in nodes for line in one.lines}
+    return tuple(found[place] for place in sorted(found))
+
+
+# Totals
+
+
+def total(launched: Iterable[Launch]) -> Totals:
+    """Kernels that are launched, library calls and copies among them, and their bytes without those of collectives."""
+    counted = [one for one in launched if one.role not in _NO_KERNEL]
+    return Totals(kernels=len(counted), bytes=sum(one.bytes for one in counted if one.role not in _BY_TORCH))
+
+
+def total_before(decisions: Decisions) -> Totals:
+    """The same if the scheduler had fused nothing."""
+    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
+    return Totals(kernels=len(nodes), bytes=sum(one.bytes for one in nodes if one.kind != "collective"))
+
+
+def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
+    """Buffers that fusion keeps in registers: written before it, and by no node after it."""
+    before = {name for one in decisions.before for name in one.writes}
+    after = {name for one in decisions.after for name in one.writes}
+    return tuple(sorted(before - after))
+
+
+# Files
+
+
+def write(manifest: Manifest, path: Path) -> None:
+    """As JSON, equal text for equal manifests."""
+    path.write_text(manifest.to_json(indent=1) + "\n")
+
+
+def read(path: Path) -> Manifest:
+    """Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""
+    import json
+
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}; `tpcompile fusion record` writes one") from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as a manifest: {error}") from None
+    version = fields.get("schema_version") if isinstance(fields, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{path} has schema version {version}, and this reads {SCHEMA_VERSION}; record it again")
+    return Manifest.model_validate(fields)

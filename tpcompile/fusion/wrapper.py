@@ -1,0 +1,82 @@
+"""Generated code of Inductor -> its launches in order, from the text alone."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+
+from tpcompile.evidence.records import Kernel
+from tpcompile.evidence.text.code import parse_kernels
+from tpcompile.evidence.text.normalise import GroupRoles
+from tpcompile.fusion.records import Call, Role
+
+_TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused")
+_FUNCTIONS = re.compile(r"call|partition_\d+")
+"""Functions of the generated code that launch."""
+_EXTERN = ("extern_kernels.", "aten.", "inductor_ops.", "torch.ops.", "torch.")
+_COLLECTIVE = re.compile(r"torch\.ops\.(?:_c10d_functional|symm_mem|c10d)\.(?P<op>\w+)")
+_IN_EAGER = frozenset({"copy_", "sum", "zero_", "fill_", "to"})
+"""Methods of a buffer by which the wrapper itself does work."""
+_BUFFER = re.compile(r"(?:buf|arg|primals|tangents|workspace)_?\d")
+_ALLOCATES = frozenset({"torch.empty", "torch.empty_strided", "torch.as_strided", "torch.device"})
+HASH_LENGTH = 16
+
+
+def launches(code: str) -> tuple[Call, ...]:
+    """Every launch, in order. Raises SyntaxError for code that is not Python, of the C++ wrapper for example."""
+    kernels = {kernel.name: kernel for kernel in parse_kernels(code, roles=GroupRoles({}))[1] if kernel.kind != "call"}
+    found = []
+    for function in _functions(ast.parse(code)):
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
+            launch = _launch(call, kernels)
+            if launch is not None:
+                found.append(launch)
+    return tuple(found)
+
+
+def phase_of(code: str) -> str:
+    """`forward` or `backward`."""
+    return parse_kernels(code, roles=GroupRoles({}))[0]
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _FUNCTIONS.fullmatch(node.name):
+            yield node
+
+
+def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
+    """None for a call that launches nothing: an allocation, a view, a guard of the device."""
+    target = ast.unparse(call.func)
+    kernel = kernels.get(target.removesuffix(".run"))
+    if kernel is not None:
+        return Call(role=Role.KERNEL, name=kernel.name, kind=_kind(kernel), source=_source(kernel))
+    if target.endswith(".run"):
+        return Call(role=Role.KERNEL, name=target.removesuffix(".run"), kind="triton")
+    if collective := _COLLECTIVE.match(target):
+        role = Role.WAIT if collective["op"] == "wait_tensor" else Role.COLLECTIVE
+        return Call(role=role, name=target, kind=collective["op"])
+    if target.startswith(_EXTERN) and target not in _ALLOCATES and "_assert_" not in target:
+        return Call(role=Role.EXTERN, name=target, kind=target.rsplit(".", 1)[0])
+    return _in_eager(call.func, target)
+
+
+def _in_eager(function: ast.expr, target: str) -> Call | None:
+    if not isinstance(function, ast.Attribute) or function.attr not in _IN_EAGER or not _BUFFER.match(target):
+        return None
+    role = Role.COPY if function.attr == "copy_" else Role.WRAPPER
+    return Call(role=role, name=function.attr, kind="eager")
+
+
+def _kind(kernel: Kernel) -> str:
+    """`poi`, `red`, ... of a Triton kernel; else the language."""
+    named = _TRITON.match(kernel.name)
+    return named["kind"] if named else kernel.kind.removesuffix("_pybinding")
+
+
+def _source(kernel: Kernel) -> str:
+    text = kernel.code.replace(kernel.name, "KERNEL")
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]

@@ -1,0 +1,236 @@
+"""Nodes of Inductor's scheduler -> plain fields: what each reads, writes and computes, and from which line of the user.
+
+Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_scheduling.py` fails when one of the names moves. All of it needs
+the graph that is being compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._inductor import ir as _ir
+from torch._inductor import scheduler as _scheduler
+from torch._inductor.virtualized import V
+from torch.fx import Node as _FxNode
+
+from tpcompile.evidence.text.comments import stack_lines
+from tpcompile.evidence.text.lines import innermost
+
+VIEWS = frozenset({
+    "view", "reshape", "permute", "transpose", "t", "expand", "slice", "select", "squeeze", "unsqueeze", "as_strided",
+    "split", "split_with_sizes", "getitem", "alias", "detach", "_unsafe_view", "unbind", "wait_tensor",
+})  # fmt: skip
+"""Ops that move no data."""
+_NOT_RUN = ("get_index", "constant")
+"""Calls in the body of a loop that are not computed for an element."""
+
+
+def generated_nodes() -> list[Any]:
+    """The nodes that code was generated for, in order.
+
+    Without those whose work the wrapper does itself, as the second stage of a mix-order reduction.
+    """
+    scheduler = V.graph.scheduler
+    removed = scheduler.removed_ops
+    return [one for one in scheduler.nodes if not one.get_operation_names() <= removed]
+
+
+def parts_of(nodes: Iterable[Any]) -> list[dict[str, Any]]:
+    """The nodes that these were made of."""
+    return [node(part) for one in nodes for part in one.get_nodes()]
+
+
+def node(one: Any) -> dict[str, Any]:
+    """A node as fields."""
+    origins = _computed(one)
+    reads, writes = _accesses(one)
+    device = one.get_device()
+    return {
+        "name": one.get_name(),
+        "kind": _kind(one),
+        "parts": [part.get_name() for part in one.get_nodes()],
+        "ops": sorted({_op(origin) for origin in origins}),
+        "claimed": sorted({_op(origin) for origin in _claimed(one)}),
+        "body": dict(sorted(_body(one).items())),
+        "loops": _loops(one),
+        "reads": reads,
+        "writes": writes,
+        "device": device.type if device is not None else "",
+        "fx": sorted(origin.name for origin in origins),
+        "lines": _lines(origins) or _lines(_claimed(one)),  # an op that a pattern made has no line of its own
+    }
+
+
+def one_kernel_per_op() -> dict[str, int]:
+    """Kernels and bytes if each op of the graph that moves data were a kernel of its own."""
+    number = moved = 0
+    for op in V.graph.module.graph.nodes:
+        if op.op != "call_function" or _short(op) in VIEWS:
+            continue
+        number += 1
+        moved += _bytes_of_value(op.meta.get("val")) + sum(_bytes_of_value(i.meta.get("val")) for i in op.all_input_nodes)
+    return {"kernels": number, "bytes": moved}
+
+
+def _kind(one: Any) -> str:
+    if isinstance(one, _scheduler.NopKernelSchedulerNode):
+        return "nop"
+    if isinstance(one, _scheduler.ExternKernelSchedulerNode):
+        return _extern_kind(one.node)
+    if one.is_template():
+        return "template"
+    if one.is_foreach():
+        return "foreach"
+    return "reduction" if one.is_reduction() else "pointwise"
+
+
+def _extern_kind(buffer: Any) -> str:
+    if isinstance(buffer, _ir.MultiOutput):
+        return "output"
+    if isinstance(buffer, _ir._WaitKernel):
+        return "wait"
+    if isinstance(buffer, _ir._CollectiveKernel):
+        return "collective"
+    if isinstance(buffer, _ir.DeviceCopy):
+        return "copy"
+    return "triton" if isinstance(buffer, _ir.UserDefinedTritonKernel) else "extern"
+
+
+# Ops
+
+
+def _claimed(one: Any) -> set[_FxNode]:
+    """The ops that Inductor names a kernel after."""
+    buffers = [part.node for part in one.get_nodes() if part.node is not None]
+    return {origin for buffer in buffers for origin in buffer.get_origins() if origin.op == "call_function"}
+
+
+def _computed(one: Any) -> set[_FxNode]:
+    """The ops that a kernel really computes.
+
+    Inductor's origins of a template or an extern kernel also name the ops that made its inputs, in earlier kernels.
+    """
+    found: set[_FxNode] = set()
+    for part in one.get_nodes():
+        if part.node is not None:
+            found |= _computed_by_part(part)
+    return found
+
+
+def _computed_by_part(part: Any) -> set[_FxNode]:
+    origins = {origin for origin in part.node.get_origins() if origin.op == "call_function"}
+    made_by = part.node.get_origin_node()
+    if made_by is not None and (part.is_template() or part.is_extern()):
+        return {made_by}
+    read = _read_ops(part)
+    results = {made_by} if made_by in origins else {o for o in origins if not any(user in origins for user in o.users)}
+    left = list(results - read) or list(results)
+    found: set[_FxNode] = set()
+    while left:
+        origin = left.pop()
+        if origin not in found:
+            found.add(origin)
+            left += [one for one in origin.all_input_nodes if one in origins and one not in read]
+    return found
+
+
+def _read_ops(part: Any) -> set[_FxNode]:
+    """The ops that made the buffers which it reads."""
+    buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
+    made_by = [buffer.get_origin_node() for buffer in buffers if buffer is not None]
+    return {origin for origin in made_by if origin is not None}
+
+
+def _op(origin: _FxNode) -> str:
+    """Name of the op that the user's program called, before decomposition."""
+    aten = origin.meta.get("original_aten")
+    op = aten if isinstance(aten, torch._ops.OpOverload) else origin.target
+    if isinstance(op, torch._ops.OpOverload):
+        return f"{op.namespace}.{op._overloadpacket.__name__}"
+    return str(getattr(op, "__name__", op))
+
+
+def _short(origin: _FxNode) -> str:
+    packet = getattr(origin.target, "_overloadpacket", origin.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def _body(one: Any) -> Counter[str]:
+    """How often the loops compute each op for an element, loads and stores included; exact where code is generated."""
+    found: Counter[str] = Counter()
+    for part in one.get_nodes():
+        body = getattr(part, "_body", None)
+        if body is not None and hasattr(body, "root_block"):
+            for block in (body.root_block, *body.subblocks.values()):
+                found.update(call.target for call in block.graph.nodes if _is_run(call))
+    return found
+
+
+def _is_run(call: Any) -> bool:
+    return call.op == "call_method" and call.target not in _NOT_RUN
+
+
+def _loops(one: Any) -> str:
+    group = getattr(one, "group", None)
+    return str(group[1]) if group else ""
+
+
+def _lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
+    """The user's lines of these ops, each once."""
+    found = {}
+    for origin in sorted(origins, key=lambda one: one.name):
+        line = innermost(stack_lines(origin.meta.get("stack_trace") or ""))
+        if line is not None:
+            found[line.file, line.line] = line.model_dump(mode="json")
+    return list(found.values())
+
+
+# Bytes
+
+
+def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes read and written, by buffer."""
+    if one.is_template() and type(one) is _scheduler.SchedulerNode:
+        # Inductor counts at most as many elements of a buffer as the output has: 0.9 MB of a weight of 117 MB.
+        reads, writes = one.read_writes.reads, one.read_writes.writes
+        return _whole(reads), _whole(writes)
+    read = one.get_read_write_buffer_accesses(include_reads=True, include_writes=False)
+    written = one.get_read_write_buffer_accesses(include_reads=False, include_writes=True)
+    return _numbers(read), _numbers(written)
+
+
+def _numbers(accesses: dict[str, Any]) -> dict[str, int]:
+    return {str(name): int(number) for name, number in sorted(accesses.items())}
+
+
+def _whole(dependencies: Iterable[Any]) -> dict[str, int]:
+    return {name: _bytes_of_buffer(name) for name in sorted({one.name for one in dependencies})}
+
+
+def _bytes_of_buffer(name: str) -> int:
+    buffer: Any = V.graph.name_to_buffer.get(name) or V.graph.graph_inputs.get(name)
+    if buffer is None:
+        return 0
+    elements = math.prod(V.graph.sizevars.optimization_hints(buffer.get_size(), fallback=0))
+    return int(elements) * int(buffer.get_dtype().itemsize)
+
+
+def _bytes_of_value(value: Any) -> int:
+    return sum(_bytes_of_tensor(tensor) for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _bytes_of_tensor(tensor: torch.Tensor) -> int:
+    sizes = [size if isinstance(size, int) else int(size.node.hint or 0) for size in tensor.shape]
+    return math.prod(sizes) * tensor.dtype.itemsize

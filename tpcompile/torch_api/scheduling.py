@@ -1,0 +1,211 @@
+"""What Inductor's scheduler decides for a graph, seen without replacing any of its functions: torch 2.11.0 and 2.13.0.
+
+    name                                  why
+    V.set_choices_handler                 scores of pairs, and what the choices allow; per thread
+    artifact logger "fusion"              refusals with their reason, fusions, benchmarks
+    GraphLowering.save_output_code        the moment at which nodes and generated code are final
+    trace_structured                      events of our own in the trace
+    cache_dir_utils.cache_dir             where decisions are kept for cache hits
+
+`tests/torch_api/test_scheduling.py` fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch._inductor import scheduler as _scheduler
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.virtualized import NullHandler as _NullHandler
+from torch._inductor.virtualized import V
+from torch._logging import trace_structured
+
+from tpcompile.torch_api import scheduled
+from tpcompile.torch_api.compiler import TraceHandler, tracing
+
+Receive = Callable[[str, dict[str, Any] | None], None]
+_BEFORE_SCHEDULING = "inductor_post_grad_graph"
+"""Artifact that torch logs on the compiling thread before it schedules a graph; a cache hit logs none."""
+
+
+class _Graph:
+    """The decisions for one graph."""
+
+    def __init__(self) -> None:
+        self.before: list[dict[str, Any]] | None = None
+        self.scored: dict[tuple[str, str], dict[str, int]] = {}
+        self.allowed: dict[tuple[str, str], bool] = {}
+        self.refused: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.fused: list[tuple[str, str]] = []
+        self.benchmarked: list[str] = []
+        self.num_rounds = 0
+
+    def finished(self) -> dict[str, Any]:
+        """All of it as JSON, with the nodes that were generated; called while the graph is live."""
+        nodes = scheduled.generated_nodes()
+        if self.before is None:  # no pair was looked at
+            self.before = scheduled.parts_of(nodes)
+        pairs = self.scored.keys() | self.allowed.keys() | self.refused.keys()
+        return {
+            "before": self.before,
+            "after": [scheduled.node(one) for one in nodes],
+            "pairs": [self._pair(pair) for pair in sorted(pairs)],
+            "fused": self.fused,
+            "benchmarked": self.benchmarked,
+            "num_rounds": self.num_rounds,
+            "ops": scheduled.one_kernel_per_op(),
+        }
+
+    def _pair(self, pair: tuple[str, str]) -> dict[str, Any]:
+        return {
+            "first": pair[0],
+            "second": pair[1],
+            "score": self.scored.get(pair),
+            "is_allowed": self.allowed.get(pair),
+            "refused": list(dict.fromkeys(self.refused.get(pair, ()))),
+        }
+
+
+class _Current(threading.local):
+    """The graph that this thread compiles."""
+
+    graph: _Graph | None = None
+
+
+@contextmanager
+def decisions(receive: Receive) -> Iterator[None]:
+    """Call `receive(code, decisions)` for each graph that Inductor generates code for; None for a cache hit.
+
+    On the compiling thread. One at a time in a process.
+    """
+    current = _Current()
+
+    def logged(metadata: dict[str, Any], _payload: str | None) -> None:
+        artifact = metadata.get("artifact")
+        if artifact is not None and artifact.get("name") == _BEFORE_SCHEDULING:
+            current.graph = _Graph()
+            _install_choices(current)
+
+    def generated(code: str) -> None:
+        graph, current.graph = current.graph, None
+        is_live = not isinstance(V.graph, _NullHandler)
+        receive(code, graph.finished() if graph is not None and is_live else None)
+        if before is not None:
+            before(code)
+
+    before = GraphLowering.save_output_code
+    with ExitStack() as stack:
+        stack.enter_context(tracing(TraceHandler(logged)))
+        stack.enter_context(_fusion_log(_LogHandler(current)))
+        GraphLowering.save_output_code = staticmethod(generated)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            GraphLowering.save_output_code = before
+
+
+class _LogHandler(logging.Handler):
+    """Reads the records of the fusion log; that of a refusal carries it as an object."""
+
+    def __init__(self, current: _Current) -> None:
+        super().__init__(logging.DEBUG)
+        self._current = current
+
+    def emit(self, record: logging.LogRecord) -> None:
+        graph, message = self._current.graph, record.msg
+        if graph is None:
+            return
+        if isinstance(message, _scheduler.WhyNoFuse):
+            graph.refused[message.name1, message.name2].append(message.reason % message.args)
+            return
+        text = str(message)
+        if text.startswith("fusing %s with %s"):
+            first, second = record.args  # type: ignore[misc]
+            graph.fused.append((str(first), str(second)))
+        elif text.startswith("===== attempting fusion"):
+            graph.num_rounds += 1
+        elif "(benchmark)" in text:
+            graph.benchmarked.append(record.getMessage())
+
+
+@contextmanager
+def _fusion_log(handler: logging.Handler) -> Iterator[None]:
+    """Let the log make its records, for this handler; what is printed of it stays as it was."""
+    log = _scheduler.fusion_log
+    level, propagate = log.level, log.propagate
+    if not log.isEnabledFor(logging.DEBUG):
+        log.propagate = False
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+def _install_choices(current: _Current) -> None:
+    """Let this thread's choices note what they are asked, once; they choose as before."""
+    chosen: Any = V.choices
+    if getattr(chosen, "notes_of", None) is current:
+        return
+
+    class NotingChoices(type(getattr(chosen, "notes_for", chosen))):  # type: ignore[misc]
+        """The choices of this thread."""
+
+        notes_of = current
+        notes_for = getattr(chosen, "notes_for", chosen)
+
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
+            allowed: bool = super().can_fuse(scheduler, node1, node2, shared)
+            _note(current, scheduler, node1, node2, allowed)
+            return allowed
+
+        def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
+            allowed: bool = super().can_fuse_vertical(scheduler, node1, node2, shared)
+            _note(current, scheduler, node1, node2, allowed)
+            return allowed
+
+        def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
+            allowed: bool = super().can_fuse_horizontal(scheduler, node1, node2, shared)
+            _note(current, scheduler, node1, node2, allowed)
+            return allowed
+
+        def score_fusion(self, scheduler: Any, node1: Any, node2: Any) -> Any:
+            score = super().score_fusion(scheduler, node1, node2)
+            if current.graph is not None:
+                names = node1.get_name(), node2.get_name()
+                current.graph.scored[names] = {name: int(value) for name, value in dataclasses.asdict(score).items()}
+            return score
+
+    noting = NotingChoices()
+    vars(noting).update(vars(chosen))
+    V.set_choices_handler(noting)
+
+
+def _note(current: _Current, scheduler: Any, node1: Any, node2: Any, allowed: bool) -> None:
+    graph = current.graph
+    if graph is None:
+        return
+    if graph.before is None:
+        graph.before = [scheduled.node(one) for one in scheduler.nodes]
+    graph.allowed[node1.get_name(), node2.get_name()] = allowed
+
+
+def log_event(name: str, payload: str) -> None:
+    """Write an artifact of our own into torch's structured trace, with the id of the compile that runs."""
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=lambda: payload)
+
+
+def cache_folder() -> Path:
+    """Inductor's cache of generated code."""
+    return Path(cache_dir())
