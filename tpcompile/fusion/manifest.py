@@ -91,6 +91,7 @@ def _launch(call: Call, nodes: Sequence[Node]) -> Launch:
         source=call.source,
         nodes=tuple(one.name for one in nodes),
         parts=tuple(part for one in nodes for part in one.parts),
+        fx=_each_once(name for one in nodes for name in one.fx),
         ops=_each_once(op for one in nodes for op in one.ops),
         claimed=_each_once(op for one in nodes for op in one.claimed),
         body=dict(sorted(body.items())),

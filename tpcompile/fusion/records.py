@@ -86,6 +86,8 @@ class Decisions(Frozen):
     num_rounds: int
     ops: Totals
     """If each op of the graph were a kernel of its own."""
+    outputs: tuple[str, ...]
+    """Buffers that the graph returns."""
 
 
 class Call(Frozen):
@@ -110,6 +112,7 @@ class Launch(Frozen):
     nodes: tuple[str, ...] = ()
     """Nodes of the scheduler; a C++ kernel has several. Empty where the manifest is not aligned."""
     parts: tuple[str, ...] = ()
+    fx: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     claimed: tuple[str, ...] = ()
     body: dict[str, int] = {}

@@ -62,6 +62,7 @@ class _Graph:
             "benchmarked": self.benchmarked,
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
+            "outputs": sorted(V.graph.get_output_names()),
         }
 
     def _pair(self, pair: tuple[str, str]) -> dict[str, Any]:

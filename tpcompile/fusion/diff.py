@@ -1,0 +1,196 @@
+"""Two manifests -> what is launched differently, and of which class the change is; structure first, then source."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import pairwise, zip_longest
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion.manifest import total
+from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role
+from tpcompile.fusion.why_not import Missed, missed_fusions
+
+
+class Change(StrEnum):
+    """Class of a difference; the first that applies."""
+
+    NONE = "none"
+    OVERHEAD = "overhead"
+    """More graphs: graph breaks or recompiles."""
+    FUSION = "fusion"
+    """More kernels, or the same number of different ones."""
+    CHOICE = "kernel choice"
+    """A library call on one side is a template on the other: autotuning chose by timing."""
+    CODEGEN = "codegen"
+    """The same kernels with different code: tiling, size hints."""
+
+
+_ADVICE = {
+    Change.NONE: "a difference in speed then comes from clocks, the library's algorithm, or an autotuned configuration",
+    Change.OVERHEAD: "look at graph breaks and recompiles first: `tpcompile gate`, `tpcompile diagnose`",
+    Change.FUSION: "look at the reasons of the pairs below",
+    Change.CHOICE: "pin it: config.deterministic, a lookup table, or the choices of one rank for all",
+    Change.CODEGEN: "compare size hints and tiling of the kernels below",
+}
+
+
+class Split(Frozen):
+    """A kernel of the base that is several in the new manifest."""
+
+    was: str
+    now: tuple[str, ...]
+    why: tuple[Missed, ...]
+    """Of each two neighbours among them, why they are two; empty where that is not known."""
+
+
+class GraphDiff(Frozen):
+    """One graph of both; `removed` and `added` are launches by what they do, not by name."""
+
+    graph: str
+    removed: tuple[Launch, ...] = ()
+    added: tuple[Launch, ...] = ()
+    splits: tuple[Split, ...] = ()
+    recoded: tuple[str, ...] = ()
+    """Kernels that do the same with different code."""
+    added_bytes: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True where neither structure nor code differs."""
+        return not (self.removed or self.added or self.recoded)
+
+
+class Diff(Frozen):
+    """Two manifests."""
+
+    change: Change
+    missing: tuple[str, ...]
+    """Graphs that only the base has."""
+    new: tuple[str, ...]
+    """Graphs that only the new one has."""
+    graphs: tuple[GraphDiff, ...]
+    """Those that differ."""
+
+    @property
+    def advice(self) -> str:
+        """What to look at."""
+        return _ADVICE[self.change]
+
+
+def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Diff:
+    """Compare graph by graph, in order of phase and compile.
+
+    Raises ConfigError for manifests of different versions of torch, whose kernels differ by nature, unless
+    `across_versions`.
+    """
+    if base.torch != new.torch and not across_versions:
+        raise ConfigError(
+            f"the base was recorded with torch {base.torch}, the new manifest with {new.torch}: kernels differ by nature. "
+            "Record the base again, or pass --across-versions"
+        )
+    missing, added, found = [], [], []
+    for before, after in zip_longest(base.graphs, new.graphs):
+        if after is None:
+            missing.append(_name(before))
+        elif before is None:
+            added.append(_name(after))
+        else:
+            found.append(graph_diff(before, after))
+    differing = tuple(one for one in found if not one.is_empty)
+    return Diff(
+        change=_class(missing, added, differing), missing=tuple(missing), new=tuple(added), graphs=differing
+    )
+
+
+def graph_diff(base: GraphManifest, new: GraphManifest) -> GraphDiff:
+    """What one of two graphs launches and the other does not."""
+    before, after = _by_structure(base.launches), _by_structure(new.launches)
+    removed = list(_surplus(before, after))
+    added = list(_surplus(after, before))
+    return GraphDiff(
+        graph=_name(base),
+        removed=tuple(removed),
+        added=tuple(added),
+        splits=tuple(_splits(removed, added, new)),
+        recoded=tuple(_recoded(before, after)),
+        added_bytes=total(new.launches).bytes - total(base.launches).bytes,
+    )
+
+
+def _name(graph: GraphManifest) -> str:
+    return f"{graph.compile_id or '-'} {graph.phase}"
+
+
+# By what a launch does: names and their numbers say nothing, and ranks that do the same have them in common anyway.
+
+_Structure = tuple[object, ...]
+
+
+def _structure(launch: Launch) -> _Structure:
+    name = "" if launch.role is Role.KERNEL else launch.name
+    return launch.role, launch.kind, name, launch.ops, launch.loops, tuple(launch.body.items())
+
+
+def _by_structure(launches: Iterable[Launch]) -> dict[_Structure, list[Launch]]:
+    found: dict[_Structure, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        found[_structure(launch)].append(launch)
+    return found
+
+
+def _surplus(ours: dict[_Structure, list[Launch]], theirs: dict[_Structure, list[Launch]]) -> Iterator[Launch]:
+    """Launches of which there are more here."""
+    for structure, launches in ours.items():
+        yield from launches[len(theirs.get(structure, ())) :]
+
+
+def _recoded(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
+    for structure in before.keys() & after.keys():
+        codes = [Counter(one.source for one in side[structure]) for side in (before, after)]
+        if codes[0] != codes[1]:
+            yield before[structure][0].name
+
+
+def _splits(removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest) -> Iterator[Split]:
+    """Where the graphs have the same nodes: kernels whose nodes are in several kernels now."""
+    for launch in removed:
+        now = [one for one in added if set(one.fx) & set(launch.fx)]
+        if launch.role is Role.KERNEL and len(now) > 1:
+            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(_why(now, new)))
+
+
+def _why(now: Sequence[Launch], new: GraphManifest) -> Iterator[Missed]:
+    places = [new.launches.index(one) for one in now]
+    known = {one.places: one for one in missed_fusions(new)}
+    for at, then in pairwise(sorted(places)):
+        if (at, then) in known:
+            yield known[at, then]
+
+
+# Classes
+
+
+def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
+    if missing or added:
+        return Change.OVERHEAD
+    changed = [one for one in graphs if one.removed or one.added]
+    if any(_is_choice(one) for one in changed):
+        return Change.CHOICE
+    if changed:
+        return Change.FUSION
+    return Change.CODEGEN if graphs else Change.NONE
+
+
+def _is_choice(one: GraphDiff) -> bool:
+    """True where a matmul is a library call on one side and a template on the other."""
+    kinds = [Counter(map(_chosen, side)) for side in (one.removed, one.added)]
+    return any(kinds[side]["library"] and kinds[1 - side]["template"] for side in (0, 1))
+
+
+def _chosen(launch: Launch) -> str:
+    if launch.role is Role.EXTERN:
+        return "library"
+    return "template" if launch.kind == "tem" else ""

@@ -1,0 +1,250 @@
+"""Inductor's reasons for not fusing two nodes -> what they mean, and what would change it.
+
+Reasons as torch 2.11.0 and 2.13.0 log them (`TORCH_LOGS=fusion`); `tests/fusion/test_reasons.py` compares the list with
+the installed torch.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from functools import cache
+
+from tpcompile.evidence.records.base import Frozen
+
+
+class Boundary(StrEnum):
+    """What keeps two launches apart."""
+
+    COLLECTIVE = "collective"
+    EXTERN = "library call"
+    CUSTOM = "custom op"
+    TRITON = "Triton kernel of yours"
+    TEMPLATE = "matmul template"
+    ORDER = "order"
+    SHAPE = "shape"
+    INDEXING = "indexing"
+    DEVICE = "device"
+    MUTATION = "in place"
+    SIZE = "size limit"
+    MEMORY = "peak memory"
+    TIMING = "timing"
+    BACKEND = "backend, silent"
+    NOT_TRIED = "not tried"
+    UNKNOWN = "unknown reason"
+
+
+class Reason(Frozen):
+    """Why two nodes were not fused."""
+
+    boundary: Boundary
+    text: str
+    """In plain words."""
+    remedy: str = ""
+    """The setting or rewrite that would change it; empty where none is known."""
+
+
+_TEMPLATE_ONLY = "make it a template: mode='max-autotune', or max_autotune_gemm with TRITON in max_autotune_gemm_backends"
+_PROLOGUE = "compute the operand before the matmul, or fuse both by hand in a Triton kernel"
+_OTHER_LOOPS = "give both the same shape; for a reduction, reduce over the same dimension"
+
+_KNOWN: dict[str, Reason] = {
+    "intermediate nodes between node1 & node2": Reason(
+        boundary=Boundary.ORDER,
+        text="a different launch must run between them, which reads what the first writes and feeds the second",
+        remedy="look at what lies between: a collective or a library call stays a boundary",
+    ),
+    "will create cycle": Reason(
+        boundary=Boundary.ORDER, text="one kernel would have to run before and after a different one"
+    ),
+    "node1 must go before node2": Reason(boundary=Boundary.ORDER, text="the second makes an input of the first"),
+    "memory deps did not match": Reason(
+        boundary=Boundary.INDEXING,
+        text="the second reads the buffer in a different order, or more of it, than the first writes",
+        remedy="avoid a transpose, split or broadcast between them; .contiguous() if it is read often",
+    ),
+    "no shared data": Reason(
+        boundary=Boundary.INDEXING,
+        text="they use the same buffer, but no element in the same order: one pass would save no read",
+        remedy="config.aggressive_fusion fuses pointwise nodes without shared data",
+    ),
+    "no shared data due to indexing mismatch": Reason(
+        boundary=Boundary.INDEXING, text="they use the same buffer with different indices", remedy="use the same layout"
+    ),
+    "score_fusion_memory_threshold": Reason(
+        boundary=Boundary.SIZE,
+        text="they share too few bytes",
+        remedy="config.score_fusion_memory_threshold (10 bytes by default)",
+    ),
+    "exceeds max fusion": Reason(
+        boundary=Boundary.SIZE, text="the kernel would hold too many nodes", remedy="config.max_fusion_size (64)"
+    ),
+    "fusion_prevent_too_many_reads_and_writes": Reason(
+        boundary=Boundary.SIZE,
+        text="the kernel would read and write too many buffers",
+        remedy="config.realize_acc_reads_threshold; split the expression",
+    ),
+    "Fusion will increase peak memory": Reason(
+        boundary=Boundary.MEMORY,
+        text="a buffer would have to live longer, and peak memory would grow",
+        remedy="config.max_fusion_size, or compute both where the buffer is made",
+    ),
+    "Nodes are too far away. Fusing them may increase peak memory.": Reason(
+        boundary=Boundary.MEMORY,
+        text="they are far from each other in the program: fused, a buffer would live longer",
+        remedy="compute them next to each other",
+    ),
+    "device mismatch (%s vs %s)": Reason(
+        boundary=Boundary.DEVICE, text="they run on different devices", remedy="keep the data on one device"
+    ),
+    "fusion for buffer explicit disabled": Reason(
+        boundary=Boundary.MUTATION, text="a pass of Inductor forbids fusion of this buffer (no_fuse_buffer_names)"
+    ),
+    "grouped node must not be fused with other nodes": Reason(
+        boundary=Boundary.ORDER, text="one belongs to a group of nodes that a pass keeps together"
+    ),
+    "numel/rnumel mismatch (reduce) (%s, %s), (%s, %s)": Reason(
+        boundary=Boundary.SHAPE, text="two reductions over different shapes", remedy=_OTHER_LOOPS
+    ),
+    "numel/rnumel mismatch (non-reduce) (%s, %s), (%s, %s)": Reason(
+        boundary=Boundary.SHAPE, text="they have different numbers of elements", remedy=_OTHER_LOOPS
+    ),
+    "numel/rnumel mismatch prologue mismatch (%s, %s), (%s, %s)": Reason(
+        boundary=Boundary.SHAPE, text="the template's operand has a different number of elements", remedy=_PROLOGUE
+    ),
+    "nodes numel incompatibility": Reason(
+        boundary=Boundary.SHAPE, text="their numbers of elements do not fit", remedy=_OTHER_LOOPS
+    ),
+    "nodes numel/rnumel incompatibility": Reason(
+        boundary=Boundary.SHAPE, text="a reduction and a pointwise node of a different shape", remedy=_OTHER_LOOPS
+    ),
+    "tiling mismatch (%s, %s, %s)": Reason(
+        boundary=Boundary.SHAPE,
+        text="fused, the kernel would need a different tiling than each alone",
+        remedy="config.triton.tiling_prevents_pointwise_fusion",
+    ),
+    "invalid tiling for reduction": Reason(
+        boundary=Boundary.SHAPE,
+        text="the reduction's tiling does not fit the other node",
+        remedy="config.triton.tiling_prevents_reduction_fusion",
+    ),
+    "invalid loop order and tiling for native matmul": Reason(
+        boundary=Boundary.SHAPE, text="the loop order of the native matmul does not fit"
+    ),
+    "Split scan cannot fuse with reductions": Reason(
+        boundary=Boundary.SHAPE, text="a long scan is several kernels, which take no reduction"
+    ),
+    "prologue fusion turned off": Reason(
+        boundary=Boundary.TEMPLATE, text="operands are not computed in the template", remedy="config.prologue_fusion"
+    ),
+    "prologue fusion only supported for pointwise nodes": Reason(
+        boundary=Boundary.TEMPLATE, text="a reduction cannot be computed in a template's operand", remedy=_PROLOGUE
+    ),
+    "prologue fusion only supported for TritonTemplates": Reason(
+        boundary=Boundary.TEMPLATE, text="this template takes no computed operand", remedy=_TEMPLATE_ONLY
+    ),
+    "prologue fusion not implemented for kernel for these inputs": Reason(
+        boundary=Boundary.TEMPLATE, text="the template takes no computed operand at this place", remedy=_PROLOGUE
+    ),
+    "template has no allowed prologue inputs": Reason(
+        boundary=Boundary.TEMPLATE, text="the template takes no computed operand", remedy=_PROLOGUE
+    ),
+    "prologue fusion will not increase amount of bytes read in kernel": Reason(
+        boundary=Boundary.TEMPLATE,
+        text="the template would read more than 1.1 times the bytes: several operands instead of one",
+        remedy=_PROLOGUE,
+    ),
+    "prologue fusion will not increase attempt to fuse in padding bc it increases unaligned reads": Reason(
+        boundary=Boundary.TEMPLATE, text="padding in the template would read unaligned", remedy="pad the weights once"
+    ),
+    "prologue fusion that must be upcast to fp32 not profitable for low precision templates": Reason(
+        boundary=Boundary.TEMPLATE, text="the operand is computed in float32, the template in a lower precision"
+    ),
+    "template prologue can only fuse functional pointwise nodes": Reason(
+        boundary=Boundary.MUTATION, text="the operand is written in place", remedy="write it out of place"
+    ),
+    "template prologue can only fuse nodes with a single use": Reason(
+        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too", remedy=_PROLOGUE
+    ),
+    "template prologue can only fuse nodes with a single use into template": Reason(
+        boundary=Boundary.TEMPLATE, text="the operand is used elsewhere too", remedy=_PROLOGUE
+    ),
+    "template epilogue not satisfied": Reason(
+        boundary=Boundary.TEMPLATE,
+        text="a reduction, or an op in place, cannot follow in the template, or config.epilogue_fusion is off",
+        remedy="config.epilogue_fusion; a pointwise op out of place can follow",
+    ),
+    "multi-output template epilogue requires ComputedBuffer": Reason(
+        boundary=Boundary.TEMPLATE, text="the template has several outputs, and takes pointwise nodes only"
+    ),
+    "node1 is nop": Reason(boundary=Boundary.UNKNOWN, text="the first does nothing"),
+    "node1 is extern or nop": Reason(
+        boundary=Boundary.EXTERN, text="the first is a library call", remedy=_TEMPLATE_ONLY
+    ),
+    "node2 is extern or nop": Reason(
+        boundary=Boundary.EXTERN, text="the second is a library call", remedy=_TEMPLATE_ONLY
+    ),
+    "node1 is extern but not a triton kernel": Reason(
+        boundary=Boundary.EXTERN, text="the first is a library call", remedy=_TEMPLATE_ONLY
+    ),
+    "node1 is extern but node2 is not SchedulerNode": Reason(
+        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
+    ),
+    "node1 is extern but node2.node is not SchedulerNode": Reason(
+        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
+    ),
+    "node1 is extern but node2.node.data is not Pointwise": Reason(
+        boundary=Boundary.TRITON, text="a Triton kernel of yours takes one pointwise node only"
+    ),
+    "node1's triton kernel doesn't support epilogue fusion": Reason(
+        boundary=Boundary.TRITON,
+        text="your Triton kernel cannot take what follows",
+        remedy="config.epilogue_fusion_user_defined_triton_kernel, and one store of one output",
+    ),
+    "epilogue reads from buffers other than the mutated output": Reason(
+        boundary=Boundary.TRITON, text="what follows your Triton kernel reads a second buffer"
+    ),
+    "node1 and node2 uses different buf layouts": Reason(
+        boundary=Boundary.TRITON, text="what follows your Triton kernel has a different layout"
+    ),
+    "foreach do not have same length": Reason(
+        boundary=Boundary.SHAPE, text="two foreach ops over lists of different lengths", remedy="use equal lists"
+    ),
+    "candidate producer is not dep of any foreach consumer": Reason(
+        boundary=Boundary.ORDER, text="no element of the foreach op reads it"
+    ),
+    "candidate consumer has no dep in any foreach producer": Reason(
+        boundary=Boundary.ORDER, text="it reads no element of the foreach op"
+    ),
+    "candidate producer is a reduction, foreach ops cannot be fused with reductions currently": Reason(
+        boundary=Boundary.SHAPE, text="foreach ops take no reduction"
+    ),
+    "candidate consumer is a reduction, foreach ops cannot be fused with reductions currently": Reason(
+        boundary=Boundary.SHAPE, text="foreach ops take no reduction"
+    ),
+    "register spilling of the first kernel": Reason(boundary=Boundary.TIMING, text="the first kernel spills registers"),
+    "register spilling of the second kernel": Reason(
+        boundary=Boundary.TIMING, text="the second kernel spills registers"
+    ),
+    "register spilling of the fused kernel": Reason(
+        boundary=Boundary.TIMING, text="fused, the kernel would spill registers"
+    ),
+}
+
+
+def reason_of(logged: str) -> Reason:
+    """What a logged reason means; the text itself where it is not known."""
+    for pattern, reason in _patterns():
+        if pattern.fullmatch(logged):
+            return reason
+    return Reason(boundary=Boundary.UNKNOWN, text=f"Inductor says: {logged}")
+
+
+def is_known(template: str) -> bool:
+    """True for a text of torch's source, `device mismatch (%s vs %s)`."""
+    return template in _KNOWN
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Reason]]:
+    return [(re.compile(".*".join(map(re.escape, text.split("%s")))), reason) for text, reason in _KNOWN.items()]

@@ -1,0 +1,152 @@
+"""Manifests and their differences -> text for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich.text import Text
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
+from tpcompile.fusion.manifest import removed_round_trips, total, total_before
+from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role, Totals
+from tpcompile.fusion.why_not import Missed, missed_fusions
+
+_BAR = 16
+_OPS = 44
+_STYLES = {
+    Role.KERNEL: "green",
+    Role.EXTERN: "blue",
+    Role.COLLECTIVE: "magenta",
+    Role.WAIT: "dim",
+    Role.COPY: "yellow",
+    Role.WRAPPER: "yellow",
+}
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def manifest(found: Manifest, *, num_missed: int) -> Iterator[Text]:
+    """All graphs, each with its launches in order and the fusions that would save most."""
+    yield Text(f"torch {found.torch}, Triton {found.triton}, {found.device}, {len(found.graphs)} graphs")
+    for graph in found.graphs:
+        yield Text()
+        yield from _graph(graph, num_missed)
+
+
+def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
+    after = total(graph.launches)
+    yield Text(f"graph {graph.compile_id or '-'} {graph.phase}: {_steps(graph, after)}", style="bold")
+    if not graph.is_aligned:
+        yield Text(f"  known by its code alone: {graph.why_not_aligned}", style="yellow")
+    widest = max((one.bytes for one in graph.launches), default=0)
+    for at, launch in enumerate(graph.launches):
+        if launch.role is not Role.WAIT:
+            yield _launch(at, launch, widest)
+    missed = missed_fusions(graph)[:num_missed]
+    if missed:
+        yield Text("  not fused, by the bytes that one kernel would save:")
+        for one in missed:
+            yield from _missed(one)
+
+
+def _steps(graph: GraphManifest, after: Totals) -> str:
+    decisions = graph.decisions
+    if decisions is None:
+        return f"{after.kernels} launches"
+    before, ops = total_before(decisions), decisions.ops
+    kernels = f"{ops.kernels} ops -> {before.kernels} nodes -> {after.kernels} launches"
+    moved = " -> ".join(map(_size, (ops.bytes, before.bytes, after.bytes)))
+    return f"{kernels}, {moved}, {len(removed_round_trips(decisions))} buffers kept in registers"
+
+
+def _launch(at: int, launch: Launch, widest: int) -> Text:
+    share = launch.bytes / widest if widest else 0
+    line = Text(f"{at:4} {_label(launch):>10} {_size(launch.bytes):>8} ")
+    line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=_STYLES[launch.role])
+    line.append(f"{_ops(launch):<{_OPS}} {_places(launch.lines)}")
+    line.rstrip()
+    return line
+
+
+def _label(launch: Launch) -> str:
+    return launch.kind if launch.role is Role.KERNEL else str(launch.role)
+
+
+def _ops(launch: Launch) -> str:
+    """What it computes; of a kernel that is not aligned, its name."""
+    text = " ".join(op.removeprefix("aten.") for op in launch.ops) or launch.name
+    return text if len(text) <= _OPS else f"{text[: _OPS - 3]}..."
+
+
+def _places(lines: Iterable[UserLine]) -> str:
+    """The file and line of each, `model.py:5,7`."""
+    numbers: dict[str, list[int]] = {}
+    for line in lines:
+        numbers.setdefault(Path(line.file).name, []).append(line.line)
+    return " ".join(f"{file}:{','.join(map(str, sorted(found)))}" for file, found in numbers.items())
+
+
+def _missed(one: Missed) -> Iterator[Text]:
+    at, then = one.places
+    yield Text(f"{at:4} + {then}: {_size(one.saved_bytes)}, {one.reason.boundary}: {one.reason.text}")
+    if one.between:
+        yield Text(f"         between them: {', '.join(one.between)}")
+    if one.reason.remedy:
+        yield Text(f"         try: {one.reason.remedy}", style="dim")
+
+
+def _size(number: int) -> str:
+    """1234 -> 1.2 kB."""
+    size = float(number)
+    for unit in _UNITS[:-1]:
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def pair(one: Missed) -> Iterator[Text]:
+    """All that is known of two launches."""
+    yield from _missed(one)
+    yield Text(f"         shared: {', '.join(one.shared)}")
+    if one.score:
+        yield Text(f"         score: {', '.join(f'{name} {value}' for name, value in one.score.items())}")
+    for text in one.logged:
+        yield Text(f"         Inductor: {text}")
+    for line in one.lines:
+        yield Text(f"         {line}: {line.code}")
+
+
+def difference(found: Diff) -> Iterator[Text]:
+    """What differs, the class of the change first."""
+    if found.change is Change.NONE:
+        yield Text("the same kernels with the same code")
+        return
+    yield Text(f"{found.change}: {found.advice}", style="bold")
+    for name in found.missing:
+        yield Text(f"- graph {name}", style="red")
+    for name in found.new:
+        yield Text(f"+ graph {name}", style="green")
+    for graph in found.graphs:
+        yield from _graph_diff(graph)
+
+
+def _graph_diff(graph: GraphDiff) -> Iterator[Text]:
+    yield Text(f"graph {graph.graph}: {graph.added_bytes:+,} bytes")
+    for sign, style, launches in (("-", "red", graph.removed), ("+", "green", graph.added)):
+        for launch in launches:
+            yield Text(f"  {sign} {_label(launch)} {_ops(launch)}  {_places(launch.lines)}".rstrip(), style=style)
+    for split in graph.splits:
+        yield from _split(split)
+    for name in graph.recoded:
+        yield Text(f"  different code: {name}")
+
+
+def _split(split: Split) -> Iterator[Text]:
+    yield Text(f"  {split.was} is {len(split.now)} kernels now: {', '.join(split.now)}")
+    for one in split.why:
+        logged = f" (Inductor: {one.logged[-1]})" if one.logged else ""
+        yield Text(f"    {one.first} and {one.second}: {one.reason.text}{logged}")
+        if one.reason.remedy:
+            yield Text(f"    try: {one.reason.remedy}", style="dim")

@@ -1,0 +1,196 @@
+"""Manifest of a graph -> its pairs of launches that share a buffer and are two kernels: why, and what one would save."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion.reasons import Boundary, Reason, reason_of
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Role
+
+_OF_TORCH = ("extern_kernels", "torch.ops.aten.", "aten", "torch.ops.inductor.", "inductor_ops", "torch")
+"""Starts of the kinds of extern calls that are not custom ops."""
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm")
+_BETWEEN = "intermediate nodes between node1 & node2"
+
+
+class Missed(Frozen):
+    """Two launches that share buffers and are not one."""
+
+    first: str
+    second: str
+    """Names of the launches; equal names are different launches of one kernel."""
+    places: tuple[int, int]
+    """Their places among the launches of the graph."""
+    shared: tuple[str, ...]
+    """Buffers."""
+    saved_bytes: int
+    """That one kernel would not have to read or write."""
+    reason: Reason
+    logged: tuple[str, ...]
+    """Inductor's own words; empty where it was silent."""
+    score: dict[str, int] | None
+    between: tuple[str, ...] = ()
+    """Launches that must run between them."""
+    lines: tuple[UserLine, ...]
+    """The user's lines of both."""
+
+
+def missed_fusions(graph: GraphManifest) -> tuple[Missed, ...]:
+    """By what would be saved, the most first. Empty where the manifest is not aligned."""
+    if graph.decisions is None or not graph.is_aligned:
+        return ()
+    looked_at = _looked_at(graph.launches, graph.decisions)
+    found = [_missed(graph, places, looked_at) for places in _sharing(graph.launches)]
+    return tuple(sorted(found, key=lambda one: (-one.saved_bytes, one.places)))
+
+
+def _sharing(launches: Sequence[Launch]) -> Iterator[tuple[int, int]]:
+    """Places of launches that use one buffer, of which both work on data; neighbours in time come first."""
+    for (at, first), (then, second) in combinations(enumerate(launches), 2):
+        both_work = Role.WAIT not in (first.role, second.role)
+        if both_work and _buffers(first) & _buffers(second):
+            yield at, then
+
+
+def _buffers(launch: Launch) -> set[str]:
+    return launch.reads.keys() | launch.writes.keys()
+
+
+def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[int, int], list[Pair]]:
+    """Places of two launches -> the pairs of their parts that the scheduler looked at."""
+    place_of = {part: at for at, launch in enumerate(launches) for part in launch.parts}
+    found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
+    for pair in decisions.pairs:
+        first, second = _places(pair.first, place_of), _places(pair.second, place_of)
+        if len(first) == len(second) == 1 and first != second:
+            low, high = sorted((*first, *second))
+            found[low, high].append(pair)
+    return found
+
+
+def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
+    """Where the parts of a node, `op1_op4`, were launched."""
+    return {place_of[part] for part in name.split("_") if part in place_of}
+
+
+def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tuple[int, int], list[Pair]]) -> Missed:
+    first, second = (graph.launches[at] for at in places)
+    pairs = looked_at.get(places, [])
+    logged = tuple(dict.fromkeys(text for pair in pairs for text in pair.refused))
+    reason = _reason(first, second, pairs, logged)
+    return Missed(
+        first=first.name,
+        second=second.name,
+        places=places,
+        shared=tuple(sorted(_buffers(first) & _buffers(second))),
+        saved_bytes=_saved(graph, places),
+        reason=reason,
+        logged=logged,
+        score=next((pair.score for pair in pairs if pair.score), None),
+        between=_between(graph.launches, places) if _BETWEEN in logged else (),
+        lines=tuple(dict.fromkeys((*first.lines, *second.lines))),
+    )
+
+
+def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
+    """Reads of the second that the first has at hand; and writes that nothing else reads."""
+    first, second = (graph.launches[at] for at in places)
+    assert graph.decisions is not None
+    saved = sum(size for name, size in second.reads.items() if name in _buffers(first))
+    rest = [one for at, one in enumerate(graph.launches) if at not in places]
+    kept = {name for one in rest for name in one.reads} | set(graph.decisions.outputs)
+    return saved + sum(size for name, size in first.writes.items() if name in second.reads and name not in kept)
+
+
+def _between(launches: Sequence[Launch], places: tuple[int, int]) -> tuple[str, ...]:
+    """Launches between two that read what the first leads to and lead to the second."""
+    at, then = places
+    reached = set(launches[at].writes)
+    found = []
+    for one in launches[at + 1 : then]:
+        if reached & one.reads.keys():
+            reached |= one.writes.keys()
+            found.append(one)
+    needed = set(launches[then].reads)
+    kept = []
+    for one in reversed(found):
+        if needed & one.writes.keys():
+            needed |= one.reads.keys()
+            kept.append(one.name)
+    return tuple(reversed(kept))
+
+
+# Reasons
+
+
+def _reason(first: Launch, second: Launch, pairs: Sequence[Pair], logged: Sequence[str]) -> Reason:
+    if _is_matmul(first) and _is_matmul(second):
+        return _TWO_MATMULS
+    for launch in (first, second):
+        boundary = _boundary_of(launch)
+        if boundary is not None:
+            return boundary
+    if logged:
+        return _most_telling(logged)
+    if any(pair.is_allowed for pair in pairs):
+        return Reason(
+            boundary=Boundary.BACKEND,
+            text="the backend refused it without a reason",
+            remedy="the C++ backend gives none; look at the same program on a GPU",
+        )
+    return Reason(
+        boundary=Boundary.NOT_TRIED,
+        text="the scheduler did not look at this pair",
+        remedy="config.max_fusion_buffer_group_pairwise_attempts (64 neighbours of a buffer)",
+    )
+
+
+def _most_telling(logged: Sequence[str]) -> Reason:
+    """Of the reasons of several tries, the last that is not about the order alone."""
+    reasons = [reason_of(text) for text in logged]
+    telling = [one for one in reasons if one.boundary is not Boundary.ORDER]
+    return (telling or reasons)[-1]
+
+
+def _boundary_of(launch: Launch) -> Reason | None:
+    """Why nothing is fused into this launch; None for a generated kernel."""
+    if launch.role is Role.KERNEL:
+        return _of_users_kernel(launch)
+    if launch.role is Role.COLLECTIVE:
+        text = f"{launch.kind} is a collective: the kernels before and after it are apart"
+        return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)")
+    if launch.role in (Role.COPY, Role.WRAPPER):
+        text = f"{launch.name} is done by the wrapper, outside of any kernel"
+        return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")
+    return _of_extern(launch)
+
+
+def _of_users_kernel(launch: Launch) -> Reason | None:
+    if launch.kind != "triton":
+        return None
+    text = f"{launch.name} is a Triton kernel of yours"
+    return Reason(boundary=Boundary.TRITON, text=text, remedy="config.epilogue_fusion_user_defined_triton_kernel")
+
+
+def _of_extern(launch: Launch) -> Reason:
+    if not launch.kind.startswith(_OF_TORCH):
+        text = f"{launch.name} is a custom op, which Inductor does not look into"
+        return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops, or as a triton_op")
+    text = f"{launch.name} is a library call"
+    return Reason(boundary=Boundary.EXTERN, text=text, remedy=_TO_TEMPLATE if _is_matmul(launch) else "")
+
+
+def _is_matmul(launch: Launch) -> bool:
+    return launch.role is Role.EXTERN and launch.name.rsplit(".", 1)[-1] in _MATMULS
+
+
+_TO_TEMPLATE = "mode='max-autotune' may make it a template, which takes pointwise ops behind it"
+_TWO_MATMULS = Reason(
+    boundary=Boundary.EXTERN,
+    text="two library calls",
+    remedy="of one input: put their weights side by side, and it is one matmul (gate and up, or q, k and v)",
+)
