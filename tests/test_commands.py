@@ -65,6 +65,12 @@ RUN = {
     "torchrun --no-python --nproc-per-node 2 tpcompile gate --target my_model:build": Run(
         "PASS (exit 0): 2 ranks", is_forked=True
     ),
+    "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
+        "written: manifest.json", smaller=("--nproc 8", "--nproc 2")
+    ),
+    "tpcompile fusion show manifest.json --missed 3": Run("launches"),
+    "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
+    "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),
 }
 """Line -> how it must end, in the order in which they are run."""
 PROGRAMS_OF = {"tpcompile": ("-m", "tpcompile"), "torchrun": TORCHRUN}

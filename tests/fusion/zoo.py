@@ -145,7 +145,9 @@ ZOO = {
     "combined kernels": Program(lambda x, y: (x.sin(), y.cos()), (SQUARE, (4, 4)), {"combo_kernels": True}),
     "no fusion": Program(lambda x: x.sin().sum(-1) + 1, (SQUARE,), {"max_fusion_size": 1}),
     "tuned matmul": Program(
-        lambda x, w: torch.relu(x @ w), ((32, 32),) * 2, {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+        lambda x, w: torch.relu(x @ w),
+        ((32, 32),) * 2,
+        {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"},
     ),
 }
 COLLECTIVES = {

@@ -1,1 +1,13 @@
-"""Which kernels a graph became, what was fused into each, what was not and why."""
+"""Which kernels a graph became, what was fused into each, what was not and why.
+
+recorder.py   compiles of this process -> manifest; the only part that needs torch, with targets.py
+targets.py    `package.module:build` -> manifest, compiled as rank 0 of a job
+records.py    nodes, pairs, launches, manifests: frozen, as JSON
+wrapper.py    generated code -> launches in order
+manifest.py   launches and decisions -> manifest of a graph; totals; files
+reasons.py    Inductor's reasons -> plain words and what would change it
+why_not.py    pairs of launches that share a buffer -> why they are two
+diff.py       two manifests -> what differs, and the class of the change
+show.py       manifests and differences -> text
+__main__.py   `tpcompile fusion`
+"""

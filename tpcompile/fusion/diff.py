@@ -88,8 +88,8 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
     """
     if base.torch != new.torch and not across_versions:
         raise ConfigError(
-            f"the base was recorded with torch {base.torch}, the new manifest with {new.torch}: kernels differ by nature. "
-            "Record the base again, or pass --across-versions"
+            f"the base was recorded with torch {base.torch}, the new manifest with {new.torch}: kernels differ by "
+            "nature. Record the base again, or pass --across-versions"
         )
     missing, added, found = [], [], []
     for before, after in zip_longest(base.graphs, new.graphs):
@@ -100,9 +100,7 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
         else:
             found.append(graph_diff(before, after))
     differing = tuple(one for one in found if not one.is_empty)
-    return Diff(
-        change=_class(missing, added, differing), missing=tuple(missing), new=tuple(added), graphs=differing
-    )
+    return Diff(change=_class(missing, added, differing), missing=tuple(missing), new=tuple(added), graphs=differing)
 
 
 def graph_diff(base: GraphManifest, new: GraphManifest) -> GraphDiff:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import UserLine
-from tpcompile.fusion.records import SCHEMA_VERSION, Call, Decisions, GraphManifest, Launch, Manifest, Node, Role, Totals
+from tpcompile.fusion.records import (
+    SCHEMA_VERSION,
+    Call,
+    Decisions,
+    GraphManifest,
+    Launch,
+    Manifest,
+    Node,
+    Role,
+    Totals,
+)
 from tpcompile.fusion.wrapper import launches, phase_of
 
 _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
@@ -20,7 +29,9 @@ _BY_TORCH = (Role.COLLECTIVE, Role.WAIT)
 """Their bytes are not counted: what goes over the wire depends on the algorithm."""
 
 
-def graph_manifest(code: str, decisions: Decisions | None, *, compile_id: str, is_cached: bool = False) -> GraphManifest:
+def graph_manifest(
+    code: str, decisions: Decisions | None, *, compile_id: str, is_cached: bool = False
+) -> GraphManifest:
     """The launches of a graph in order, each with the nodes that it runs where they can be told."""
     calls, why_not = _calls(code)
     groups: list[list[Node]] = [[] for _ in calls]
@@ -34,7 +45,7 @@ def graph_manifest(code: str, decisions: Decisions | None, *, compile_id: str, i
         is_aligned=not why_not,
         why_not_aligned=why_not,
         is_cached=is_cached,
-        launches=tuple(_launch(call, nodes) for call, nodes in zip(calls, groups, strict=True)),
+        launches=tuple(one for call, nodes in zip(calls, groups, strict=True) for one in _launches(call, nodes)),
         decisions=decisions,
     )
 
@@ -80,42 +91,14 @@ def _counted(roles: Iterable[Role]) -> str:
     return ", ".join(f"{counts[role]} {role}" for role in Role if counts[role]) or "nothing"
 
 
-def _launch(call: Call, nodes: Sequence[Node]) -> Launch:
-    body: Counter[str] = Counter()
+def _launches(call: Call, nodes: Sequence[Node]) -> Iterator[Launch]:
+    """One for each node: a C++ function runs several, one after the other, as if they were launches."""
+    fields = call.model_dump()
+    if not nodes:
+        yield Launch(**fields)
     for one in nodes:
-        body.update(one.body)
-    return Launch(
-        role=call.role,
-        name=call.name,
-        kind=call.kind,
-        source=call.source,
-        nodes=tuple(one.name for one in nodes),
-        parts=tuple(part for one in nodes for part in one.parts),
-        fx=_each_once(name for one in nodes for name in one.fx),
-        ops=_each_once(op for one in nodes for op in one.ops),
-        claimed=_each_once(op for one in nodes for op in one.claimed),
-        body=dict(sorted(body.items())),
-        loops=tuple(one.loops for one in nodes),
-        reads=_summed(one.reads for one in nodes),
-        writes=_summed(one.writes for one in nodes),
-        lines=_lines(nodes),
-    )
-
-
-def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(texts)))
-
-
-def _summed(accesses: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for one in accesses:
-        found.update(one)
-    return dict(sorted(found.items()))
-
-
-def _lines(nodes: Iterable[Node]) -> tuple[UserLine, ...]:
-    found = {(line.file, line.line): line for one in nodes for line in one.lines}
-    return tuple(found[place] for place in sorted(found))
+        known = one.model_dump(include={"parts", "fx", "ops", "claimed", "body", "loops", "reads", "writes", "lines"})
+        yield Launch(**fields, node=one.name, **known)
 
 
 # Totals

@@ -44,7 +44,9 @@ class Reason(Frozen):
     """The setting or rewrite that would change it; empty where none is known."""
 
 
-_TEMPLATE_ONLY = "make it a template: mode='max-autotune', or max_autotune_gemm with TRITON in max_autotune_gemm_backends"
+_TEMPLATE_ONLY = (
+    "make it a template: mode='max-autotune', or max_autotune_gemm with TRITON in max_autotune_gemm_backends"
+)
 _PROLOGUE = "compute the operand before the matmul, or fuse both by hand in a Triton kernel"
 _OTHER_LOOPS = "give both the same shape; for a reduction, reduce over the same dimension"
 

@@ -79,9 +79,7 @@ def graph_manifests(events: Iterable[TraceEvent]) -> tuple[GraphManifest, ...]:
     found = []
     for one in codes:
         decisions, is_cached = known.get(_hash(one.payload), (None, True))
-        found.append(
-            graph_manifest(one.payload, decisions, compile_id=one.compile_id or "", is_cached=is_cached)
-        )
+        found.append(graph_manifest(one.payload, decisions, compile_id=one.compile_id or "", is_cached=is_cached))
     return tuple(found)
 
 

@@ -88,6 +88,8 @@ class Decisions(Frozen):
     """If each op of the graph were a kernel of its own."""
     outputs: tuple[str, ...]
     """Buffers that the graph returns."""
+    unseen: tuple[str, ...] = ()
+    """What this torch did not show although it must have happened: reasons or scores may be missing."""
 
 
 class Call(Frozen):
@@ -102,21 +104,20 @@ class Call(Frozen):
     """Hash of the kernel's code without its name, paths and device indices; empty where there is none."""
 
 
-class Launch(Frozen):
-    """A launch with what it does; sizes in bytes."""
+class Launch(Call):
+    """A launch with what it does; sizes in bytes.
 
-    role: Role
-    name: str
-    kind: str
-    source: str = ""
-    nodes: tuple[str, ...] = ()
-    """Nodes of the scheduler; a C++ kernel has several. Empty where the manifest is not aligned."""
+    A C++ function is as many launches as it has loop nests, since what is not fused goes through memory there too.
+    """
+
+    node: str = ""
+    """Node of the scheduler; empty where the manifest is not aligned."""
     parts: tuple[str, ...] = ()
     fx: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     claimed: tuple[str, ...] = ()
     body: dict[str, int] = {}
-    loops: tuple[str, ...] = ()
+    loops: str = ""
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
     lines: tuple[UserLine, ...] = ()
@@ -135,7 +136,7 @@ class GraphManifest(Frozen):
     phase: str
     """`forward` or `backward`."""
     is_aligned: bool
-    """False where the launches could not be matched with the scheduler's nodes: then they are known by the code alone."""
+    """False where the launches could not be matched with the scheduler's nodes: they are known by the code alone."""
     why_not_aligned: str = ""
     is_cached: bool = False
     """True when the code came from a cache, with the decisions that were recorded when it was made."""

@@ -39,6 +39,8 @@ def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
     yield Text(f"graph {graph.compile_id or '-'} {graph.phase}: {_steps(graph, after)}", style="bold")
     if not graph.is_aligned:
         yield Text(f"  known by its code alone: {graph.why_not_aligned}", style="yellow")
+    for name in graph.decisions.unseen if graph.decisions else ():
+        yield Text(f"  not seen with this torch: {name}; reasons or scores are missing", style="yellow")
     widest = max((one.bytes for one in graph.launches), default=0)
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
@@ -90,8 +92,6 @@ def _places(lines: Iterable[UserLine]) -> str:
 def _missed(one: Missed) -> Iterator[Text]:
     at, then = one.places
     yield Text(f"{at:4} + {then}: {_size(one.saved_bytes)}, {one.reason.boundary}: {one.reason.text}")
-    if one.between:
-        yield Text(f"         between them: {', '.join(one.between)}")
     if one.reason.remedy:
         yield Text(f"         try: {one.reason.remedy}", style="dim")
 

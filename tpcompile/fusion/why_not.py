@@ -1,18 +1,21 @@
-"""Manifest of a graph -> its pairs of launches that share a buffer and are two kernels: why, and what one would save."""
+"""Manifest of a graph -> its pairs of launches that share a buffer: why they are two, what one would save."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.reasons import Boundary, Reason, reason_of
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Role
 
-_OF_TORCH = ("extern_kernels", "torch.ops.aten.", "aten", "torch.ops.inductor.", "inductor_ops", "torch")
-"""Starts of the kinds of extern calls that are not custom ops."""
+_NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
+_OF_TORCH = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized", "rngprims", "symm_mem"})
+"""Namespaces of torch's own ops."""
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm")
 _BETWEEN = "intermediate nodes between node1 & node2"
 
@@ -34,7 +37,7 @@ class Missed(Frozen):
     """Inductor's own words; empty where it was silent."""
     score: dict[str, int] | None
     between: tuple[str, ...] = ()
-    """Launches that must run between them."""
+    """Launches that must run between them, without waits."""
     lines: tuple[UserLine, ...]
     """The user's lines of both."""
 
@@ -50,9 +53,9 @@ def missed_fusions(graph: GraphManifest) -> tuple[Missed, ...]:
 
 def _sharing(launches: Sequence[Launch]) -> Iterator[tuple[int, int]]:
     """Places of launches that use one buffer, of which both work on data; neighbours in time come first."""
-    for (at, first), (then, second) in combinations(enumerate(launches), 2):
-        both_work = Role.WAIT not in (first.role, second.role)
-        if both_work and _buffers(first) & _buffers(second):
+    working = [(at, one) for at, one in enumerate(launches) if one.role is not Role.WAIT]
+    for (at, one), (then, other) in combinations(working, 2):
+        if _buffers(one) & _buffers(other):
             yield at, then
 
 
@@ -65,9 +68,9 @@ def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[i
     place_of = {part: at for at, launch in enumerate(launches) for part in launch.parts}
     found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for pair in decisions.pairs:
-        first, second = _places(pair.first, place_of), _places(pair.second, place_of)
-        if len(first) == len(second) == 1 and first != second:
-            low, high = sorted((*first, *second))
+        at, then = _places(pair.first, place_of), _places(pair.second, place_of)
+        if len(at) == len(then) == 1 and at != then:
+            low, high = sorted((*at, *then))
             found[low, high].append(pair)
     return found
 
@@ -78,62 +81,63 @@ def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
 
 
 def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tuple[int, int], list[Pair]]) -> Missed:
-    first, second = (graph.launches[at] for at in places)
+    both = [graph.launches[at] for at in places]
     pairs = looked_at.get(places, [])
     logged = tuple(dict.fromkeys(text for pair in pairs for text in pair.refused))
-    reason = _reason(first, second, pairs, logged)
+    between = _between(graph.launches, places) if _BETWEEN in logged else []
     return Missed(
-        first=first.name,
-        second=second.name,
+        first=both[0].name,
+        second=both[1].name,
         places=places,
-        shared=tuple(sorted(_buffers(first) & _buffers(second))),
+        shared=tuple(sorted(set.intersection(*map(_buffers, both)))),
         saved_bytes=_saved(graph, places),
-        reason=reason,
+        reason=_reason(both, between, pairs, logged),
         logged=logged,
-        score=next((pair.score for pair in pairs if pair.score), None),
-        between=_between(graph.launches, places) if _BETWEEN in logged else (),
-        lines=tuple(dict.fromkeys((*first.lines, *second.lines))),
+        score=first(pair.score for pair in pairs if pair.score),
+        between=tuple(one.name for one in between),
+        lines=tuple(dict.fromkeys(line for one in both for line in one.lines)),
     )
 
 
 def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
     """Reads of the second that the first has at hand; and writes that nothing else reads."""
-    first, second = (graph.launches[at] for at in places)
+    one, other = (graph.launches[at] for at in places)
     assert graph.decisions is not None
-    saved = sum(size for name, size in second.reads.items() if name in _buffers(first))
-    rest = [one for at, one in enumerate(graph.launches) if at not in places]
-    kept = {name for one in rest for name in one.reads} | set(graph.decisions.outputs)
-    return saved + sum(size for name, size in first.writes.items() if name in second.reads and name not in kept)
+    saved = sum(size for name, size in other.reads.items() if name in _buffers(one))
+    rest = [launch for at, launch in enumerate(graph.launches) if at not in places]
+    kept = {name for launch in rest for name in launch.reads} | set(graph.decisions.outputs)
+    return saved + sum(size for name, size in one.writes.items() if name in other.reads and name not in kept)
 
 
-def _between(launches: Sequence[Launch], places: tuple[int, int]) -> tuple[str, ...]:
+def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch]:
     """Launches between two that read what the first leads to and lead to the second."""
     at, then = places
     reached = set(launches[at].writes)
-    found = []
+    after = []
     for one in launches[at + 1 : then]:
         if reached & one.reads.keys():
             reached |= one.writes.keys()
-            found.append(one)
+            after.append(one)
     needed = set(launches[then].reads)
-    kept = []
-    for one in reversed(found):
+    found = []
+    for one in reversed(after):
         if needed & one.writes.keys():
             needed |= one.reads.keys()
-            kept.append(one.name)
-    return tuple(reversed(kept))
+            found.append(one)
+    return [one for one in reversed(found) if one.role is not Role.WAIT]
 
 
 # Reasons
 
 
-def _reason(first: Launch, second: Launch, pairs: Sequence[Pair], logged: Sequence[str]) -> Reason:
-    if _is_matmul(first) and _is_matmul(second):
+def _reason(both: Sequence[Launch], between: Sequence[Launch], pairs: Sequence[Pair], logged: Sequence[str]) -> Reason:
+    if all(map(_is_matmul, both)):
         return _TWO_MATMULS
-    for launch in (first, second):
-        boundary = _boundary_of(launch)
-        if boundary is not None:
-            return boundary
+    boundary = first(filter(None, map(_boundary_of, both)))
+    if boundary is not None:
+        return boundary
+    if between:
+        return _of_between(between)
     if logged:
         return _most_telling(logged)
     if any(pair.is_allowed for pair in pairs):
@@ -156,13 +160,25 @@ def _most_telling(logged: Sequence[str]) -> Reason:
     return (telling or reasons)[-1]
 
 
+def _of_between(between: Sequence[Launch]) -> Reason:
+    """A collective is the boundary, or else a library call, or a kernel that could not be fused with either."""
+    counts = Counter(one.kind if one.role is Role.COLLECTIVE else one.name for one in between)
+    text = f"between them run {', '.join(f'{number} {name}' for name, number in counts.items())}"
+    roles = {one.role for one in between}
+    if Role.COLLECTIVE in roles:
+        return Reason(boundary=Boundary.COLLECTIVE, text=text)
+    return Reason(boundary=Boundary.EXTERN if Role.EXTERN in roles else Boundary.ORDER, text=text)
+
+
 def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
     if launch.role is Role.KERNEL:
         return _of_users_kernel(launch)
     if launch.role is Role.COLLECTIVE:
         text = f"{launch.kind} is a collective: the kernels before and after it are apart"
-        return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)")
+        return Reason(
+            boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)"
+        )
     if launch.role in (Role.COPY, Role.WRAPPER):
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
         return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")
@@ -177,7 +193,8 @@ def _of_users_kernel(launch: Launch) -> Reason | None:
 
 
 def _of_extern(launch: Launch) -> Reason:
-    if not launch.kind.startswith(_OF_TORCH):
+    namespace = _NAMESPACE.match(launch.name)
+    if namespace is not None and namespace["name"] not in _OF_TORCH:
         text = f"{launch.name} is a custom op, which Inductor does not look into"
         return Reason(boundary=Boundary.CUSTOM, text=text, remedy="write it with torch's ops, or as a triton_op")
     text = f"{launch.name} is a library call"

@@ -178,7 +178,7 @@ def run(phases: Phases, target: Target, *, tp_size: int) -> None:
     def call(inputs: Inputs, *, around: AbstractContextManager[Any] | None = None) -> Any:
         phases.session.count_call()
         with tp_region(tp_size), around or nullcontext():
-            result = _call(target, program, inputs)
+            result = call_target(target, program, inputs)
         phases.finish_device()
         return result
 
@@ -195,7 +195,8 @@ def run(phases: Phases, target: Target, *, tp_size: int) -> None:
         _keep_errors(phases, target, first, eager)
 
 
-def _call(target: Target, program: Any, inputs: Inputs) -> Any:
+def call_target(target: Target, program: Any, inputs: Inputs) -> Any:
+    """Call the compiled program as the target says: its step, or the program with its inputs."""
     if target.step is not None:
         return target.step(program, inputs)
     if isinstance(inputs, Tensor):
@@ -211,8 +212,8 @@ def _keep_errors(phases: Phases, target: Target, first: Any, eager: Any) -> None
     assert reference is not None, "without a reference nothing is measured"
     exactly = copy.deepcopy(reference).double()
     with nullcontext() if target.step else torch.no_grad():
-        single = _outputs(_call(target, reference, target.inputs))
-        exact = _outputs(_call(target, exactly, measure.cast(target.inputs, torch.float64)))
+        single = _outputs(call_target(target, reference, target.inputs))
+        exact = _outputs(call_target(target, exactly, measure.cast(target.inputs, torch.float64)))
     got, uncompiled = _outputs(first), _outputs(eager)
     found: measure.Errors = {}
     for name, value in exact.items():

@@ -44,6 +44,11 @@ def parts_of(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     return [node(part) for one in nodes for part in one.get_nodes()]
 
 
+def is_fused(one: Any) -> bool:
+    """True for a node that the rounds of fusion made; a foreach node is made before them."""
+    return isinstance(one, _scheduler.FusedSchedulerNode) and not one.is_foreach()
+
+
 def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
     origins = _computed(one)
@@ -72,7 +77,9 @@ def one_kernel_per_op() -> dict[str, int]:
         if op.op != "call_function" or _short(op) in VIEWS:
             continue
         number += 1
-        moved += _bytes_of_value(op.meta.get("val")) + sum(_bytes_of_value(i.meta.get("val")) for i in op.all_input_nodes)
+        moved += _bytes_of_value(op.meta.get("val")) + sum(
+            _bytes_of_value(i.meta.get("val")) for i in op.all_input_nodes
+        )
     return {"kernels": number, "bytes": moved}
 
 

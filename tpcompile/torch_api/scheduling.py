@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,14 @@ class _Graph:
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
             "outputs": sorted(V.graph.get_output_names()),
+            "unseen": self._unseen(nodes),
         }
+
+    def _unseen(self, nodes: Iterable[Any]) -> list[str]:
+        """Names that have moved: something was fused, and no fusion was logged or no score was asked for."""
+        was_fused = any(scheduled.is_fused(one) for one in nodes)
+        seen = {'fusions in the log "fusion"': self.fused, "scores of pairs": self.scored}
+        return [name for name, found in seen.items() if was_fused and not found]
 
     def _pair(self, pair: tuple[str, str]) -> dict[str, Any]:
         return {
@@ -189,7 +196,8 @@ def _install_choices(current: _Current) -> None:
             return score
 
     noting = NotingChoices()
-    vars(noting).update(vars(chosen))
+    for name, value in vars(chosen).items():  # settings of choices of the user's own
+        setattr(noting, name, value)
     V.set_choices_handler(noting)
 
 

@@ -1,0 +1,118 @@
+"""Two manifests: what differs, its class, and why a kernel was split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fusion import codegen
+from tests.fusion.zoo import ZOO, Program
+from tpcompile.errors import ConfigError
+from tpcompile.fusion import show
+from tpcompile.fusion.diff import Change, diff
+from tpcompile.fusion.manifest import read, write
+from tpcompile.fusion.records import Call, GraphManifest, Launch, Manifest, Role
+
+pytestmark = pytest.mark.slow
+FEED_FORWARD = ZOO["feed-forward"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return recorded(FEED_FORWARD, tmp_path_factory.mktemp("base"))
+
+
+def recorded(program: Program, cache: Path) -> Manifest:
+    """With a cache of its own: two ranks, or two commits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        return codegen.recorded(program)
+
+
+def changed(**options: object) -> Program:
+    return Program(**{**vars(FEED_FORWARD), "options": options})
+
+
+def text(found: object) -> str:
+    return "\n".join(line.plain for line in show.difference(found))  # type: ignore[arg-type]
+
+
+def test_equal_programs_have_no_difference(base: Manifest, tmp_path: Path) -> None:
+    found = diff(base, recorded(FEED_FORWARD, tmp_path))
+    assert found.change is Change.NONE
+    assert text(found) == "the same kernels with the same code"
+
+
+def test_a_limit_on_one_rank_is_a_split_with_its_pair_reason_and_knob(base: Manifest, tmp_path: Path) -> None:
+    found = diff(base, recorded(changed(max_fusion_size=2), tmp_path))
+    assert found.change is Change.FUSION
+    splits = [split for graph in found.graphs for split in graph.splits]
+    assert splits, text(found)
+    reasons = {one.reason.text for split in splits for one in split.why}
+    assert "the kernel would hold too many nodes" in reasons
+    assert "config.max_fusion_size" in text(found)
+    assert "Inductor: exceeds max fusion" in text(found)
+
+
+def test_different_code_for_the_same_kernels_is_codegen(base: Manifest, tmp_path: Path) -> None:
+    found = diff(base, recorded(changed(**{"cpp.threads": 3, "cpp.min_chunk_size": 1}), tmp_path))
+    assert found.change is Change.CODEGEN
+    assert "different code: cpp_fused" in text(found)
+
+
+def test_a_graph_more_is_overhead(base: Manifest) -> None:
+    more = base.model_copy(update={"graphs": (*base.graphs, base.graphs[0])})
+    found = diff(base, more)
+    assert found.change is Change.OVERHEAD
+    assert found.new == ("0/0 forward",)
+    assert diff(more, base).missing == ("0/0 forward",)
+
+
+def test_a_library_call_that_became_a_template_is_a_choice() -> None:
+    call = Call(role=Role.EXTERN, name="extern_kernels.mm", kind="extern_kernels")
+    template = Call(role=Role.KERNEL, name="triton_tem_fused_mm_0", kind="tem")
+    assert diff(manifest_of(call), manifest_of(template)).change is Change.CHOICE
+
+
+def manifest_of(call: Call) -> Manifest:
+    launch = Launch(**call.model_dump())
+    graph = GraphManifest(compile_id="0/0", phase="forward", is_aligned=True, launches=(launch,), decisions=None)
+    return Manifest(torch="2.13", triton="none", device="cpu", settings={}, graphs=(graph,))
+
+
+def test_manifests_of_different_versions_are_refused_unless_asked_for(base: Manifest) -> None:
+    other = base.model_copy(update={"torch": "2.11.0"})
+    with pytest.raises(ConfigError, match=r"recorded with torch 2\..*2\.11\.0.*--across-versions"):
+        diff(base, other)
+    assert diff(base, other, across_versions=True).change is Change.NONE
+
+
+def test_a_file_gives_the_manifest_that_was_written(base: Manifest, tmp_path: Path) -> None:
+    write(base, tmp_path / "manifest.json")
+    assert read(tmp_path / "manifest.json") == base
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "cannot be read"),
+        ('{"schema_version": 99}', "schema version 99, and this reads 1"),
+        ("[]", "version None"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_one_line(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        read(path)
+
+
+def test_launches_in_order_fit_into_100_columns(base: Manifest) -> None:
+    lines = [line.plain for line in show.manifest(base, num_missed=2)]
+    launched = [line for line in lines if "█" in line]
+    assert [len(graph.launches) for graph in base.graphs] == [5, 8]
+    assert len(launched) == 13
+    assert max(map(len, launched)) <= 100
+    assert torch.__version__ in lines[0]

@@ -1,0 +1,116 @@
+"""The recorder sees every thread and every cache, changes nothing, and says what it could not see."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fusion import codegen
+from tests.fusion.zoo import ZOO
+from tpcompile.fusion.recorder import FusionRecorder
+from tpcompile.fusion.records import Manifest
+from tpcompile.torch_api import scheduling
+
+pytestmark = pytest.mark.slow
+PROGRAM = ZOO["softmax"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_cache_hit_has_the_decisions_of_the_compile_that_filled_the_cache() -> None:
+    cold, warm = codegen.recorded(PROGRAM), codegen.recorded(PROGRAM)
+    assert [graph.is_cached for graph in (*cold.graphs, *warm.graphs)] == [False, True]
+    assert warm.graphs[0].launches == cold.graphs[0].launches
+    assert warm.graphs[0].decisions == cold.graphs[0].decisions
+
+
+def test_code_that_was_cached_without_a_recorder_is_known_by_its_launches_alone() -> None:
+    with codegen.generating():
+        PROGRAM.run()
+    (graph,) = codegen.recorded(PROGRAM).graphs
+    assert not graph.is_aligned
+    assert "cache that was filled without a recorder" in graph.why_not_aligned
+    assert [launch.name for launch in graph.launches] == ["cpp_fused__softmax_0"]
+
+
+def test_a_recorder_does_not_change_what_the_caches_hold(own_cache: Path) -> None:
+    codegen.recorded(PROGRAM)
+    with codegen.generating():
+        torch.compiler.reset()
+        missed: list[Any] = []
+        with scheduling.decisions(lambda _code, decisions: missed.append(decisions)):
+            PROGRAM.run()
+    assert missed == [None]  # a hit
+
+
+def test_compiles_of_all_threads_are_recorded() -> None:
+    with codegen.generating(), FusionRecorder() as recorder:
+        thread = threading.Thread(target=PROGRAM.run)
+        thread.start()
+        thread.join()
+    (graph,) = recorder.manifest().graphs
+    assert graph.is_aligned
+    assert graph.decisions is not None
+    assert graph.decisions.pairs
+
+
+def test_nothing_is_recorded_after_its_end_and_torch_is_as_before() -> None:
+    log = scheduling._scheduler.fusion_log
+    before = log.level, log.propagate, list(log.handlers), scheduling.GraphLowering.save_output_code
+    with FusionRecorder() as recorder:
+        pass
+    with codegen.generating():
+        PROGRAM.run()
+    assert recorder.manifest().graphs == ()
+    assert (log.level, log.propagate, list(log.handlers), scheduling.GraphLowering.save_output_code) == before
+
+
+# Torch moves
+
+
+def without_the_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduling, "_BEFORE_SCHEDULING", "renamed")
+
+
+def without_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduling._LogHandler, "emit", lambda *_: None)
+
+
+def without_the_choices(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduling, "_install_choices", lambda _: None)
+
+
+def without_a_node(patch: pytest.MonkeyPatch) -> None:
+    generated = scheduling.scheduled.generated_nodes
+    patch.setattr(scheduling.scheduled, "generated_nodes", lambda: generated()[1:])
+
+
+def graph_of(manifest: Manifest) -> Any:
+    return manifest.graphs[0]
+
+
+MOVED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, tuple[str, ...]]] = {
+    "start": (without_the_start, "the scheduler was not seen", ()),
+    "nodes": (without_a_node, "the code launches 1 kernel, the scheduler's nodes are nothing", ()),
+    "log": (without_the_log, "", ('fusions in the log "fusion"',)),
+    "choices": (without_the_choices, "", ("scores of pairs",)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_can_no_longer_be_seen_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, why_not, unseen = MOVED[name]
+    break_it(monkeypatch)
+    graph = graph_of(codegen.recorded(PROGRAM))
+    assert graph.is_aligned == (not why_not)
+    assert graph.why_not_aligned.startswith(why_not)
+    assert (graph.decisions.unseen if graph.decisions else ()) == unseen

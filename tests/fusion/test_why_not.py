@@ -1,0 +1,154 @@
+"""Pairs of launches that share a buffer: why they are two kernels, in plain words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpcompile.evidence.records import UserLine
+from tpcompile.fusion.manifest import graph_manifest
+from tpcompile.fusion.reasons import Boundary
+from tpcompile.fusion.records import Decisions, GraphManifest, Node, Pair, Totals
+from tpcompile.fusion.why_not import Missed, missed_fusions
+
+CODE = """# AOT ID: ['0_inference']
+async_compile = AsyncCompile()
+triton_poi_fused_a_0 = async_compile.triton('triton_poi_fused_a_0', '''
+a
+''', device_str='cuda')
+
+triton_red_fused_b_1 = async_compile.triton('triton_red_fused_b_1', '''
+b
+''', device_str='cuda')
+
+def call(args):
+    arg0_1, = args
+    buf0 = empty_strided_cuda((8, ), (1, ), torch.float32)
+    triton_poi_fused_a_0.run(arg0_1, buf0, 8, stream=stream0)
+{between}
+    triton_red_fused_b_1.run(buf0, buf9, 8, stream=stream0)
+    return (buf9, )
+"""
+
+
+def node(name: str, kind: str, reads: dict[str, int], writes: dict[str, int], line: int = 1) -> Node:
+    return Node(
+        name=name,
+        kind=kind,
+        parts=(name,),
+        ops=(f"aten.{name}",),
+        claimed=(),
+        body={},
+        loops="8",
+        reads=reads,
+        writes=writes,
+        device="cuda",
+        fx=(name,),
+        lines=(UserLine(file="model.py", line=line),),
+    )
+
+
+def graph(*pairs: Pair, outputs: tuple[str, ...] = ("buf9",)) -> GraphManifest:
+    """Two kernels, of which the second reads what the first writes."""
+    nodes = (
+        node("op0", "pointwise", {"arg0_1": 32}, {"buf0": 32}),
+        node("op1", "reduction", {"buf0": 32}, {"buf9": 4}, line=2),
+    )
+    return graph_manifest(CODE.format(between=""), decisions(nodes, pairs, outputs), compile_id="0/0")
+
+
+def decisions(nodes: tuple[Node, ...], pairs: tuple[Pair, ...], outputs: tuple[str, ...]) -> Decisions:
+    return Decisions(
+        before=nodes,
+        after=nodes,
+        pairs=pairs,
+        fused=(),
+        benchmarked=(),
+        num_rounds=1,
+        ops=Totals(kernels=2, bytes=100),
+        outputs=outputs,
+    )
+
+
+def pair(*refused: str, is_allowed: bool | None = None) -> Pair:
+    return Pair(first="op0", second="op1", score={"memory_score": 32}, is_allowed=is_allowed, refused=refused)
+
+
+def only(found: GraphManifest) -> Missed:
+    assert found.is_aligned, found.why_not_aligned
+    (one,) = missed_fusions(found)
+    return one
+
+
+def test_a_logged_reason_comes_with_the_score_the_lines_and_what_one_kernel_would_save() -> None:
+    found = only(graph(pair("exceeds max fusion")))
+    assert found.reason.boundary is Boundary.SIZE
+    assert found.logged == ("exceeds max fusion",)
+    assert found.score == {"memory_score": 32}
+    assert [line.line for line in found.lines] == [1, 2]
+    assert found.saved_bytes == 64  # buf0 need not be written, nor read
+
+
+def test_a_buffer_that_the_graph_returns_is_written_in_any_case() -> None:
+    assert only(graph(pair("exceeds max fusion"), outputs=("buf0", "buf9"))).saved_bytes == 32
+
+
+def test_of_several_tries_the_reason_is_not_the_order() -> None:
+    found = only(graph(pair("memory deps did not match", "node1 must go before node2")))
+    assert found.reason.boundary is Boundary.INDEXING
+
+
+@pytest.mark.parametrize(
+    ("pairs", "boundary"),
+    [((pair(is_allowed=True),), Boundary.BACKEND), ((), Boundary.NOT_TRIED)],
+    ids=["silent", "not tried"],
+)
+def test_what_was_refused_in_silence_and_what_was_not_tried_are_said(
+    pairs: tuple[Pair, ...], boundary: Boundary
+) -> None:
+    assert only(graph(*pairs)).reason.boundary is boundary
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "boundary", "says"),
+    [
+        (
+            "    torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')",
+            "collective",
+            Boundary.COLLECTIVE,
+            "between them run 1 all_reduce_",
+        ),
+        (
+            "    torch.ops.mine.op.default(buf0)",
+            "extern",
+            Boundary.EXTERN,
+            "between them run 1 torch.ops.mine.op.default",
+        ),
+    ],
+)
+def test_what_lies_between_two_launches_is_the_boundary(code: str, kind: str, boundary: Boundary, says: str) -> None:
+    nodes = (
+        node("op0", "pointwise", {"arg0_1": 32}, {"buf0": 32}),
+        node("op2", kind, {"buf0": 32}, {"buf1": 32}),
+        node("op1", "reduction", {"buf0": 32, "buf1": 32}, {"buf9": 4}),
+    )
+    logged = pair("intermediate nodes between node1 & node2")
+    found = graph_manifest(CODE.format(between=code), decisions(nodes, (logged,), ("buf9",)), compile_id="0/0")
+    assert found.is_aligned, found.why_not_aligned
+    one = next(one for one in missed_fusions(found) if one.places == (0, 2))
+    assert one.reason.boundary is boundary
+    assert one.reason.text == says
+
+
+def test_a_custom_op_is_named_with_what_to_do() -> None:
+    nodes = (node("op0", "pointwise", {"arg0_1": 32}, {"buf0": 32}), node("op2", "extern", {"buf0": 32}, {"buf9": 4}))
+    code = CODE.format(between="").replace("triton_red_fused_b_1.run(", "torch.ops.mine.op.default(")
+    one = only(graph_manifest(code, decisions(nodes, (), ("buf9",)), compile_id="0/0"))
+    assert one.reason.boundary is Boundary.CUSTOM
+    assert "triton_op" in one.reason.remedy
+
+
+def test_launches_that_could_not_be_matched_have_no_reasons() -> None:
+    nodes = (node("op0", "pointwise", {}, {}),)
+    found = graph_manifest(CODE.format(between=""), decisions(nodes, (), ()), compile_id="0/0")
+    assert found.why_not_aligned == "the code launches 2 kernel, the scheduler's nodes are 1 kernel"
+    assert missed_fusions(found) == ()

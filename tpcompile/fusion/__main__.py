@@ -1,0 +1,119 @@
+"""`python -m tpcompile.fusion ARGUMENTS`: the body of `tpcompile fusion`, in a process that may import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from tpcompile.cli import ending
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion import diff as differences
+from tpcompile.fusion import manifest as manifests
+from tpcompile.fusion import show as texts
+from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.why_not import Missed, missed_fusions
+from tpcompile.report import console
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Which kernels a program became, what did not fuse and why, and what changed.
+
+    tpcompile fusion record my_model:build --nproc 8   # one process compiles as rank 0 of 8
+
+    tpcompile fusion show manifest.json                # launches in order, the largest misses
+
+    tpcompile fusion diff base.json manifest.json      # exit code 1 where kernels differ
+    """,
+)
+_MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+_MISSED = Annotated[int, typer.Option("--missed", min=0, help="How many missed fusions of each graph are shown.")]
+
+
+@app.command()
+def record(
+    target: Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile gate --target`.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the manifest.")] = Path("manifest.json"),
+    nproc: Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "",
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
+    missed: _MISSED = 5,
+) -> None:
+    """Compile a program in this process, run it once, and write its manifest. Collectives communicate nothing."""
+    from tpcompile.fusion.targets import record as recorded
+
+    found = recorded(target, settings or (), nproc=nproc, device=device)
+    if not found.graphs:
+        raise ConfigError(f"{target} compiled nothing with Inductor")
+    manifests.write(found, out)
+    _print(texts.manifest(found, num_missed=missed))
+    _print([Text(f"written: {out}")])
+
+
+@app.command()
+def show(manifest: _MANIFEST, missed: _MISSED = 5) -> None:
+    """Show the launches of each graph in order, and the fusions that would save most."""
+    _print(texts.manifest(manifests.read(manifest), num_missed=missed))
+
+
+@app.command()
+def explain(
+    manifest: _MANIFEST,
+    first: Annotated[int, typer.Argument(help="Number of a launch, as `show` prints it.")],
+    second: Annotated[int, typer.Argument(help="Number of a different launch.")],
+    graph: Annotated[int, typer.Option(help="Number of the graph, from 0.")] = 0,
+    as_json: _JSON = False,
+) -> None:
+    """Say why two launches are not one, and what would change it."""
+    found = _pair(manifests.read(manifest), graph, (first, second))
+    _print_json(found) if as_json else _print(texts.pair(found))
+
+
+@app.command()
+def diff(
+    base: _MANIFEST,
+    new: _MANIFEST,
+    across_versions: Annotated[bool, typer.Option(help="Compare although torch differs.")] = False,
+    as_json: _JSON = False,
+) -> None:
+    """Compare two manifests, of two commits or of two ranks: structure, then code. Exits with 1 where they differ."""
+    found = differences.diff(manifests.read(base), manifests.read(new), across_versions=across_versions)
+    _print_json(found) if as_json else _print(texts.difference(found))
+    raise typer.Exit(found.change is not differences.Change.NONE)
+
+
+def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
+    low, high = sorted(places)
+    if graph not in range(len(manifest.graphs)):
+        raise ConfigError(f"there is no graph {graph}: the manifest has {len(manifest.graphs)}, from 0")
+    launches = manifest.graphs[graph].launches
+    if low == high or low < 0 or high >= len(launches):
+        raise ConfigError(f"{low} and {high} are no two launches of graph {graph}, which has 0 to {len(launches) - 1}")
+    for one in missed_fusions(manifest.graphs[graph]):
+        if one.places == (low, high):
+            return one
+    raise ConfigError(f"launches {low} and {high} share no buffer: there is nothing to fuse")
+
+
+def _print(lines: Iterable[Text]) -> None:
+    out = console.stdout()
+    for line in lines:
+        out.print(line, soft_wrap=True)
+
+
+def _print_json(found: Frozen) -> None:
+    print(json.dumps(found.model_dump(mode="json"), indent=1))
+
+
+if __name__ == "__main__":
+    ending.run(app, "tpcompile fusion")
