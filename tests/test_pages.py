@@ -33,10 +33,12 @@ def commands() -> dict[str, Any]:
     """Name of a subcommand -> its click command."""
     from tpcompile.fastpath.certify import __main__ as certify
     from tpcompile.faults import __main__ as faults
+    from tpcompile.fusion import __main__ as fusion
 
     found = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     found["certify"] = typer.main.get_command(certify.app)
-    found |= {f"faults {name}": one for name, one in typer.main.get_command(faults.app).commands.items()}  # type: ignore[attr-defined]
+    for name, app in {"faults": faults.app, "fusion": fusion.app}.items():
+        found |= {f"{name} {sub}": one for sub, one in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
     return found
 
 
@@ -68,8 +70,9 @@ def problem(line: str) -> str:
     if words and words[0].startswith("-"):
         known = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
         return "" if words[0] in known else f"{line}: no option {words[0]}"
-    name = " ".join(words[:2]) if words[:1] == ["faults"] and len(words) > 1 else words[0]
-    if name == "faults":
+    has_own = words[0] in ("faults", "fusion")
+    name = " ".join(words[:2]) if has_own and len(words) > 1 else words[0]
+    if name in ("faults", "fusion"):
         return ""
     command = commands().get(name)
     if command is None:
