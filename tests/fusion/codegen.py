@@ -20,7 +20,7 @@ def recorded(program: Program) -> Manifest:
     """Compiled anew."""
     torch.compiler.reset()
     with generating(), FusionRecorder() as recorder:
-        program.run()
+        program.step()()
     return recorder.manifest()
 
 

@@ -35,7 +35,7 @@ def test_a_cache_hit_has_the_decisions_of_the_compile_that_filled_the_cache() ->
 
 def test_code_that_was_cached_without_a_recorder_is_known_by_its_launches_alone() -> None:
     with codegen.generating():
-        PROGRAM.run()
+        PROGRAM.step()()
     (graph,) = codegen.recorded(PROGRAM).graphs
     assert not graph.is_aligned
     assert "cache that was filled without a recorder" in graph.why_not_aligned
@@ -48,13 +48,13 @@ def test_a_recorder_does_not_change_what_the_caches_hold(own_cache: Path) -> Non
         torch.compiler.reset()
         missed: list[Any] = []
         with scheduling.decisions(lambda _code, decisions: missed.append(decisions)):
-            PROGRAM.run()
+            PROGRAM.step()()
     assert missed == [None]  # a hit
 
 
 def test_compiles_of_all_threads_are_recorded() -> None:
     with codegen.generating(), FusionRecorder() as recorder:
-        thread = threading.Thread(target=PROGRAM.run)
+        thread = threading.Thread(target=PROGRAM.step())
         thread.start()
         thread.join()
     (graph,) = recorder.manifest().graphs
@@ -69,7 +69,7 @@ def test_nothing_is_recorded_after_its_end_and_torch_is_as_before() -> None:
     with FusionRecorder() as recorder:
         pass
     with codegen.generating():
-        PROGRAM.run()
+        PROGRAM.step()()
     assert recorder.manifest().graphs == ()
     assert (log.level, log.propagate, list(log.handlers), scheduling.GraphLowering.save_output_code) == before
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import groupby
@@ -122,3 +125,16 @@ def checked(launched: tuple[manifests.Launch, ...], code: str) -> int:
         written = {name for one in nodes for name in one.writes if name.startswith("buf")}
         assert written <= named, f"{nodes[0].name} writes {written}, and the code is {line.strip()}"
     return len(calls)
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.timeout(600)
+def test_on_a_gpu_manifests_are_aligned_and_the_profiler_sees_the_same_kernels(tmp_path: Path) -> None:
+    out = tmp_path / "zoo.json"
+    command = [sys.executable, "-m", "tests.fusion.on_gpu", out]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for name, row in json.loads(out.read_text())["programs"].items():
+        assert "failed" not in row, (name, row)
+        assert (row["why not aligned"], row["not seen"]) == ([], []), name
+        assert row["kernels"] == row["kernels launched"], name

@@ -26,14 +26,19 @@ class Program:
     dynamic: bool | None = None
     num_graphs: int = 1
 
-    def run(self) -> None:
-        """Compile it, and run it once."""
+    def step(self, device: str = "cpu") -> Callable[[], None]:
+        """Its inputs are made; each call runs the compiled program once, the first compiles it."""
         torch.manual_seed(0)
-        inputs = [torch.randn(shape, requires_grad=self.is_trained) for shape in self.shapes]
+        inputs = [torch.randn(shape, device=device, requires_grad=self.is_trained) for shape in self.shapes]
+        more = [one.to(device) for one in self.more_inputs()]
         compiled = torch.compile(self.function, options=self.options or None, dynamic=self.dynamic)
-        out = compiled(*inputs, *self.more_inputs())
-        if self.is_trained:
-            out.sum().backward()
+
+        def run() -> None:
+            out = compiled(*inputs, *more)
+            if self.is_trained:
+                torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+        return run
 
 
 @torch.library.custom_op("tpcompile_zoo::doubled", mutates_args=())
@@ -150,6 +155,19 @@ ZOO = {
         {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"},
     ),
 }
+LARGE = (2048, 2048)
+TRITON = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "test_configs.max_mm_configs": 1}
+ON_GPU = {
+    "long cumulative sum": Program(lambda x: torch.cumsum(x, 0), ((1 << 20,),)),
+    "long sum": Program(lambda x: x.exp().sum(), (LARGE,)),
+    "cooperative sum": Program(lambda x: x.sum(), (LARGE,), {"triton.cooperative_reductions": True}),
+    "looped softmax": Program(lambda x: F.softmax(x, -1), ((8, 8192),)),
+    "long mixed order": Program(lambda x, w: ((x * w).sum(-1), (x * w).sum(0)), ((32768, 1024), (1024,))),
+    "template": Program(lambda x, w: torch.relu(x @ w), (LARGE,) * 2, TRITON),
+    "template with an operand": Program(lambda x, w: torch.relu(x + 1) @ w, (LARGE,) * 2, TRITON),
+    "sum behind a template": Program(lambda x, w: (x @ w).sum(-1), (LARGE,) * 2, TRITON),
+}
+"""What only the Triton backend makes."""
 COLLECTIVES = {
     "all_reduce": Program(_all_reduce, (SQUARE, (16, 16))),
     "all_gather": Program(_all_gather, (SQUARE,)),
