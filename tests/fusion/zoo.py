@@ -32,11 +32,13 @@ class Program:
         inputs = [torch.randn(shape, device=device, requires_grad=self.is_trained) for shape in self.shapes]
         more = [one.to(device) for one in self.more_inputs()]
         compiled = torch.compile(self.function, options=self.options or None, dynamic=self.dynamic)
+        ones: list[Tensor] = []
 
         def run() -> None:
             out = compiled(*inputs, *more)
             if self.is_trained:
-                torch.autograd.grad(out, inputs, torch.ones_like(out))
+                ones.append(ones[0] if ones else torch.ones_like(out))
+                torch.autograd.grad(out, inputs, ones[0])
 
         return run
 
@@ -82,7 +84,8 @@ def _experts(x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
     """Tokens to their expert, and back."""
     order = expert.argsort()
     out = torch.zeros_like(x).index_add_(0, order, (x[order] @ weight).relu())
-    return out + torch.zeros(4).scatter_add(0, expert, torch.ones(len(x)))[0]
+    counts = x.new_zeros(4).scatter_add(0, expert, x.new_ones(len(x)))
+    return out + counts[0]
 
 
 def _all_reduce(x: Tensor, weight: Tensor) -> Tensor:

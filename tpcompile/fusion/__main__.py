@@ -15,6 +15,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion import diff as differences
 from tpcompile.fusion import manifest as manifests
+from tpcompile.fusion import no_gpu
 from tpcompile.fusion import show as texts
 from tpcompile.fusion.records import Manifest
 from tpcompile.fusion.why_not import Missed, missed_fusions
@@ -45,14 +46,23 @@ def record(
     target: Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile gate --target`.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the manifest.")] = Path("manifest.json"),
     nproc: Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "auto",
+    arch: Annotated[
+        str,
+        typer.Option(metavar="ARCH", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
+    ] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     missed: _MISSED = 5,
 ) -> None:
     """Compile a program in this process, run it once, and write its manifest. Collectives communicate nothing."""
-    from tpcompile.fusion.targets import record as recorded
+    if arch:
+        no_gpu.pretend(arch)  # before torch is imported
+    from tpcompile.fusion import targets
 
-    found = recorded(target, settings or (), nproc=nproc, device=device)
+    if arch:
+        found = targets.record_without_gpu(target, settings or (), nproc=nproc)
+    else:
+        found = targets.record(target, settings or (), nproc=nproc, device=device)
     if not found.graphs:
         raise ConfigError(f"{target} compiled nothing with Inductor")
     manifests.write(found, out)

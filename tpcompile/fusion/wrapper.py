@@ -15,12 +15,12 @@ from tpcompile.fusion.records import Call, Role
 _TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused")
 _FUNCTIONS = re.compile(r"call|partition_\d+")
 """Functions of the generated code that launch."""
-_EXTERN = ("extern_kernels.", "aten.", "inductor_ops.", "torch.ops.", "torch.")
+_EXTERN = ("extern_kernels.", "aten.", "inductor_ops.", "torch.ops.")
 _COLLECTIVE = re.compile(r"torch\.ops\.(?:_c10d_functional|symm_mem|c10d)\.(?P<op>\w+)")
-_IN_EAGER = frozenset({"copy_", "sum", "zero_", "fill_", "to"})
+_FILLS = frozenset({"copy_", "zero_", "fill_"})
+_COMPUTES = frozenset({"sum", "to"})
 """Methods of a buffer by which the wrapper itself does work."""
 _BUFFER = re.compile(r"(?:buf|arg|primals|tangents|workspace)_?\d")
-_ALLOCATES = frozenset({"torch.empty", "torch.empty_strided", "torch.as_strided", "torch.device"})
 HASH_LENGTH = 16
 
 
@@ -59,13 +59,15 @@ def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
     if collective := _COLLECTIVE.match(target):
         role = Role.WAIT if collective["op"] == "wait_tensor" else Role.COLLECTIVE
         return Call(role=role, name=target, kind=collective["op"])
-    if target.startswith(_EXTERN) and target not in _ALLOCATES and "_assert_" not in target:
+    if target.startswith(_EXTERN) and "_assert_" not in target:
         return Call(role=Role.EXTERN, name=target, kind=target.rsplit(".", 1)[0])
     return _in_eager(call.func, target)
 
 
 def _in_eager(function: ast.expr, target: str) -> Call | None:
-    if not isinstance(function, ast.Attribute) or function.attr not in _IN_EAGER or not _BUFFER.match(target):
+    if not isinstance(function, ast.Attribute):
+        return None
+    if function.attr not in _FILLS and not (function.attr in _COMPUTES and _BUFFER.match(target)):
         return None
     role = Role.COPY if function.attr == "copy_" else Role.WRAPPER
     return Call(role=role, name=function.attr, kind="eager")

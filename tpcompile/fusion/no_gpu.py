@@ -1,0 +1,62 @@
+"""An architecture -> this process sees one GPU of it, which computes nothing; before torch is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tpcompile.errors import ConfigError, PreflightError
+
+ARCHITECTURES = ("sm_90", "sm_80")
+
+
+def pretend(arch: str) -> None:
+    """Load a CUDA device that computes nothing, then torch, and give it the properties of that architecture.
+
+    For the rest of the process. Raises ConfigError for an architecture that is not known or where torch is imported
+    already, PreflightError without a C++ compiler.
+    """
+    if arch not in ARCHITECTURES:
+        raise ConfigError(f"--arch {arch}: known are {', '.join(ARCHITECTURES)}")
+    if "torch" in sys.modules:
+        raise ConfigError(f"--arch {arch}: torch is imported already; use a process of its own")
+    library = ctypes.CDLL(str(_built(_torch_folder())), mode=ctypes.RTLD_GLOBAL)
+    from tpcompile.torch_api import no_gpu
+
+    library.use_no_gpu()
+    no_gpu.pretend(arch)
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise PreflightError("torch is not installed")
+    return Path(spec.origin).parent
+
+
+def _built(folder: Path) -> Path:
+    """The library, built once for each torch."""
+    source = Path(__file__).with_name("no_gpu.cpp")
+    version = (folder / "version.py").read_text() + source.read_text()
+    name = f"tpcompile_no_gpu_{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
+    library = Path(tempfile.gettempdir(), name)
+    if library.exists():
+        return library
+    include = folder / "include"
+    partial = library.with_suffix(f".{id(library)}")
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(partial)]
+    command += [f"-I{include / 'torch/csrc/api/include'}"]
+    command += [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise PreflightError("--arch needs g++, and there is none; install it (Debian: apt install g++)") from None
+    if done.returncode:
+        raise PreflightError(f"--arch: g++ failed: {done.stderr.strip().splitlines()[-1]}")
+    partial.replace(library)
+    return library
