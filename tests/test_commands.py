@@ -68,6 +68,9 @@ RUN = {
     "tpcompile fusion record my_model:build --nproc 8 -o manifest.json": Run(
         "written: manifest.json", smaller=("--nproc 8", "--nproc 2")
     ),
+    "tpcompile fusion record my_model:build --nproc 8 --arch sm_90 -o manifest.json": Run(
+        "sm_90, 1 graphs", smaller=("--nproc 8", "--nproc 2")
+    ),
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
     "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),

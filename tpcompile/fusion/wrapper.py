@@ -21,7 +21,9 @@ _FILLS = frozenset({"copy_", "zero_", "fill_"})
 _COMPUTES = frozenset({"sum", "to"})
 """Methods of a buffer by which the wrapper itself does work."""
 _BUFFER = re.compile(r"(?:buf|arg|primals|tangents|workspace)_?\d")
-HASH_LENGTH = 16
+_BACKEND = re.compile(r"'backend_hash': '[^']*'")
+"""Which Triton compiles it, and for which GPU: not what it computes."""
+_HASH_LENGTH = 16
 
 
 def launches(code: str) -> tuple[Call, ...]:
@@ -80,5 +82,5 @@ def _kind(kernel: Kernel) -> str:
 
 
 def _source(kernel: Kernel) -> str:
-    text = kernel.code.replace(kernel.name, "KERNEL")
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    text = _BACKEND.sub("", kernel.code.replace(kernel.name, "KERNEL"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
