@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tpcompile.torch_api import scheduled, scheduling
+from tpcompile.torch_api import scheduling
 
 
 def test_a_refusal_is_logged_as_an_object_with_both_names_and_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -37,10 +37,3 @@ def test_the_choices_are_asked_about_two_nodes() -> None:
         parameters = list(inspect.signature(getattr(InductorChoices, name)).parameters)
         assert parameters == ["scheduler", "node1", "node2", "shared_data_score"]
     assert list(inspect.signature(InductorChoices.score_fusion).parameters) == ["scheduler", "node1", "node2"]
-
-
-@pytest.mark.parametrize(
-    "name", ["MultiOutput", "_WaitKernel", "_CollectiveKernel", "DeviceCopy", "UserDefinedTritonKernel"]
-)
-def test_kinds_of_extern_kernels_are_classes(name: str) -> None:
-    assert isinstance(getattr(scheduled._ir, name), type)

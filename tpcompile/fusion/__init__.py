@@ -8,6 +8,7 @@ manifest.py   launches and decisions -> manifest of a graph; totals; files
 reasons.py    Inductor's reasons -> plain words and what would change it
 why_not.py    pairs of launches that share a buffer -> why they are two
 diff.py       two manifests -> what differs, and the class of the change
+no_gpu.py     this process sees a GPU that computes nothing
 show.py       manifests and differences -> text
 __main__.py   `tpcompile fusion`
 """

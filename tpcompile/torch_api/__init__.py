@@ -9,6 +9,7 @@ hooks.py        what Dynamo calls around a compile and after a guard lookup
 interpreted.py  Triton's interpreter, made to round as GPUs do
 kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 launches.py     launches of Triton kernels outside of compiled code, before they begin
+no_gpu.py       generated code for a GPU on a machine without one
 scheduled.py    nodes of Inductor's scheduler: what each reads, writes and computes
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process

@@ -1,0 +1,35 @@
+"""A GPU that computes nothing, in a process of its own; tests/fusion/test_no_gpu.py compiles for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.forked import ROOT
+
+PROGRAM = """
+from tpcompile.fusion.no_gpu import pretend
+pretend("sm_90")
+import torch
+from torch import nn
+from tpcompile.torch_api import no_gpu
+
+with no_gpu.empty_tensors():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    model = model.to("cuda", torch.bfloat16)
+    x = torch.ones(2, 4, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x)
+print(torch.cuda.is_available(), torch.cuda.get_device_capability(), gradient.device, gradient.dtype)
+print(model[1].weight is model[0].weight, type(model[0].weight).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_modules_move_to_it_and_autograd_runs_on_it() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.splitlines() == ["True (9, 0) cuda:0 torch.bfloat16", "True Parameter"], ended.stderr
