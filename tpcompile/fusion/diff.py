@@ -161,11 +161,11 @@ def _splits(removed: Iterable[Launch], added: Sequence[Launch], new: GraphManife
 
 
 def _why(now: Sequence[Launch], new: GraphManifest) -> Iterator[Missed]:
-    places = [new.launches.index(one) for one in now]
-    known = {one.places: one for one in missed_fusions(new)}
-    for at, then in pairwise(sorted(places)):
-        if (at, then) in known:
-            yield known[at, then]
+    places = sorted(map(new.launches.index, now))
+    neighbours = set(pairwise(places))
+    for one in missed_fusions(new):
+        if one.places in neighbours:
+            yield one
 
 
 # Classes
@@ -174,12 +174,12 @@ def _why(now: Sequence[Launch], new: GraphManifest) -> Iterator[Missed]:
 def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
     if missing or added:
         return Change.OVERHEAD
-    changed = [one for one in graphs if one.removed or one.added]
-    if any(_is_choice(one) for one in changed):
+    if not graphs:
+        return Change.NONE
+    if any(map(_is_choice, graphs)):
         return Change.CHOICE
-    if changed:
-        return Change.FUSION
-    return Change.CODEGEN if graphs else Change.NONE
+    is_structural = any(one.removed or one.added for one in graphs)
+    return Change.FUSION if is_structural else Change.CODEGEN
 
 
 def _is_choice(one: GraphDiff) -> bool:

@@ -62,12 +62,14 @@ def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[No
     scheduled = [one for one in nodes if one.kind not in _NOT_LAUNCHED]
     groups = _as_launched(scheduled)
     by_node = [role for role, _ in groups]
-    by_code = [call.role for call in calls if call.role is not Role.WRAPPER]
+    places = [at for at, call in enumerate(calls) if call.role is not Role.WRAPPER]
+    by_code = [calls[at].role for at in places]
+    found: list[list[Node]] = [[] for _ in calls]
     if by_node != by_code:
-        why_not = f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
-        return [[] for _ in calls], why_not
-    left = iter(groups)
-    return [[] if call.role is Role.WRAPPER else next(left)[1] for call in calls], ""
+        return found, f"the code launches {_counted(by_code)}, the scheduler's nodes are {_counted(by_node)}"
+    for at, (_role, members) in zip(places, groups, strict=True):
+        found[at] = members
+    return found, ""
 
 
 def _as_launched(nodes: Sequence[Node]) -> list[tuple[Role, list[Node]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
@@ -65,13 +65,17 @@ def _buffers(launch: Launch) -> set[str]:
 
 def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[int, int], list[Pair]]:
     """Places of two launches -> the pairs of their parts that the scheduler looked at."""
-    place_of = {part: at for at, launch in enumerate(launches) for part in launch.parts}
+    place_of: dict[str, int] = {}
+    for at, launch in enumerate(launches):
+        place_of.update(dict.fromkeys(launch.parts, at))
     found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for pair in decisions.pairs:
-        at, then = _places(pair.first, place_of), _places(pair.second, place_of)
-        if len(at) == len(then) == 1 and at != then:
-            low, high = sorted((*at, *then))
-            found[low, high].append(pair)
+        first_places = _places(pair.first, place_of)
+        second_places = _places(pair.second, place_of)
+        both = sorted(first_places | second_places)
+        are_two_launches = len(first_places) == len(second_places) == 1 and len(both) == 2
+        if are_two_launches:
+            found[both[0], both[1]].append(pair)
     return found
 
 
@@ -83,7 +87,9 @@ def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
 def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tuple[int, int], list[Pair]]) -> Missed:
     both = [graph.launches[at] for at in places]
     pairs = looked_at.get(places, [])
-    logged = tuple(dict.fromkeys(text for pair in pairs for text in pair.refused))
+    texts = chain.from_iterable(pair.refused for pair in pairs)
+    logged = tuple(dict.fromkeys(texts))
+    lines = chain.from_iterable(one.lines for one in both)
     between = _between(graph.launches, places) if _BETWEEN in logged else []
     return Missed(
         first=both[0].name,
@@ -95,18 +101,30 @@ def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tu
         logged=logged,
         score=first(pair.score for pair in pairs if pair.score),
         between=tuple(one.name for one in between),
-        lines=tuple(dict.fromkeys(line for one in both for line in one.lines)),
+        lines=tuple(dict.fromkeys(lines)),
     )
 
 
 def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
     """Reads of the second that the first has at hand; and writes that nothing else reads."""
-    one, other = (graph.launches[at] for at in places)
-    assert graph.decisions is not None
-    saved = sum(size for name, size in other.reads.items() if name in _buffers(one))
-    rest = [launch for at, launch in enumerate(graph.launches) if at not in places]
-    kept = {name for launch in rest for name in launch.reads} | set(graph.decisions.outputs)
-    return saved + sum(size for name, size in one.writes.items() if name in other.reads and name not in kept)
+    one = graph.launches[places[0]]
+    other = graph.launches[places[1]]
+    at_hand = other.reads.keys() & _buffers(one)
+    read_only_there = one.writes.keys() & other.reads.keys() - _needed_elsewhere(graph, places)
+    saved_reads = sum(other.reads[name] for name in at_hand)
+    saved_writes = sum(one.writes[name] for name in read_only_there)
+    return saved_reads + saved_writes
+
+
+def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]:
+    """Buffers that the graph returns or that a different launch reads."""
+    needed: set[str] = set()
+    if graph.decisions is not None:
+        needed.update(graph.decisions.outputs)
+    for at, launch in enumerate(graph.launches):
+        if at not in places:
+            needed.update(launch.reads)
+    return needed
 
 
 def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch]:
@@ -162,12 +180,20 @@ def _most_telling(logged: Sequence[str]) -> Reason:
 
 def _of_between(between: Sequence[Launch]) -> Reason:
     """A collective is the boundary, or else a library call, or a kernel that could not be fused with either."""
-    counts = Counter(one.kind if one.role is Role.COLLECTIVE else one.name for one in between)
-    text = f"between them run {', '.join(f'{number} {name}' for name, number in counts.items())}"
+    counts = Counter(map(_short_name, between))
+    listed = [f"{number} {name}" for name, number in counts.items()]
+    text = f"between them run {', '.join(listed)}"
     roles = {one.role for one in between}
+    boundary = Boundary.ORDER
     if Role.COLLECTIVE in roles:
-        return Reason(boundary=Boundary.COLLECTIVE, text=text)
-    return Reason(boundary=Boundary.EXTERN if Role.EXTERN in roles else Boundary.ORDER, text=text)
+        boundary = Boundary.COLLECTIVE
+    elif Role.EXTERN in roles:
+        boundary = Boundary.EXTERN
+    return Reason(boundary=boundary, text=text)
+
+
+def _short_name(launch: Launch) -> str:
+    return launch.kind if launch.role is Role.COLLECTIVE else launch.name
 
 
 def _boundary_of(launch: Launch) -> Reason | None:

@@ -28,15 +28,18 @@ _HASH_LENGTH = 16
 
 def launches(code: str) -> tuple[Call, ...]:
     """Every launch, in order. Raises SyntaxError for code that is not Python, of the C++ wrapper for example."""
-    kernels = {kernel.name: kernel for kernel in parse_kernels(code, roles=GroupRoles({}))[1] if kernel.kind != "call"}
-    found = []
+    kernels = _kernels(code)
+    calls: list[ast.Call] = []
     for function in _functions(ast.parse(code)):
-        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
-            launch = _launch(call, kernels)
-            if launch is not None:
-                found.append(launch)
-    return tuple(found)
+        inside = filter(lambda node: isinstance(node, ast.Call), ast.walk(function))
+        calls += sorted(inside, key=lambda call: (call.lineno, call.col_offset))  # type: ignore[arg-type, attr-defined]
+    launched = (_launch(call, kernels) for call in calls)
+    return tuple(filter(None, launched))
+
+
+def _kernels(code: str) -> dict[str, Kernel]:
+    _phase, found = parse_kernels(code, roles=GroupRoles({}))
+    return {kernel.name: kernel for kernel in found if kernel.kind != "call"}
 
 
 def phase_of(code: str) -> str:
@@ -67,12 +70,12 @@ def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
 
 
 def _in_eager(function: ast.expr, target: str) -> Call | None:
-    if not isinstance(function, ast.Attribute):
+    method = function.attr if isinstance(function, ast.Attribute) else ""
+    computes = method in _COMPUTES and _BUFFER.match(target) is not None
+    if not (computes or method in _FILLS):
         return None
-    if function.attr not in _FILLS and not (function.attr in _COMPUTES and _BUFFER.match(target)):
-        return None
-    role = Role.COPY if function.attr == "copy_" else Role.WRAPPER
-    return Call(role=role, name=function.attr, kind="eager")
+    role = Role.COPY if method == "copy_" else Role.WRAPPER
+    return Call(role=role, name=method, kind="eager")
 
 
 def _kind(kernel: Kernel) -> str:

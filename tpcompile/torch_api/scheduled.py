@@ -112,8 +112,11 @@ def _extern_kind(buffer: Any) -> str:
 
 def _claimed(one: Any) -> set[_FxNode]:
     """The ops that Inductor names a kernel after."""
-    buffers = [part.node for part in one.get_nodes() if part.node is not None]
-    return {origin for buffer in buffers for origin in buffer.get_origins() if origin.op == "call_function"}
+    found: set[_FxNode] = set()
+    for part in one.get_nodes():
+        if part.node is not None:
+            found |= _called(part.node.get_origins())
+    return found
 
 
 def _computed(one: Any) -> set[_FxNode]:
@@ -129,20 +132,25 @@ def _computed(one: Any) -> set[_FxNode]:
 
 
 def _computed_by_part(part: Any) -> set[_FxNode]:
-    origins = {origin for origin in part.node.get_origins() if origin.op == "call_function"}
+    """Backward from its result through its origins, as far as the ops whose buffers it reads."""
+    origins = _called(part.node.get_origins())
     made_by = part.node.get_origin_node()
-    if made_by is not None and (part.is_template() or part.is_extern()):
+    is_one_op = part.is_template() or part.is_extern()
+    if made_by is not None and is_one_op:
         return {made_by}
-    read = _read_ops(part)
-    results = {made_by} if made_by in origins else {o for o in origins if not any(user in origins for user in o.users)}
-    left = list(results - read) or list(results)
+    inside = origins - _read_ops(part)
+    results = {made_by} if made_by in origins else set(filter(lambda one: origins.isdisjoint(one.users), origins))
+    left = list(results & inside or results)
     found: set[_FxNode] = set()
     while left:
         origin = left.pop()
-        if origin not in found:
-            found.add(origin)
-            left += [one for one in origin.all_input_nodes if one in origins and one not in read]
+        found.add(origin)
+        left += inside.intersection(origin.all_input_nodes) - found
     return found
+
+
+def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
+    return {origin for origin in origins if origin.op == "call_function"}
 
 
 def _read_ops(part: Any) -> set[_FxNode]:
@@ -170,11 +178,17 @@ def _body(one: Any) -> Counter[str]:
     """How often the loops compute each op for an element, loads and stores included; exact where code is generated."""
     found: Counter[str] = Counter()
     for part in one.get_nodes():
-        body = getattr(part, "_body", None)
-        if body is not None and hasattr(body, "root_block"):
-            for block in (body.root_block, *body.subblocks.values()):
-                found.update(call.target for call in block.graph.nodes if _is_run(call))
+        for block in _blocks(getattr(part, "_body", None)):
+            run = filter(_is_run, block.graph.nodes)
+            found.update(call.target for call in run)
     return found
+
+
+def _blocks(body: Any) -> list[Any]:
+    """Of a loop; a library call has none."""
+    if not hasattr(body, "root_block"):
+        return []
+    return [body.root_block, *body.subblocks.values()]
 
 
 def _is_run(call: Any) -> bool:
