@@ -244,11 +244,21 @@ def heuristics() -> Program:
 PROGRAMS: dict[str, Callable[[], Program]] = {
     program.__name__: program
     for program in (
-        liger_like, op_that_hides_a_launch, op_of_triton_kernels, only_in_the_backward,
-        op_with_a_kernel_in_its_gradient, third_party_module, op_in_cpp, op_in_cpp_that_writes_its_input, partial_of_a_launch, partial_of_a_launcher,
-        method_of_a_module, autotuned, heuristics,
+        liger_like,
+        op_that_hides_a_launch,
+        op_of_triton_kernels,
+        only_in_the_backward,
+        op_with_a_kernel_in_its_gradient,
+        third_party_module,
+        op_in_cpp,
+        op_in_cpp_that_writes_its_input,
+        partial_of_a_launch,
+        partial_of_a_launcher,
+        method_of_a_module,
+        autotuned,
+        heuristics,
     )
-}  # fmt: skip
+}
 
 
 def verdicts(folder: str) -> dict[str, str]:
