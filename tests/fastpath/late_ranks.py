@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -108,6 +109,47 @@ def _refused() -> list[Any]:
         }
 
     return on_ranks(3, run, data.rows, max_polls=200)
+
+
+@scenario("refused alike")
+def _refused_alike() -> list[Any]:
+    """All ranks refuse their first call, which two catch in eager and one in the op; rank 1 then makes no other."""
+    data, done = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+
+    def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
+        side = replace(exchanges[0], group=dist.group.WORLD)
+        call, _ = data.call(rank, 0)
+        x, partial_D, weight = call.args
+        bad = torch.cat((partial_D, partial_D)) if rank == 2 else partial_D.double()
+        refused = failure_of(lambda: all_reduce_norm.all_reduce_add_rms_norm(x, bad, weight, eps=EPS, exchange=side))
+        if rank != 1:
+            call(exchange=side)
+        done[rank] = 1
+        while not done.all():
+            time.sleep(1e-3)
+        return {"refused": refused, "count": side.turns.count, "check": failure_of(lambda: peers.check(side))}
+
+    return on_ranks(3, run, data.rows, max_polls=200)
+
+
+@scenario("two threads")
+def _two_threads() -> list[Any]:
+    """A second thread calls while a kernel of the first waits for a peer that does not come."""
+    data = Rows(2, tokens=1)
+
+    def run(rank: int, exchanges: list[Exchange]) -> list[str]:
+        if rank == 1:
+            return []
+        call, _ = data.call(rank, 0)
+        with ThreadPoolExecutor(2) as pool:
+            found = [pool.submit(failure_of, partial(call, exchange=exchanges[0])) for _ in range(2)]
+            return sorted(each.result() for each in found)
+
+    return on_ranks(2, run, data.rows, max_polls=5000)
 
 
 def main() -> None:

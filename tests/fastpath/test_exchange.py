@@ -66,6 +66,23 @@ def test_what_a_rank_refuses_before_its_launch_is_named_by_its_peers(found: dict
     assert 200 <= right["looks"] < 206  # two late ranks, and one of them waited for
 
 
+def test_what_all_ranks_refused_alike_is_not_blamed_for_a_later_wait(found: dict[str, Any]) -> None:
+    """Rank 1 and the others caught the error of their first call; rank 1 made no second."""
+    first, absent, last = found["refused alike"]
+    assert all(rank["refused"] for rank in (first, absent, last)), found["refused alike"]
+    assert (first["count"], absent["count"], absent["check"]) == (2, 1, "")
+    for waited in (first, last):
+        assert (
+            waited["check"].startswith(f"rank 1 {LATE} 1 within 200 polls of rank ") and "raised" not in waited["check"]
+        )
+
+
+def test_calls_of_one_exchange_by_two_threads_are_refused(found: dict[str, Any]) -> None:
+    """The first is in its kernel; a call after it is none of two."""
+    ran, refused = found["two threads"][0]
+    assert ran == "" and refused.startswith("two threads called kernels of one exchange at the same time")
+
+
 @pytest.mark.parametrize(
     ("fault", "late"), [("one slot", True), ("epoch not counted", False), ("words of the wrong rank", False)]
 )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import peers
+from tpcompile.fastpath.in_turn import Turns
+from tpcompile.fastpath.kernels.exchange_memory import Exchange
+from tpcompile.fastpath.measured import Decision, ShapeClass
+from tpcompile.nn import fast_paths
 
 LATE = "rank 1 of the group did not arrive"
 
@@ -18,9 +25,11 @@ class Followed:
     """An exchange whose wait has run out, or not."""
 
     group = None
+    name = ""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.state, self.turns = torch.zeros(1), Turns()
 
     def check(self) -> None:
         if self.text:
@@ -68,5 +77,80 @@ def test_what_is_no_longer_in_use_is_not_looked_at() -> None:
 
 
 def test_without_a_process_group_an_error_is_not_published() -> None:
-    with pytest.raises(FastPathError, match="of this rank"), peers.telling():
+    with pytest.raises(FastPathError, match="of this rank"), peers.calling(None):
         raise FastPathError("of this rank")
+
+
+def test_a_call_is_counted_once_whether_it_is_refused_before_its_launch_or_in_it() -> None:
+    exchange = Followed("")
+    peers.follow(exchange)
+    with peers.calling(exchange), peers.launching(exchange.state):
+        pass
+    with pytest.raises(FastPathError), peers.calling(exchange):
+        raise FastPathError("before")
+    with pytest.raises(FastPathError), peers.calling(exchange), peers.launching(exchange.state):
+        raise FastPathError("in it")
+    assert (exchange.turns.count, exchange.turns.refused) == (3, {2, 3})
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_two_threads_in_one_exchange_are_refused_and_one_after_the_other_is_not() -> None:
+    turns = Turns()
+
+    def second() -> str:
+        try:
+            with turns.launch(CPU):
+                return ""
+        except FastPathError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(1) as pool:
+        with turns.launch(CPU):
+            assert "two threads called kernels of one exchange at the same time" in pool.submit(second).result()
+        assert pool.submit(second).result() == ""
+
+
+class Stream:
+    """What is asked of a stream of a GPU."""
+
+    def __init__(self, name: str, done: list[str]) -> None:
+        self.name, self.done = name, done
+
+    def record_event(self) -> str:
+        return f"what {self.name} has been given"
+
+    def wait_event(self, event: str) -> None:
+        self.done.append(f"{self.name} waits for {event}")
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_call_on_a_different_stream_waits_for_the_one_before(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device; what a graph captures does not run yet."""
+    done: list[str] = []
+    one, other = Stream("one", done), Stream("other", done)
+    turns = Turns()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    for stream in (one, one, other, other, one):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device, stream=stream: stream)
+        with turns.launch(CUDA):
+            pass
+    waits = ["other waits for what one has been given", "one waits for what other has been given"]
+    assert done == ([] if captures else waits)
+
+
+@pytest.mark.parametrize(("wait_s", "limits"), [(5.0, {"max_polls": 25_000_000}), (None, {})])
+def test_how_long_kernels_wait_is_a_setting(
+    wait_s: float | None, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(Exchange, "of_group", lambda _group, **given: made.append(given))
+    shape = ShapeClass.of([(1, 8, 64)], torch.bfloat16, tp=2, variant="")
+    decision = Decision(path="all_reduce_add_rms_norm", shape=shape, is_used=True, why="it was measured")
+    site = fast_paths.Site("add_rms_norm", ((1, 8, 64),), exchanging="all_reduce_add_rms_norm")
+    selection = SimpleNamespace(group=None)
+    deciding = fast_paths._Deciding(selection, CPU, train=False, wait_s=wait_s)  # type: ignore[arg-type]
+    deciding.decisions[decision.path] = decision
+    deciding.exchange_of(decision.path, site)
+    assert [{name: made[0][name] for name in limits}, "max_polls" in made[0]] == [limits, bool(limits)]

@@ -14,12 +14,13 @@ pytest.importorskip("triton")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_named_fault_is_caught_and_the_right_kernels_pass_the_same_cases() -> None:
-    """A raise, a crash and a write outside of the outputs count as caught."""
-    command = ["-m", "tests.fastpath.wrong_kernels"]
+@pytest.mark.parametrize(("module", "number"), [("wrong_kernels", 42), ("wrong_exchanges", 34)])
+def test_every_named_fault_is_caught_and_the_right_kernels_pass_the_same_cases(module: str, number: int) -> None:
+    """A raise, a crash, a rank that waits in vain and a write outside of the outputs count as caught."""
+    command = ["-m", f"tests.fastpath.{module}"]
     ended = run_python(command, environ={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, timeout_s=800)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert set(found["right"].values()) == {True}, found["right"]
     assert [fault for fault, outcome in found["wrong"].items() if outcome is True] == []
-    assert len(found["wrong"]) == 42
+    assert len(found["wrong"]) == number

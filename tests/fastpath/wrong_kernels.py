@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -163,22 +163,23 @@ def passes(fault: Fault, known: Prepared, mutation: Mutation | None, folder: str
     return all(result.worst.ratio <= MAX_RATIO for result in proof._results(path, tried, [known]))
 
 
-def main() -> None:
+def report(faults: Sequence[Fault], cpu_s: float = 20.0) -> None:
+    """Print which kernels pass the cases of the faults, right and wrong, as JSON."""
     proof._prepare()
-    known = {(fault.path, fault.case, fault.tp, fault.dtype): fault for fault in FAULTS}
+    known = {(fault.path, fault.case, fault.tp, fault.dtype): fault for fault in faults}
     cases = {key: case_of(fault) for key, fault in known.items()}
     with tempfile.TemporaryDirectory() as folder:
         right = [partial(passes, fault, cases[key], None, folder) for key, fault in known.items()]
         wrong = []
-        for fault in FAULTS:
+        for fault in faults:
             case = cases[fault.path, fault.case, fault.tp, fault.dtype]
             wrong.append(partial(passes, fault, case, fault.mutation(), folder))
-        ended = in_children([*right, *wrong], jobs=2, cpu_s=20)
+        ended = in_children([*right, *wrong], jobs=2, cpu_s=cpu_s)
     controls = {" ".join(map(str, key)): one.failure or one.result for key, one in zip(known, ended, strict=False)}
-    labels = [f"{fault.name}, {fault.path}" for fault in FAULTS]
-    faults = dict(zip(labels, [one.failure or one.result for one in ended[len(right) :]], strict=True))
-    print(json.dumps({"right": controls, "wrong": faults, "CPU s": sum(os.times()[:4])}))
+    labels = [f"{fault.name}, {fault.path}, {fault.case}" for fault in faults]
+    found = dict(zip(labels, [one.failure or one.result for one in ended[len(right) :]], strict=True))
+    print(json.dumps({"right": controls, "wrong": found, "CPU s": sum(os.times()[:4])}))
 
 
 if __name__ == "__main__":
-    main()
+    report(FAULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -159,7 +160,13 @@ def test_program_in_which_nothing_was_compiled_is_red(ranks: list[dict[str, Nume
 
 
 def test_module_in_which_wrong_numbers_begin_is_named(ranks: list[dict[str, NumericsReport]]) -> None:
-    assert ranks[0]["not reduced"].text().endswith("\n  first wrong module: down")
+    assert "\n  first wrong module: down\n" in ranks[0]["not reduced"].text()
+
+
+def test_op_with_which_wrong_numbers_begin_is_named_with_its_line(ranks: list[dict[str, NumericsReport]]) -> None:
+    *_, last = ranks[0]["not reduced"].text().splitlines()
+    at = r"  aten\.add at \S*linear\.py:\d+ in forward: its result has no equal in the single-device run; it was given "
+    assert re.fullmatch(at + r"the result of aten\.mm at \S*linear\.py:\d+ in partial without its sum .*", last)
 
 
 def test_wrong_rank_is_named(ranks: list[dict[str, NumericsReport]]) -> None:

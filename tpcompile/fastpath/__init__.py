@@ -8,6 +8,7 @@ certify/        `tpcompile certify`: makes certificates
 ban.py          custom ops and Triton kernels of a program -> which are refused, and why
 use.py          a custom op or kernel in a graph -> its fast path, and the lines to name
 eager.py        the same refusals for custom ops that are called in eager
+in_turn.py      calls of one exchange -> one after the other on the device, and numbered
 peers.py        an error on one rank -> the same error on ranks whose kernels wait for it
 measured.py     the table of measurements -> what one rank chooses
 selection.py    what each rank chose -> one decision on all ranks

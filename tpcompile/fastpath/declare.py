@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -167,14 +167,17 @@ class _Call:
         why = requirements(path, bound.arguments)
         if why:
             raise FastPathError(f"fast path {path.name}: {why}")
-        if bound.arguments.get("exchange") is not None:
-            peers.follow(bound.arguments["exchange"])
+
+    def exchange_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The exchange that a call was given; None when it has none."""
+        bound = self.signature.bind_partial(*args, **kwargs)
+        return bound.arguments.get("exchange")
 
 
 def _publish_refusals_of_ops(path: FastPath) -> None:
     """Publish to the peers what its custom ops refuse, in compiled code as in eager."""
     for name in path.source.ops:
-        torch_kernels.run_within(torch_kernels.custom_op(name), peers.telling)
+        torch_kernels.run_within(torch_kernels.custom_op(name), peers.launching, argument="state")
 
 
 def _dtypes_of(values: Iterable[Any]) -> frozenset[str]:
@@ -197,13 +200,14 @@ def _guarded(call: _Call, launcher: Callable[..., Any]) -> Callable[..., Any]:
     if torch_kernels.custom_op_name(launcher):
         return torch_kernels.checked_op(launcher, call.check)
 
-    within = peers.telling if call.path.exchanges else nullcontext
+    def within(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+        return peers.calling(call.exchange_of(args, kwargs)) if call.path.exchanges else nullcontext()
 
     @functools.wraps(launcher)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return launcher(*args, **kwargs)
-        with within():
+        with within(args, kwargs):
             call.check(args, kwargs)
             return launcher(*args, **kwargs)
 

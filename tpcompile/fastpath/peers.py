@@ -1,7 +1,8 @@
 """A rank that refuses a call whose kernels wait for each other -> the same error, by its text, on its peers.
 
 The peers have launched and wait to the limit of their exchange. What the rank raised goes through the store, once and
-only then, so `check` can name it beside the rank that did not arrive.
+only then, so `check` can name it beside the rank that did not arrive. It goes with the number of the call: a call that
+all ranks refused alike explains nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch import Tensor
 
 from tpcompile.errors import FastPathError
+from tpcompile.fastpath.in_turn import Turns
 from tpcompile.ranks.store import RankStore
 
 _TIMEOUT_S = 5.0
@@ -27,23 +30,35 @@ class Exchange(Protocol):
     def group(self) -> Any:
         """Whose ranks it joins; None when it was made from addresses."""
 
+    @property
+    def name(self) -> str:
+        """Equal on the ranks that it joins, different for each of their exchanges."""
+
+    @property
+    def turns(self) -> Turns:
+        """Calls of this process with it."""
+
+    @property
+    def state(self) -> Tensor:
+        """What its kernels are given."""
+
     def check(self) -> None:
         """Raise FastPathError when a wait ran out."""
 
 
-_LIVE: weakref.WeakSet[Exchange] = weakref.WeakSet()
-"""Those that this process calls kernels with."""
+_LIVE: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
+"""All exchanges of this process, by the address of their state."""
 
 
 def follow(exchange: Exchange) -> None:
-    """Have `failure` look at it, as long as it is in use: those of `use_fast_paths`, and of calls in eager."""
-    _LIVE.add(exchange)
+    """Have `failure` look at it, as long as it is in use."""
+    _LIVE[exchange.state.data_ptr()] = exchange
 
 
 def failure() -> Exception | None:
-    """What `check` raises for one of the exchanges that are followed, or the device does; waits for the device."""
+    """What `check` raises for one of the exchanges of this process, or the device does; waits for the device."""
     try:
-        for exchange in list(_LIVE):
+        for exchange in list(_LIVE.values()):
             check(exchange)
     except (FastPathError, RuntimeError) as error:  # RuntimeError: of the device
         return error
@@ -55,33 +70,64 @@ def check(exchange: Exchange) -> None:
     try:
         exchange.check()
     except FastPathError as error:
-        raised = [f"rank {rank} raised FastPathError: {text}" for rank, text in _refusals(exchange.group).items()]
+        raised = [f"rank {rank} raised FastPathError: {text}" for rank, text in _refusals(exchange).items()]
         raise FastPathError("; ".join([str(error), *raised])) from None
 
 
 @contextmanager
-def telling() -> Iterator[None]:
-    """Publish a FastPathError that is raised inside, for the peers of this rank."""
+def calling(exchange: Exchange | None) -> Iterator[None]:
+    """A call in eager: what it refuses is published for the peers of this rank, unless `launching` has done so."""
+    before = exchange.turns.count if exchange is not None else 0
     try:
         yield
     except FastPathError as error:
-        _tell(str(error))
+        if exchange is None:
+            _publish("", 0, str(error))
+        elif exchange.turns.count == before:
+            exchange.turns.refuse()
+            _publish(exchange.name, exchange.turns.count, str(error))
         raise
 
 
-def _tell(text: str) -> None:
+@contextmanager
+def launching(state: Tensor | None) -> Iterator[None]:
+    """The launch of kernels with this state, in eager and in compiled code: what it refuses is published.
+
+    Compiled code may pass a copy of the state, whose exchange is not known.
+    """
+    exchange = _LIVE.get(state.data_ptr()) if state is not None else None
+    try:
+        if state is None or exchange is None:
+            yield
+        else:
+            with exchange.turns.launch(state.device):
+                yield
+    except FastPathError as error:
+        if exchange is None:
+            _publish("", 0, str(error))
+        else:
+            _publish(exchange.name, exchange.turns.count, str(error))
+        raise
+
+
+def _publish(name: str, number: int, text: str) -> None:
+    """Under the name of an exchange, empty where it is not known; with the number of the call."""
     store = _store()
     if store is not None:
-        store.put(str(store.rank), text)
+        store.put(f"{store.rank}/{name}", {"number": number, "text": text})
 
 
-def _refusals(group: Any) -> dict[int, str]:
-    """Rank of the job -> what it raised last; empty without a group or a store."""
-    store = _store() if group is not None else None
+def _refusals(exchange: Exchange) -> dict[int, str]:
+    """Rank of the job -> what it raised last, in a call that this rank did not refuse too; empty without a store."""
+    store = _store() if exchange.group is not None else None
     if store is None:
         return {}
-    found = {rank: store.peek(str(rank)) for rank in dist.get_process_group_ranks(group)}
-    return {rank: text for rank, text in found.items() if text is not None}
+    found = {}
+    for rank in dist.get_process_group_ranks(exchange.group):
+        refusal = store.peek(f"{rank}/{exchange.name}") or store.peek(f"{rank}/")
+        if refusal is not None and refusal["number"] not in exchange.turns.refused:
+            found[rank] = refusal["text"]
+    return found
 
 
 def _store() -> RankStore | None:

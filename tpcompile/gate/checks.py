@@ -276,14 +276,20 @@ def _errors(config: JobConfig, ranks: Ranks, mode: AnyMode, name: str, *, only: 
     details = [f"rank {one.rank} {one.error.what}: {one.error.ratio:.2f}x" for one in bad[:8]]
     observed = measured[0].as_worst
     wrong_in = facts.map(lambda known: known.first_wrong).where(bool)
+    line = None
     if bad and wrong_in and only == "forward":
         details += [f"rank {rank}: first wrong in {module}" for rank, module in wrong_in.items()]
         observed += f", first wrong in {values_text(wrong_in)}"
+        ops = facts.map(lambda known: known.first_wrong_op).where(bool)
+        details += [f"rank {rank}: {op.about} at {op.line}: {op.says}" for rank, op in ops.items() if op]
+        line = first(op.line for op in ops.values() if op)
     unmeasured = facts.without(errors).ranks
     if unmeasured:
         observed += f"; not measured on {named_ranks(unmeasured)}"
     blamed = [*(one.rank for one in bad), *unmeasured]
-    return make_check(mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details)
+    return make_check(
+        mode, name, blamed, f"at most {limit:g}x the single-device error", observed, details=details, line=line
+    )
 
 
 MODES: dict[str, Judge] = {"A": mode_a, "B": mode_b, "C": mode_c, TARGET: target}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from tpcompile.choices import AnyMode
-from tpcompile.evidence.records.base import Frozen
+from tpcompile.evidence.records.base import Frozen, Item
 
 
 class TensorError(Frozen):
@@ -89,6 +89,8 @@ class GateFacts(Frozen):
     errors: tuple[TensorError, ...] = ()
     first_wrong: str = ""
     """The first module whose output is wrong."""
+    first_wrong_op: Item | None = None
+    """The op, or the parameter or buffer, that this begins with; None when unknown."""
     median_ms: dict[AnyMode, float] = {}
     """Mode -> median of its steady calls, in ms."""
 

@@ -163,9 +163,9 @@ def _find_first_wrong(run: Run, stack: TransformerStack) -> None:
     is_wrong = worst > limit
     if run.any_rank("C/wrong", is_wrong):
         with run.phase("C/localise", "find the first wrong module"):
-            found = run.reference.first_wrong(stack, rank=run.context.rank, limit=limit)
+            module, op = run.reference.first_wrong(stack, Collectives(run.group), limit=limit)
         if is_wrong:
-            run.facts = run.facts.changed(first_wrong=found or "the program around the stack")
+            run.facts = run.facts.changed(first_wrong=module or "the program around the stack", first_wrong_op=op)
 
 
 def _keep_schedule(run: Run, stack: TransformerStack) -> None:

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.config import BlockConfig
+from tpcompile.evidence.records import Item
 from tpcompile.nn.block import BlockInputs, TransformerStack
+from tpcompile.nn.fast_paths import use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
-from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
 from tpcompile.numerics.measure import cast
 from tpcompile.numerics.reference import Reference, Result, run_once
 
@@ -58,13 +60,26 @@ class StackReference(Reference):
         tokens = seq_len or self.config.seq_len
         return draw_inputs(self.config, seed=self.seed + 1, device=self.device, dtype=self.dtype, seq_len=tokens)
 
-    def first_wrong(self, stack: nn.Module, *, rank: int, limit: float) -> str:
-        """The first module of a wrong stack that is wrong, run in eager; all ranks must call it. Empty for none."""
+    def first_wrong(self, stack: nn.Module, comm: TpComm, *, limit: float) -> tuple[str, Item | None]:
+        """The first module of a wrong stack that is wrong, run in eager, and the op that it begins with.
+
+        All ranks must call it. Empty and None for a stack that is right.
+        """
         partial = {f"{name}.attention" for name, block in stack.named_modules() if getattr(block, "exchange", None)}
         got = {name: found for name, found in module_outputs(stack, self.inputs()).items() if name not in partial}
-        single = module_outputs(self.single_device(self.dtype), self.inputs())
-        exact = module_outputs(self.single_device(torch.float64), cast(self.inputs(), torch.float64))
-        return first_wrong(got, single, exact, rank=rank, limit=limit)
+        references = self._single_devices()
+        single, exact = (module_outputs(*reference) for reference in references)
+        name = first_wrong(got, single, exact, rank=comm.rank, limit=limit)
+        as_fast_paths = self._single_devices()
+        for module, _inputs in as_fast_paths:
+            use_plain_code(module)  # whose values are those of fast paths, such as both sums of q and k together
+        references += as_fast_paths
+        return name, wrong_op(stack, self.inputs(), references, name, comm, dtype=self.dtype)
+
+    def _single_devices(self) -> list[tuple[nn.Module, BlockInputs]]:
+        """Modules and their inputs, in the dtype under test and in float64."""
+        exactly = cast(self.inputs(), torch.float64)
+        return [(self.single_device(self.dtype), self.inputs()), (self.single_device(torch.float64), exactly)]
 
 
 def _is_given(config: BlockConfig, name: str) -> bool:

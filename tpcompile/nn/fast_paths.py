@@ -80,15 +80,22 @@ _PLAIN_EXCHANGES: dict[str, tuple[Callable[..., Any], Literal["I", "R"]]] = {
 
 
 def use_fast_paths(
-    stack: nn.Module, selection: Selection, *, batch: int, seq_len: int, train: bool
+    stack: nn.Module,
+    selection: Selection,
+    *,
+    batch: int,
+    seq_len: int,
+    train: bool,
+    wait_s: float | None = None,
 ) -> dict[str, Decision]:
     """Decide for every place in the stack; all ranks must call it alike. Fast path -> what was decided.
 
     Where kernels sum over the ranks, all layers share one exchange: the stack runs on one stream at a time. Call
-    `check_exchanges` where the host waits for the GPU anyway. Raises FastPathError where a module sums over ranks
-    that are not those of the selection.
+    `check_exchanges` where the host waits for the GPU anyway. Their kernels wait for a rank about `wait_s` seconds, by
+    default 30; ranks must not be further apart than that. Raises FastPathError where a module sums over ranks that are
+    not those of the selection.
     """
-    deciding = _Deciding(selection, next(stack.parameters()).device, train)
+    deciding = _Deciding(selection, next(stack.parameters()).device, train, wait_s)
     for module, site in _places(stack, batch, seq_len):
         path = deciding.path_at(site)
         module.fast_path = _launcher(path) if path else None
@@ -152,6 +159,8 @@ class _Deciding:
     selection: Selection
     device: torch.device
     train: bool
+    wait_s: float | None = None
+    """How long kernels wait for other ranks."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     exchanges: dict[str, Exchange] = field(default_factory=dict)
 
@@ -180,7 +189,8 @@ class _Deciding:
         if not path or path != site.exchanging:
             return None
         if path not in self.exchanges:
-            self.exchanges[path] = _exchange(self.decisions[path], site, self.selection.group, self.device)
+            decision, group = self.decisions[path], self.selection.group
+            self.exchanges[path] = _exchange(decision, site, group, self.device, wait_s=self.wait_s)
         return self.exchanges[path]
 
 
@@ -203,18 +213,20 @@ def _launcher(name: str) -> Callable[..., Any]:
     return LAUNCHERS[name]
 
 
-def _exchange(decision: Decision, site: Site, group: dist.ProcessGroup, device: torch.device) -> Exchange:
+def _exchange(
+    decision: Decision, site: Site, group: dist.ProcessGroup, device: torch.device, *, wait_s: float | None
+) -> Exchange:
     """Its grid and its memory, for all rows of the shape class, are those of the decision: equal on all ranks."""
     from tpcompile.fastpath.kernels.all import ROW_WORDS  # imports Triton
-    from tpcompile.fastpath.kernels.exchange_memory import Exchange
+    from tpcompile.fastpath.kernels.exchange_memory import Exchange, polls_in
 
     _check_group(group, site)
     shape = decision.shape
     row_words = ROW_WORDS[decision.path](shape.widths[0], getattr(torch, shape.dtype), shape.tokens)
     limits = {} if decision.num_programs is None else {"num_programs": decision.num_programs}
-    exchange = Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
-    peers.follow(exchange)
-    return exchange
+    if wait_s is not None:
+        limits["max_polls"] = polls_in(wait_s)
+    return Exchange.of_group(group, num_rows=shape.tokens, row_words=row_words, device=device, **limits)
 
 
 def _check_group(group: dist.ProcessGroup | None, site: Site) -> None:

@@ -8,7 +8,9 @@ reference.py  the single-device module in float64 and in the dtype under test, a
 draw.py       weights and inputs from a seed, head-skewed or whole numbers
 forms.py      forms of the block by name, for a matrix of all options
 measure.py    errors as multiples of the single-device error
-localise.py   the first module whose output is wrong
+localise.py   the first module whose output is wrong, and the op in it
+traced.py     every op of one eager run: its line, and a fingerprint of its result
+wrong_op.py   the op with which wrong numbers begin, with its line
 counting.py   collectives in issue order against the declaration
 agree.py      whether all ranks drew the same tensors
 records.py    the report

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpcompile.collectives import api as collectives
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives, TpComm
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import Collective
+from tpcompile.evidence.records import Collective, Item
 from tpcompile.nn.sharding import Layout
 from tpcompile.numerics.agree import check_equal_on_ranks, texts_of_all_ranks
 from tpcompile.numerics.counting import (
@@ -27,7 +27,7 @@ from tpcompile.numerics.counting import (
     roles_of,
 )
 from tpcompile.numerics.draw import Values
-from tpcompile.numerics.localise import first_wrong, module_outputs
+from tpcompile.numerics.localise import first_wrong, module_outputs, wrong_op
 from tpcompile.numerics.measure import cast, is_within
 from tpcompile.numerics.records import NumericsReport, ProgramReport, TensorError
 from tpcompile.numerics.reference import Build, Inputs, Reference, Result
@@ -154,6 +154,7 @@ def check_program(
     tensors = tensor_errors(reference, module, comm, result, demands, train=train)
     is_wrong = program == "eager" and _has_wrong_forward(tensors, demands.limit)
     locate = _on_any_rank(is_wrong, reference, comm)
+    first_module, first_op = _first_wrong(reference, module, comm, demands.limit) if locate else ("", None)
     return ProgramReport(
         rank=comm.rank, strategy=type(comm).__name__, program=program,
         dtype=str(reference.dtype).removeprefix("torch."),
@@ -161,7 +162,7 @@ def check_program(
         collectives=tuple(collective_text(c) for c in seen),
         wrong_order=wrong_order(reference, module, comm, seen, demands, train=train),
         graphs=graphs, breaks=breaks,
-        first_wrong=_first_wrong(reference, module, comm, demands.limit) if locate else "",
+        first_wrong=first_module, first_wrong_op=first_op,
     )  # fmt: skip
 
 
@@ -211,11 +212,18 @@ def _on_any_rank(flag: bool, reference: Reference, comm: TpComm) -> bool:
     return bool(collectives.all_reduce(flags, group=comm.group, op="max"))
 
 
-def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> str:
-    got = module_outputs(module, reference.inputs_for(comm))
-    single = module_outputs(reference.single_device(reference.dtype), reference.given)
-    exact = module_outputs(reference.single_device(torch.float64), cast(reference.given, torch.float64))
-    return first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
+def _first_wrong(reference: Reference, module: nn.Module, comm: TpComm, limit: float) -> tuple[str, Item | None]:
+    """The first module that is wrong, and the op that this begins with."""
+    inputs = reference.inputs_for(comm)
+    exactly = cast(reference.given, torch.float64)
+    references = [
+        (reference.single_device(reference.dtype), reference.given),
+        (reference.single_device(torch.float64), exactly),
+    ]
+    single, exact = (module_outputs(*each) for each in references)
+    got = module_outputs(module, inputs)
+    name = first_wrong(got, single, exact, rank=comm.rank, size=comm.size, limit=limit)
+    return name, wrong_op(module, inputs, references, name, comm, dtype=reference.dtype)
 
 
 def _of_all_ranks(

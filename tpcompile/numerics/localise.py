@@ -1,11 +1,18 @@
-"""Module outputs of a wrong run and of its single-device references -> the first module whose output is wrong."""
+"""A wrong run and its single-device references -> the first module whose output is wrong, and the op in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tpcompile.collectives.strategies import TpComm
+from tpcompile.evidence.records import Item
+from tpcompile.numerics.agree import texts_of_all_ranks
+from tpcompile.numerics.traced import traced
+from tpcompile.numerics.wrong_op import Known, as_text, first_wrong_op, sums_over_ranks
 
 Outputs = dict[str, list[Tensor]]
 
@@ -29,6 +36,27 @@ def module_outputs(stack: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
         for handle in handles:
             handle.remove()
     return outputs
+
+
+def wrong_op(
+    stack: nn.Module,
+    inputs: tuple[Any, ...],
+    references: Sequence[tuple[nn.Module, tuple[Any, ...]]],
+    module: str,
+    comm: TpComm,
+    *,
+    dtype: torch.dtype,
+) -> Item | None:
+    """The op that the wrong output of a module begins with; None when unknown. All ranks of the group must call it.
+
+    `references` are the single-device modules with their inputs, in the dtype under test and in float64. A rank whose
+    modules are right passes an empty name.
+    """
+    trace = traced(stack, inputs)
+    device = next(stack.parameters()).device
+    sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), comm.group, device))
+    known = Known.of(traced(single, given, rank=comm.rank, size=comm.size) for single, given in references)
+    return first_wrong_op(trace, module, known, sums, dtype=dtype)
 
 
 def first_wrong(

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import PlainSerializer
 
 from tpcompile.errors import DivergenceError
-from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records import Frozen, Item
 from tpcompile.evidence.text.ranks import named_ranks
 
 SCHEMA_VERSION = 1
@@ -72,7 +72,9 @@ class ProgramReport(Frozen):
     breaks: int = 0
     """Graph breaks."""
     first_wrong: str = ""
-    """Where wrong numbers begin, when the eager forward is wrong."""
+    """The module in which wrong numbers begin, when the eager forward is wrong."""
+    first_wrong_op: Item | None = None
+    """The op, or the parameter or buffer, that this begins with; None when unknown."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -134,6 +136,8 @@ class NumericsReport(Frozen):
         begins.discard("")
         for name in sorted(begins):
             lines.append(f"  first wrong module: {name}")
+        ops = [program.first_wrong_op for program in self.programs]
+        lines += dict.fromkeys(f"  {op.about} at {op.line}: {op.says}" for op in ops if op is not None)
         return "\n".join(lines)
 
     def __str__(self) -> str:

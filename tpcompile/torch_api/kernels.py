@@ -63,13 +63,18 @@ def custom_op_backward(op: CustomOpDef) -> list[Callable[..., Any]]:
     return [part for part in parts if part is not None]
 
 
-def run_within(op: CustomOpDef, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run the function of a custom op inside a context from here on, in eager and in compiled code."""
+def run_within(op: CustomOpDef, context: Callable[[Any], AbstractContextManager[None]], *, argument: str) -> None:
+    """Run the function of a custom op inside a context from here on, in eager and in compiled code.
+
+    The context is made of one argument of each call, or of None where the op has no argument of that name.
+    """
     inner = custom_op_function(op)
+    names = list(inspect.signature(inner).parameters)
+    place = names.index(argument) if argument in names else None
 
     @functools.wraps(inner)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with context():
+        with context(None if place is None else args[place]):
             return inner(*args, **kwargs)
 
     op.register_kernel(["cpu", "cuda"])(run)

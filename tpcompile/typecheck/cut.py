@@ -1,28 +1,36 @@
-"""Parameters that tensors are computed from, and collectives without a gradient -> parameters whose gradient is cut.
+"""Parameters that tensors are computed from, and ops without a gradient -> parameters whose gradient is cut.
 
 A reduce under `no_grad`, or of a detached tensor, is right for a statistic. It is a fault where a parameter reaches the
-outputs through it alone: its value is used, and it never gets a gradient.
+outputs through it alone: its value is used, and it never gets a gradient. So it is with any op.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tpcompile.evidence.iterables import grouped
 from tpcompile.typecheck.report import Violation
 from tpcompile.typecheck.site import in_user_function
 from tpcompile.typecheck.spmd import Origin
-from tpcompile.typecheck.step import is_float
+from tpcompile.typecheck.step import Step, is_float
+
+_FIXES = {
+    "collective": "reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad",
+    "op": "call it outside of no_grad and without detach; freeze a parameter that is not to be trained: "
+    "requires_grad_(False)",
+}
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A collective that no gradient goes through."""
+    """An op that no gradient goes through."""
 
     origin: Origin
     operand: str
@@ -30,6 +38,7 @@ class _Cut:
     """Parameters that its operand is computed from."""
     place: int
     """Number of violations before it."""
+    what: str = "collective"
 
 
 class Sources:
@@ -39,6 +48,9 @@ class Sources:
         self._known: Any = WeakTensorKeyDictionary()
         self._names: dict[int, str] = {}
         self._cuts: list[_Cut] = []
+        """Collectives."""
+        self._lost: dict[str, _Cut] = {}
+        """Parameter -> the first op in which its gradient is lost."""
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 self._known[parameter] = frozenset((name,))
@@ -67,6 +79,16 @@ class Sources:
         if sources and not has_gradient and not in_user_function():
             self._cuts.append(_Cut(origin, operand, sources, place))
 
+    def note_op(self, step: Step, operands: Iterable[Tensor], *, is_recorded: bool, place: int) -> None:
+        """Remember an op that loses the gradient of its operands: unless it `is_recorded`, or detaches them."""
+        if is_recorded and step.name != "aten.detach":
+            return
+        known = self.of(operand for operand in operands if operand.requires_grad)
+        names = known.difference(self._lost)
+        if names and not in_user_function():
+            cut = _Cut(step.origin(), str(step.type_at(0)), names, place, "op")
+            self._lost |= dict.fromkeys(names, cut)
+
     def violations(self, outputs: Iterable[Tensor]) -> list[tuple[int, Violation]]:
         """A violation, and its place in the program, for each collective that cuts the gradient of a parameter."""
         floats = [output for output in outputs if output.is_floating_point()]
@@ -77,7 +99,11 @@ class Sources:
             left -= cut.sources
             if names:
                 found.append((cut.place, _violation(cut, names)))
-        return found
+        lost = grouped(sorted(left & self._lost.keys()), lambda name: self._lost[name].origin.site)
+        for names in lost.values():
+            cut = self._lost[names[0]]
+            found.append((cut.place, _violation(cut, names)))
+        return sorted(found, key=itemgetter(0))
 
     def _reached(self, outputs: Iterable[Tensor]) -> frozenset[str]:
         """Parameters that a backward pass from the outputs gets to."""
@@ -99,8 +125,7 @@ def _violation(cut: _Cut, names: list[str]) -> Violation:
         cut.origin.what,
         (cut.operand,),
         cut.origin.site,
-        why=f"no gradient goes through this collective (no_grad, or a detached operand), and {', '.join(names)} "
+        why=f"no gradient goes through this {cut.what} (no_grad, or a detached operand), and {', '.join(names)} "
         "reaches the outputs through it alone: it never gets a gradient",
-        fix="reduce with a stated gradient: all_reduce(x, group=..., dst='I') outside of no_grad; for inference check "
-        "with train=False",
+        fix=f"{_FIXES[cut.what]}; for inference check with train=False",
     )

@@ -135,6 +135,8 @@ class SpmdTypeMode(TorchDispatchMode):
             self._note_collective(step)
         types = self._judged(step)
         self._count(step, types, num_violations)
+        operands = map(_plain, tensors_in((args, kwargs)))
+        self._sources.note_op(step, operands, is_recorded=_grad_enabled(name), place=num_violations)
         self._keep(step, types, written)
         return out
 

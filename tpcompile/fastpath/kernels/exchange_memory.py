@@ -5,7 +5,10 @@ The protocol is in `exchange`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -13,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.errors import FastPathError
+from tpcompile.fastpath import peers
+from tpcompile.fastpath.in_turn import Turns
 from tpcompile.fastpath.kernels.exchange import _LATE, _MAX_POLLS, _RANK
 from tpcompile.torch_api import symmetric
 
@@ -22,6 +27,8 @@ LIMIT_S = 30.0
 """About how long a wait may take."""
 _POLL_US = 0.2
 """A poll, measured on two H200: the parts `absent rank` of results/h200x2-exchange.json."""
+_NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+"""Of the exchanges of each group, which its ranks make together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +52,13 @@ class Exchange:
     """Keeps the words."""
     group: Any = field(default=None, repr=False)
     """Whose ranks it joins; None when it was made from addresses."""
+    name: str = ""
+    """Equal on these ranks, different for each of their exchanges; empty when it was made from addresses."""
+    turns: Turns = field(default_factory=Turns, repr=False)
+    """Calls of this process with it."""
+
+    def __post_init__(self) -> None:
+        peers.follow(self)
 
     @classmethod
     def between(
@@ -95,7 +109,7 @@ class Exchange:
         limits["num_programs"] = agreed_programs(group, own, wanted=limits.get("num_programs"))
         size = num_words(group.size(), num_rows=num_rows, row_words=row_words)
         shared = symmetric.zeros(size, group=group, device=device)
-        return cls.between(
+        side = cls.between(
             shared.addresses,
             rank=group.rank(),
             num_rows=num_rows,
@@ -104,6 +118,8 @@ class Exchange:
             group=group,
             **limits,
         )
+        number = next(_NUMBERS[group.group_name])
+        return replace(side, name=f"{group.group_name}/{number}")
 
     def check(self) -> None:
         """Raise FastPathError when a wait ran out: with the ranks that did not arrive. Waits for the device.

@@ -1,0 +1,178 @@
+"""Traces of a wrong run and of its single-device references -> the op at which its numbers become wrong.
+
+A value is right where the reference has an equal one: whole, or the rank's part of it, or the sum over the ranks. One
+whose shape has no counterpart in the reference is right where all that its op was given is right. From a wrong output
+the search goes back through what is wrong, to the ops that were given nothing wrong. So what the reference does not
+have (a packed projection of other widths, a partial sum) is not blamed where what is made of it is right again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import torch
+
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records import Item, value_item
+from tpcompile.numerics.traced import Fingerprint, Trace, Value
+
+_ROUNDINGS = 8
+"""Times the precision of the dtype by which equal values may differ: a run rounds many times, in its own order."""
+_LEAST = 1e-5
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Known:
+    """Fingerprints of the references, by shape."""
+
+    whole: dict[Shape, list[Fingerprint]] = field(default_factory=dict)
+    parts: dict[Shape, list[Fingerprint]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, traces: Iterable[Trace]) -> Known:
+        """Those of all values."""
+        known = cls()
+        values = [value for trace in traces for value in trace.values]
+        for value in values:
+            if value.tensor is not None:
+                known.whole.setdefault(value.shape, []).append(value.tensor)
+            for shape, numbers in value.parts:
+                known.parts.setdefault(shape, []).append(numbers)
+        return known
+
+
+def as_text(trace: Trace) -> str:
+    """What the other ranks need of a trace: `sums_over_ranks` reads it."""
+    return json.dumps([[value.name, value.shape, value.tensor] for value in trace.values])
+
+
+def sums_over_ranks(texts: Sequence[str]) -> list[Fingerprint | None]:
+    """Fingerprints of the sums over all ranks, value by value; empty where ranks did not run the same ops."""
+    ranks = [json.loads(text) for text in texts]
+    ops = [[(name, shape) for name, shape, _ in values] for values in ranks]
+    if any(each != ops[0] for each in ops):
+        return []
+    return [_sum([numbers for _, _, numbers in values]) for values in zip(*ranks, strict=True)]
+
+
+class _Judged(Enum):
+    WHOLE = auto()
+    """Equal to a value of the reference."""
+    PART = auto()
+    """Equal to the rank's part of one; or without a counterpart, and made of nothing wrong."""
+    PARTIAL = auto()
+    """Right as the sum over the ranks."""
+    WRONG = auto()
+
+
+_UNSUMMED = "its result is right only when it is summed over the ranks"
+
+
+def first_wrong_op(
+    trace: Trace, module: str, known: Known, sums: Sequence[Fingerprint | None], *, dtype: torch.dtype
+) -> Item | None:
+    """The first op, or tensor that was given, from which the wrong outputs of a run come; None when unknown.
+
+    `module` is a module with wrong outputs, for a run whose own outputs are right.
+    """
+    values = trace.values
+    judged = _all_judged(values, known, sums, tolerance=max(_ROUNDINGS * torch.finfo(dtype).eps, _LEAST))
+    for outputs in (trace.outputs.get("", []), trace.outputs.get(module, [])):
+        wrong = _behind(outputs, values, judged, _Judged.WRONG)
+        origins = [place for place in wrong if _is_origin(values[place], judged)]
+        if origins:
+            return _origin_item(min(origins), values, judged)
+        partial = [place for place in outputs if judged[place] == _Judged.PARTIAL]
+        if partial:
+            value = _divided_behind(partial, values, judged) or values[partial[0]]
+            return value_item(value.name, _UNSUMMED, line=value.line)
+    return None
+
+
+def _is_origin(value: Value, judged: Sequence[_Judged]) -> bool:
+    return all(judged[source] != _Judged.WRONG for source in value.sources)
+
+
+def _origin_item(place: int, values: Sequence[Value], judged: Sequence[_Judged]) -> Item:
+    value = values[place]
+    partial = [values[source] for source in value.sources if judged[source] == _Judged.PARTIAL]
+    divided = _divided_behind(value.sources, values, judged)
+    if divided is not None:
+        return value_item(divided.name, f"{_UNSUMMED}, and is used without it", line=divided.line)
+    what = "its result" if value.sources else "this tensor"
+    text = f"{what} has no equal in the single-device run"
+    if partial:
+        text += f"; it was given the result of {partial[0].name} at {partial[0].line} without its sum over the ranks"
+    return value_item(value.name, text, line=value.line)
+
+
+def _divided_behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[_Judged]) -> Value | None:
+    behind = _behind(places, values, judged, _Judged.PARTIAL)
+    return first(values[place] for place in sorted(behind) if _is_divided(values[place], judged))
+
+
+def _is_divided(value: Value, judged: Sequence[_Judged]) -> bool:
+    """True for what is partial because of its op: made of whole tensors only, or the result of a collective."""
+    is_made_of_whole = all(judged[source] == _Judged.WHOLE for source in value.sources)
+    return is_made_of_whole or value.name.startswith("_c10d_functional.")
+
+
+def _all_judged(
+    values: Sequence[Value], known: Known, sums: Sequence[Fingerprint | None], *, tolerance: float
+) -> list[_Judged]:
+    found: list[_Judged] = []
+    for place, value in enumerate(values):
+        whole = known.whole.get(value.shape, [])
+        parts = known.parts.get(value.shape, [])
+        total = sums[place] if sums else None
+        if value.tensor is None or not (whole or parts):
+            found.append(_inherited(value, found))
+        elif _is_among(value.tensor, whole, tolerance):
+            found.append(_Judged.WHOLE)
+        elif _is_among(value.tensor, parts, tolerance):
+            found.append(_Judged.PART)
+        elif total is not None and _is_among(total, whole, tolerance):
+            found.append(_Judged.PARTIAL)
+        else:
+            found.append(_Judged.WRONG)
+    return found
+
+
+def _inherited(value: Value, judged: Sequence[_Judged]) -> _Judged:
+    """Of a value that has no counterpart in the reference, as what it was made from."""
+    is_wrong = any(judged[source] == _Judged.WRONG for source in value.sources)
+    return _Judged.WRONG if is_wrong else _Judged.PART
+
+
+def _behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[_Judged], wanted: _Judged) -> set[int]:
+    """Those of the places that are so judged, and all of that kind that they were made from."""
+    found: set[int] = set()
+    left = list(places)
+    while left:
+        place = left.pop()
+        if judged[place] == wanted and place not in found:
+            found.add(place)
+            left += values[place].sources
+    return found
+
+
+def _is_among(numbers: Fingerprint, candidates: Iterable[Fingerprint], tolerance: float) -> bool:
+    return any(_is_close(numbers, candidate, tolerance) for candidate in candidates)
+
+
+def _is_close(numbers: Fingerprint, wanted: Fingerprint, tolerance: float) -> bool:
+    apart = sum((one - other) ** 2 for one, other in zip(numbers, wanted, strict=True))
+    size = sum(number**2 for number in wanted)
+    return apart <= tolerance**2 * size
+
+
+def _sum(ranks: Sequence[Fingerprint | None]) -> Fingerprint | None:
+    present = [numbers for numbers in ranks if numbers is not None]
+    if len(present) < len(ranks):
+        return None
+    return tuple(sum(numbers) for numbers in zip(*present, strict=True))
