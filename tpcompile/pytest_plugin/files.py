@@ -38,6 +38,10 @@ class Job:
         """Write the job into its folder."""
         Path(self.folder, "job.json").write_text(json.dumps(asdict(self)))
 
+    def exit_codes(self) -> list[int | None]:
+        """By rank, negative for a signal, None for a rank that has not ended."""
+        return [self.files.exit_code(rank) for rank in range(self.world_size)]
+
     @property
     def files(self) -> Files:
         """The files of the job."""
@@ -78,6 +82,11 @@ class Files:
     def exit(self, rank: int) -> Path:
         """Exit code of a rank, negative for a signal."""
         return self.folder / f"exit_{rank}"
+
+    def exit_code(self, rank: int) -> int | None:
+        """What is in that file; None without it."""
+        file = self.exit(rank)
+        return int(file.read_text()) if file.exists() else None
 
     def reports(self, rank: int) -> Path:
         """Reports of a rank, one JSON object a line."""

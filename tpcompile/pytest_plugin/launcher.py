@@ -114,7 +114,7 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
-    environ = {**ENVIRON, **os.environ}
+    environ = {**ENVIRON, **os.environ, "CUDA_VISIBLE_DEVICES": ""}
     environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
     return Job(
         folder=str(_folder(item)),

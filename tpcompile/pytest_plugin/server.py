@@ -165,9 +165,12 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
 
 def _abandon(pids: Iterable[int]) -> None:
     """End the ranks of a job whose server or reader has ended; no exit code says that they ended by themselves."""
+    pids = list(pids)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)  # it may not have its group yet
         _sweep_group(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
 
 
 def _ended(left: dict[int, int]) -> list[tuple[int, int]]:
@@ -213,13 +216,15 @@ def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable
         return pid
     code = 70
     try:
+        from tpcompile.ranks.env import local_variables
+
         port: int = listener.getsockname()[1]
         for inherited in (listener, *of_supervisor):
             inherited.close()
         _become(job, rank)
         module, _, name = job.target.partition(":")
         target = getattr(importlib.import_module(module), name)
-        code = target(job, rank, _variables(job, rank, port))
+        code = target(job, rank, local_variables(rank, job.world_size, port))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -230,7 +235,7 @@ def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable
 
 def _become(job: Job, rank: int) -> None:
     """What a start of Python and the import of torch would have done for this rank."""
-    from tpcompile.torch_api.forked import new_trace_handler
+    from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
 
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -246,19 +251,4 @@ def _become(job: Job, rank: int) -> None:
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
-
-
-def _variables(job: Job, rank: int, port: int) -> dict[str, str]:
-    """What torchrun would set."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(job.world_size),
-        "LOCAL_WORLD_SIZE": str(job.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": f"pytest-{port}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    import_triton_as_asked()

@@ -80,7 +80,7 @@ class Watch:
                 self._files.stop(end.rank).touch()
 
     def _read(self, end: RankEnd) -> None:
-        code = _read_text(self._files.exit(end.rank))  # first: what a rank wrote before its end is there then
+        code = self._files.exit_code(end.rank)  # first: what a rank wrote before its end is there then
         lines = _read_text(self._files.reports(end.rank)).split("\n")[:-1]
         for line in lines[self._read_lines[end.rank] :]:
             fields = json.loads(line)
@@ -89,8 +89,7 @@ class Watch:
             else:
                 end.reports[fields["when"]] = fields
         self._read_lines[end.rank] = len(lines)
-        if code:
-            end.exit_code = int(code)
+        end.exit_code = code
 
     def _read_the_rest(self, end: RankEnd) -> None:
         end.stack = _read_text(self._files.stack(end.rank))
