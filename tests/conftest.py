@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import rank_server
+from tests import forked
 from tpcompile.launch import count_gpus
 
 pytest_plugins = [
@@ -59,14 +59,14 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run_case", "fuzz"}
+STARTERS = {"run_on_ranks", "run_python", "torchrun", "run_case", "fuzz"}
 """What starts processes that compile; `-m "not ranks"` leaves out the tests that come to one of them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Files are handed to the workers in their order here: xdist would begin with those of many, quick tests."""
     config.option.loadscopereorder = False
-    rank_server.use(config)
+    forked.use(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.preflight import Handshake, InputCheck
+from tpcompile.testing import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

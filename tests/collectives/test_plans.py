@@ -14,13 +14,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import checks, plans
 from tpcompile.collectives.observer import Call, observing
 from tpcompile.errors import ConfigError
 from tpcompile.ranks import per_group
+from tpcompile.testing import run_on_ranks
 
 CALLS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "all_reduce": lambda x, g: tp.all_reduce(x, group=g),

@@ -12,12 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from tests import forked
-from tests.rank_jobs import run_on_ranks
 from tests.test_documented import serve_store
 from tpcompile.cli import ending
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certify import __main__
+from tpcompile.testing import run_on_ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fastpath.md"
 DECLARED, USED = (part.partition("```")[0] for part in PAGE.read_text().split("```python\n")[1:3])

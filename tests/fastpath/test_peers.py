@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import peers
+from tpcompile.testing import run_on_ranks
 
 LATE = "rank 1 of the group did not arrive"
 

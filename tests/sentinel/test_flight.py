@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.sentinel import flight
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import watching
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel import scenarios
 from tpcompile.ranks.signals import SigtermPipe
 from tpcompile.sentinel import Sentinel
+from tpcompile.testing import run_on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

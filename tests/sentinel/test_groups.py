@@ -10,13 +10,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import hang
 from tpcompile.sentinel.messages import Issued, RankState
 from tpcompile.sentinel.wrong_group import wrong_group
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import compiler as compat
 
 ONE, TWO = "1 undefined", "2 undefined"

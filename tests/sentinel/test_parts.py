@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.recording.test_regions import Stack
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import UserLine
@@ -15,6 +14,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.split import parts_alone
+from tpcompile.testing import run_on_ranks
 
 STACK, BLOCK = "Stack.forward model.py:10", "Block.forward model.py:3"
 IN_MAIN = UserLine(file="train.py", line=7, function="main")

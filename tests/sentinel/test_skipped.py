@@ -11,10 +11,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import Sentinel, protocol
+from tpcompile.testing import run_on_ranks
 
 STEPS, STEP_S, SKIPPED, ODD = 400, 0.02, 11, 1
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.recording.test_regions import Stack
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import SkippedFrame, UserLine
@@ -16,6 +15,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.split import split_alone
+from tpcompile.testing import run_on_ranks
 
 REGION = "Stack.forward model.py:3"
 LINE = UserLine(file="model.py", line=5, function="forward")

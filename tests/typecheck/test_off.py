@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tests.typecheck.broken import missing_copy
 from tests.typecheck.programs import MLP, PLAIN, TOKENS, WIDTH, built, mlp
 from tpcompile.collectives import all_reduce
 from tpcompile.collectives.observer import active
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
+from tpcompile.testing import run_on_ranks
 from tpcompile.typecheck import SpmdTypeMode, check_module, check_types, fake_ranks, parse_type
 
 
