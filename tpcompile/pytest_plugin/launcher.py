@@ -62,7 +62,8 @@ class Server:
         self._name = session.name_of(config)
         self._why_not = _why_not()
         if not self._why_not:
-            session.start_server(self._name, config.getini("tp_preload"))
+            plugins = list(config.option.plugins)
+            session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
 
     def connect(self) -> Running:
         """A connection for one job, when ranks can be forked or it is known why they cannot."""

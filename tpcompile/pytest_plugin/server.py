@@ -37,7 +37,7 @@ if Path("/sys/class/net/lo").exists():
     ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def main(name: str, listener: int, preload: Sequence[str]) -> None:
+def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str]) -> None:
     """Import, then fork the ranks of every job until the session of that name has ended."""
     # Ranks are CPU processes, and CUDA does not survive a fork.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -47,7 +47,7 @@ def main(name: str, listener: int, preload: Sequence[str]) -> None:
         session = join(name)
     except OSError:  # it has ended
         return
-    why_not = _prepare(preload)
+    why_not = _prepare(preload, plugins)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _serve(socket.socket(fileno=listener), session, why_not)
     sys.stderr.flush()
@@ -78,13 +78,14 @@ def _ask(connection: socket.socket, why_not: str) -> str:
     return folder
 
 
-def _prepare(preload: Sequence[str]) -> str:
+def _prepare(preload: Sequence[str], plugins: Sequence[str]) -> str:
     """Import what every rank needs; why no rank can run, or an empty text."""
     gc.disable()  # importing torch makes objects that stay
     try:
         for name in preload:
             importlib.import_module(name)
         why_not = _warm_up()
+        _load_plugins(plugins)
     except Exception as error:
         traceback.print_exc()
         why_not = f"{type(error).__name__}: {error}"
@@ -92,6 +93,18 @@ def _prepare(preload: Sequence[str]) -> str:
     gc.freeze()  # a collection in a rank would copy the pages that the forks share
     gc.enable()
     return why_not
+
+
+def _load_plugins(names: Sequence[str]) -> None:
+    """Import those of pytest's session as the session of a rank does, with their assertions rewritten.
+
+    Conftest files are left to the ranks: they may read variables that differ.
+    """
+    import pytest
+
+    arguments = [word for name in names for word in ("-p", name)]
+    config = pytest.Config.fromdictargs({}, ["--noconftest", *arguments])
+    config._ensure_unconfigure()
 
 
 def _warm_up() -> str:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -40,7 +40,7 @@ import os, sys
 os.fork() and os._exit(0)  # no child of the process that starts it: it outlives that
 sys.path[:] = {path!r}
 from tpcompile.pytest_plugin.server import main
-main({name!r}, {listener}, {preload!r})
+main({name!r}, {listener}, {preload!r}, {plugins!r})
 """
 
 
@@ -92,8 +92,8 @@ def join(name: str) -> socket.socket:
     return connection
 
 
-def start_server(name: str, preload: Iterable[str]) -> None:
-    """Start the server of a session, unless one of its processes has."""
+def start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
+    """Start the server of a session, unless one of its processes has; it imports modules and pytest's plugins."""
     try:
         listener = _bound(name, "server")
     except OSError as error:
@@ -102,7 +102,7 @@ def start_server(name: str, preload: Iterable[str]) -> None:
         return
     with listener:
         listener.listen(128)
-        code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=list(preload))
+        code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=preload, plugins=plugins)
         # A session of its own: Ctrl-C is for pytest, which ends the ranks.
         subprocess.run(
             [sys.executable, "-c", code],
