@@ -14,6 +14,7 @@ import pytest
 
 from tests import forked
 from tpcompile.launch import count_gpus
+from tpcompile.pytest_plugin.files import RANK
 
 pytest_plugins = [
     "tpcompile.pytest_plugin"
@@ -54,9 +55,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """What is frozen at its end is never dropped, and Triton's bindings complain."""
-    gc.unfreeze()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What is frozen at the end of Python is never dropped, and Triton's bindings complain; a rank ends before that."""
+    if RANK not in config.stash:
+        gc.unfreeze()
 
 
 STARTERS = {"run_on_ranks", "run_python", "torchrun", "run_case", "fuzz"}
