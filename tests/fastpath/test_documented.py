@@ -12,7 +12,6 @@ import pytest
 import torch.distributed as dist
 
 from tests import forked
-from tests.test_documented import serve_store
 from tpcompile.cli import ending
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath import registered
@@ -49,8 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def use(folder: str) -> str:
     """On each rank: the page's second block; what its assertion says, or nothing."""
-    server = serve_store()
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     sys.path.insert(0, folder)
     where = "fastpath.md"
     linecache.cache[where] = (len(USED), None, USED.splitlines(keepends=True), where)
@@ -60,7 +57,6 @@ def use(folder: str) -> str:
         return str(error)
     finally:
         dist.barrier()
-        del server
     return ""
 
 
