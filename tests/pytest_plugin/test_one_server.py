@@ -77,6 +77,17 @@ def test_after_it(tp):
     pass
 """
 
+IMPORTED = "import os\nIMPORTED_BY = os.getpid()"
+IS_IMPORTED = """
+import os, psutil, pytest
+import conftest, own_plugin
+
+@pytest.mark.tp(world_size=2)
+def test_which_process_imports(tp):
+    server = psutil.Process(os.getppid()).ppid()
+    assert (own_plugin.IMPORTED_BY, conftest.IMPORTED_BY) == (server, os.getpid())
+"""
+
 
 def named(folder: Path) -> list[list[str]]:
     """Worker, server and process of each rank that ran."""
@@ -167,6 +178,14 @@ def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(
     assert f"lost their server: {session.HAS_ENDED}" in failure.splitlines()[0]
     assert done.cases["test_after_it"].skipped == f"not checked: {session.HAS_ENDED}"
     assert not any(runs(rank) for _, _, rank in named(tmp_path))
+
+
+def test_plugins_of_pytest_are_imported_once_by_the_server_and_conftest_files_by_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "own_plugin.py").write_text(IMPORTED)
+    environ = {"PYTHONPATH": os.pathsep.join([PYTHONPATH, str(tmp_path)])}
+    files = {"is_imported": IS_IMPORTED, "conftest": IMPORTED}
+    done = run_session(tmp_path, files, "-p", "own_plugin", environ=environ)
+    assert not done.cases["test_which_process_imports"].failures, done.output
 
 
 def test_a_session_without_a_server_ends_at_once_and_its_name_is_free_again() -> None:

@@ -98,12 +98,12 @@ def _prepare(preload: Sequence[str], plugins: Sequence[str]) -> str:
 def _load_plugins(names: Sequence[str]) -> None:
     """Import those of pytest's session as the session of a rank does, with their assertions rewritten.
 
-    Conftest files are left to the ranks: they may read variables that differ.
+    Conftest files and the ini file are left to the ranks: they may read variables that differ.
     """
     import pytest
 
     arguments = [word for name in names for word in ("-p", name)]
-    config = pytest.Config.fromdictargs({}, ["--noconftest", *arguments])
+    config = pytest.Config.fromdictargs({}, ["--noconftest", "-c", os.devnull, *arguments])
     config._ensure_unconfigure()
 
 
