@@ -6,6 +6,8 @@ import os
 import pickle
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.ranks import processes
+from tpcompile.ranks import processes, starts
 from tpcompile.ranks.env import rank_env
+from tpcompile.ranks.starts import Call, ExitCodes
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
 
@@ -128,6 +131,21 @@ def _store_of_the_job() -> str:
 @pytest.mark.parametrize("start_method", [None, "spawn"])
 def test_ranks_have_torchruns_variables_and_store_however_they_are_started(start_method: str | None) -> None:
     assert run_on_ranks(_store_of_the_job, start_method=start_method) == ["0 of 2", "1 of 2"]
+
+
+@contextmanager
+def _start_nothing(call: Call) -> Iterator[ExitCodes]:
+    torch.save("of no rank", call.folder / "result_0")
+    yield lambda: [0]
+
+
+def test_a_registered_start_is_used_until_that_is_undone() -> None:
+    undo = starts.register(_start_nothing)
+    try:
+        assert run_on_ranks(len, "", world_size=1) == ["of no rank"]
+    finally:
+        undo()
+    assert run_on_ranks(len, "", world_size=1) == [0]
 
 
 def _parent() -> int:
