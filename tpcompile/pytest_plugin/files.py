@@ -85,8 +85,8 @@ class Files:
 
     def exit_code(self, rank: int) -> int | None:
         """What is in that file; None without it."""
-        file = self.exit(rank)
-        return int(file.read_text()) if file.exists() else None
+        text = read_text(self.exit(rank))
+        return int(text) if text else None
 
     def reports(self, rank: int) -> Path:
         """Reports of a rank, one JSON object a line."""
@@ -99,6 +99,11 @@ class Files:
     def output(self, rank: int, stream: str) -> Path:
         """What a rank wrote to `stdout` or `stderr`."""
         return self.folder / f"rank_{rank}.{stream}"
+
+
+def read_text(path: Path) -> str:
+    """What is in a file of a job; empty for a file that is not there."""
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 @dataclass(frozen=True)

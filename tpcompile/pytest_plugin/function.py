@@ -20,7 +20,7 @@ import pytest
 
 from tpcompile.pytest_plugin import launcher
 from tpcompile.pytest_plugin.causes import where
-from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Job
+from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Job, read_text
 from tpcompile.pytest_plugin.server import ENVIRON
 from tpcompile.pytest_plugin.session import Running
 from tpcompile.ranks.processes import run_rank, spawned
@@ -72,16 +72,14 @@ def _stop(job: Job) -> Iterator[str]:
     while None in job.exit_codes() and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
     for rank in late:
-        yield f"rank {rank} is at {where(job.files.stack(rank).read_text())}"
+        yield f"rank {rank} is at {where(read_text(job.files.stack(rank)))}"
 
 
 def _print_output(job: Job) -> None:
     """Where the output of spawned ranks would be."""
     for rank in range(job.world_size):
         for stream in STREAMS:
-            file = job.files.output(rank, stream)
-            lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-            for line in lines:
+            for line in read_text(job.files.output(rank, stream)).splitlines():
                 print(f"[rank {rank}] {line}", file=getattr(sys, stream))
 
 
