@@ -16,21 +16,18 @@ import os
 import platform
 import random
 import sys
-import tempfile
 import time
-import traceback
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from tpcompile.collectives import api as tp
 from tpcompile.errors import ConfigError
+from tpcompile.testing import run_on_ranks
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int64, torch.int32, torch.int8, torch.uint8)
@@ -275,28 +272,22 @@ def _same(found: Tensor, expected: Tensor, what: str) -> None:
     assert loose or torch.equal(found, expected), f"{what}: {found}, expected {expected}"
 
 
-def rank_main(rank: int, ranks: int, folder: str, cases: int, seed: int, broken: str) -> None:
-    """All cases on one rank; writes counts, or the case that failed."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    place, number, case = Path(folder), -1, None
-    try:
-        store = dist.FileStore(str(place / "store"), ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-        halves = tuple(range(ranks - ranks // 2, ranks))
-        groups = {tuple(range(ranks)): dist.group.WORLD, halves: dist.new_group(list(halves))}
-        if broken:
-            _break(broken)
-        rng, counts = random.Random(seed), collections.Counter()
-        for number in range(cases):
-            case = draw(rng, ranks)
+def rank_main(cases: int, seed: int, broken: str) -> dict[str, int]:
+    """All cases on this rank; returns how many of each kind were right, or raises with the case that failed."""
+    ranks = dist.get_world_size()
+    halves = tuple(range(ranks - ranks // 2, ranks))
+    groups = {tuple(range(ranks)): dist.group.WORLD, halves: dist.new_group(list(halves))}
+    if broken:
+        _break(broken)
+    rng, counts = random.Random(seed), collections.Counter()
+    for number in range(cases):
+        case = draw(rng, ranks)
+        try:
             one_case(case, seed * 1_000_003 + number, groups, counts)
-        (place / f"counts_{rank}").write_text(json.dumps(counts))
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        (place / f"error_{rank}").write_text(f"case {number}: {case}\n{traceback.format_exc()}")
-        os._exit(1)
+        except Exception as error:
+            raise RuntimeError(f"case {number}: {case}") from error
+    dist.barrier()
+    return dict(counts)
 
 
 def _break(name: str) -> None:
@@ -305,30 +296,15 @@ def _break(name: str) -> None:
     setattr(tp, name, lambda x, **kwargs: right(x, **kwargs) * 1 + (1 if kwargs.get("dst") == "R" else 0))
 
 
-def fuzz(
-    cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600, context: Any = None
-) -> dict[str, Any]:
-    """Start the ranks, wait, and return counts by kind of rank 0 and the failures of all."""
+def fuzz(cases: int, ranks: int, seed: int, *, broken: str = "", timeout_s: float = 3600) -> dict[str, Any]:
+    """Start the ranks, wait, and return the counts by kind of every rank, or the first failure."""
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, folder, cases, seed, broken)
-        start = (context or mp.get_context("spawn")).Process
-        processes = [start(target=rank_main, args=(rank, *arguments)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        while any(p.exitcode is None for p in processes) and time.monotonic() - started_s < timeout_s:
-            if any(p.exitcode for p in processes):
-                break
-            time.sleep(0.05)
-        hung = all(p.exitcode is None for p in processes)
-        for process in processes:
-            process.kill()
-            process.join()
-        errors = sorted(Path(folder).glob("error_*"), key=lambda path: path.stat().st_mtime_ns)
-        failures = [f"rank {path.name[6:]}: {path.read_text()}" for path in errors] + ["no end in time"] * hung
-        dead = [p.exitcode for p in processes if p.exitcode] if not failures else []
-        counts = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("counts_*"))]
-    failures += [f"a rank died, exit codes {dead}"] if dead else []
+    counts, failures = [], []
+    limits = {"timeout_s": timeout_s, "collective_timeout_s": 60}
+    try:
+        counts = run_on_ranks(rank_main, cases, seed, broken, world_size=ranks, **limits)
+    except (RuntimeError, TimeoutError) as error:
+        failures = [str(error)]
     return {
         "cases": cases,
         "ranks": ranks,

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests import rank_server
+from tests import forked
 from tpcompile.launch import count_gpus
+from tpcompile.pytest_plugin.files import RANK
 
 pytest_plugins = [
     "tpcompile.pytest_plugin"
@@ -54,19 +55,20 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """What is frozen at its end is never dropped, and Triton's bindings complain."""
-    gc.unfreeze()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What is frozen at the end of Python is never dropped, and Triton's bindings complain; a rank ends before that."""
+    if RANK not in config.stash:
+        gc.unfreeze()
 
 
-STARTERS = {"run_on_ranks", "run_on_fresh_ranks", "run_python", "torchrun", "run_case", "fuzz"}
+STARTERS = {"run_on_ranks", "run_python", "torchrun", "run_case", "fuzz"}
 """What starts processes that compile; `-m "not ranks"` leaves out the tests that come to one of them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Files are handed to the workers in their order here: xdist would begin with those of many, quick tests."""
     config.option.loadscopereorder = False
-    rank_server.use(config)
+    forked.use(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,10 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import psutil
+import pytest
 
-from tests import rank_server
-from tests.interpreting import import_triton_as_asked
-from tpcompile.pytest_plugin.files import STREAMS, Job
+from tpcompile.pytest_plugin import launcher
+from tpcompile.pytest_plugin.files import STREAMS, Files, Job
+from tpcompile.pytest_plugin.session import Running
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +44,14 @@ _STACKS_S = 1.0
 _POLL_S = 0.02
 _KILLED_S = 10.0
 """A process that was killed is gone by then."""
+
+
+_CONFIG: list[pytest.Config] = []
+
+
+def use(config: pytest.Config) -> None:
+    """Fork from the server of this session."""
+    _CONFIG[:] = [config]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +77,17 @@ def run_python(
     command = [str(argument) for argument in arguments]
     with TemporaryDirectory() as name:
         folder = Path(name)
-        job = rank_server.job(
-            folder, "tests.forked:play_job", {"command": command}, environ={**environ, _JOB: name}, cwd=cwd
-        )
-        process = rank_server.Process(job)
-        process.start()
+        running = start("tests.forked:play_job", folder, {"command": command}, environ={**environ, _JOB: name}, cwd=cwd)
         try:
-            process.join(timeout_s)
-            if process.exitcode is None:
+            running.is_served(timeout_s)
+            (code,) = running.exit_codes()
+            if code is None:
                 _ask_for_stacks(folder)
         finally:
-            process.kill()
-            process.join()
-            left = _sweep(folder, {process.pid})
-        late = process.exitcode == -signal.SIGKILL
-        out, err = (job.files.output(0, stream).read_text(errors="replace") for stream in STREAMS)
-        return Ended(returncode=124 if late else process.exitcode or 0, stdout=out, stderr=err, left_running=left)
+            running.close()
+            left = _sweep(folder, running.pids)
+        out, err = (Files(folder).output(0, stream).read_text(errors="replace") for stream in STREAMS)
+        return Ended(returncode=124 if code is None else code, stdout=out, stderr=err, left_running=left)
 
 
 def torchrun(
@@ -100,6 +104,33 @@ def torchrun(
     return run_python(command, environ=variables, cwd=cwd, timeout_s=timeout_s)
 
 
+def start(
+    target: str,
+    folder: Path,
+    arguments: dict[str, Any],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+) -> Running:
+    """A process that calls `target`; what it leaves running is for the test to find."""
+    running = launcher.start_server(_CONFIG[0]).connect()
+    if running.why_not:
+        raise RuntimeError(f"no process can be forked: {running.why_not}")
+    job = Job(
+        folder=str(folder),
+        world_size=1,
+        target=target,
+        arguments=arguments,
+        environ=dict(environ),
+        cwd=str(cwd or Path.cwd()),
+        sys_path=tuple(sys.path),
+        timeout_s=0.0,
+        is_swept=False,
+    )
+    running.start(job)
+    return running
+
+
 def free_port() -> int:
     """A TCP port of this machine that nothing listens at."""
     with socket.socket() as found:
@@ -114,7 +145,6 @@ def play_job(job: Job, rank: int, variables: Mapping[str, str]) -> NoReturn:
     """The command itself."""
     _die_with_parent()
     _reset_signals()
-    import_triton_as_asked()
     subprocess.Popen = _Popen  # type: ignore[misc]
     _play_command(job.arguments["command"])
 
@@ -233,7 +263,7 @@ class _Rank:
 
 def _become(environ: Mapping[str, str], stdout: int, stderr: int) -> None:
     """What a start of Python and the import of torch would have done with these variables and files."""
-    from tpcompile.torch_api.forked import new_trace_handler
+    from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
 
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

@@ -21,13 +21,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import tpcompile
 from tests.forked import torchrun
-from tests.rank_jobs import run_on_ranks
 from tpcompile.checking import Capture
 from tpcompile.errors import DirectoryTakenError, DivergenceError, ExitCode
 from tpcompile.evidence.records import DivergenceClass, Status
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
 from tpcompile.ranks.store import RankStore
+from tpcompile.testing import run_on_ranks
 
 WORLD = 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.preflight import Handshake, InputCheck
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,19 +56,9 @@ def names() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def serve_store() -> dist.TCPStore:
-    """A store at MASTER_ADDR:MASTER_PORT, as torchrun has one."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = [server.port]
-    dist.broadcast_object_list(port, src=0)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port[0])}
-    return server
-
-
-def run_blocks() -> list[str]:
-    """Run them all; the pages' own assertions are the test."""
-    server = serve_store()
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+@pytest.mark.tp(world_size=2, timeout_s=250)
+def test_every_documented_block_runs_on_two_ranks() -> None:
+    """The pages' own assertions are the test."""
     known = names()
     done = []
     for where, text in blocks():
@@ -82,35 +70,22 @@ def run_blocks() -> list[str]:
         linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)  # as a notebook does
         exec(compile(text, where, "exec"), given)  # the page's own text
         done.append(where)
-    dist.barrier()
-    del server
-    return done
+    assert len(done) >= 6
 
 
-def test_every_documented_block_runs_on_two_ranks() -> None:
-    first, second = run_on_ranks(run_blocks, timeout_s=250)
-    assert first == second and len(first) >= 6
+def printed_by(program: str) -> str:
+    torch.compiler.reset()
+    with redirect_stdout(StringIO()) as out:
+        exec(program, names())
+    return out.getvalue()
 
 
-def print_verdict() -> tuple[str, str]:
-    """What the README's five lines for a model of the reader's own print: all of them, and without `print`."""
-    server = serve_store()
+@pytest.mark.tp(world_size=2)
+def test_the_lines_of_the_readme_for_a_model_of_the_readers_own_print_the_verdict_on_rank_0() -> None:
     (text,) = [text for where, text in blocks() if where.startswith("README") and "verdict.print()" in text]
-    printed = []
-    for program in (text, text.replace("verdict.print()", "")):
-        torch.compiler.reset()
-        with redirect_stdout(StringIO()) as out:
-            exec(program, names())
-        printed.append(out.getvalue())
-    dist.barrier()
-    del server
-    return printed[0], printed[1]
-
-
-def test_the_lines_of_the_readme_print_the_verdict() -> None:
-    (printed, without), _ = run_on_ranks(print_verdict, timeout_s=120)
-    assert "PASS (exit 0): 2 ranks agree" in printed
-    assert "PASS" not in without
+    is_printed = "PASS (exit 0): 2 ranks agree" in printed_by(text)
+    assert is_printed == (dist.get_rank() == 0)
+    assert "PASS" not in printed_by(text.replace("verdict.print()", ""))
 
 
 def test_a_block_that_asserts_in_vain_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import pickle
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests import rank_server
-from tests.rank_jobs import run_on_ranks
-from tpcompile.pytest_plugin.session import HAS_ENDED, Running
+from tpcompile.ranks import processes, starts
+from tpcompile.ranks.env import rank_env
+from tpcompile.ranks.starts import Call, ExitCodes
+from tpcompile.ranks.store import RankStore
+from tpcompile.testing import run_on_ranks
 
 
 def _one_fails_while_the_other_waits() -> None:
@@ -23,7 +29,8 @@ def _one_fails_while_the_other_waits() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def _sleeps() -> None:
+def _sleeps(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
     time.sleep(600)
 
 
@@ -32,39 +39,34 @@ def test_the_failing_rank_is_named_with_its_traceback() -> None:
         run_on_ranks(_one_fails_while_the_other_waits)
 
 
-def test_ranks_that_do_not_finish_are_killed_and_named() -> None:
-    started_s = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] did not finish"):
-        run_on_ranks(_sleeps, timeout_s=1)
-    assert time.monotonic() - started_s < 30
+def test_ranks_that_do_not_finish_are_killed_and_named_with_their_lines(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] did not finish") as caught:
+        run_on_ranks(_sleeps, str(tmp_path), timeout_s=1)
+    line = f"{__file__}:{_sleeps.__code__.co_firstlineno + 2} in _sleeps"
+    assert caught.value.__notes__ == [f"rank {rank} is at {line}" for rank in range(2)]
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 
 
-class _RankZeroConnectsLate:
-    """A function of ranks: when it began on this rank, and when this rank was connected."""
+def _connects_again(port: int) -> tuple[float, float]:
+    """When this rank was connected through that store, rank 0 later than rank 1, and when it went on."""
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    init, connected_s = dist.init_process_group, []
 
-    def __init__(self) -> None:
-        self.connected_s = 0.0
+    def late(*args: Any, **options: Any) -> None:
+        init(*args, **options)
+        time.sleep(0 if dist.get_rank() else 0.5)
+        connected_s.append(time.monotonic())
 
-    def __setstate__(self, state: object) -> None:
-        """In the process of a rank, before it connects."""
-        init = dist.init_process_group
-
-        def late(*args: Any, rank: int, **options: Any) -> None:
-            init(*args, rank=rank, **options)
-            time.sleep(0 if rank else 0.5)
-            self.connected_s = time.monotonic()
-
-        dist.init_process_group = late
-
-    def __getstate__(self) -> object:
-        return "anything but None, or __setstate__ is not called"
-
-    def __call__(self) -> tuple[float, float]:
-        return self.connected_s, time.monotonic()
+    dist.init_process_group = late
+    processes.connect(timeout_s=60)
+    return connected_s[0], time.monotonic()
 
 
 def test_no_rank_begins_before_all_are_connected() -> None:
-    (connected_s, _), (_, begun_s) = run_on_ranks(_RankZeroConnectsLate())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (connected_s, _), (_, begun_s) = run_on_ranks(_connects_again, store.port)
     assert begun_s >= connected_s  # a rank that is done at once would end while rank 0 still connects to it
 
 
@@ -82,21 +84,76 @@ def test_forked_ranks_have_the_variables_of_now_and_write_the_trace_they_ask_for
     assert run_on_ranks(_trace_files) == [2, 2]
 
 
-@pytest.fixture
-def ended() -> Running:
-    """A connection to a server that has ended."""
-    return Running("tpcompile-of-no-session", "")
+class _CannotBePickled:
+    def __reduce__(self) -> str:
+        raise TypeError("planted in __reduce__")
 
 
-def test_ranks_are_not_started_by_a_server_that_has_ended(ended: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimpleNamespace(connect=lambda: ended)
-    monkeypatch.setattr(rank_server.launcher, "start_server", lambda _config: server)
-    with pytest.raises(RuntimeError, match=f"no rank can be started: {HAS_ENDED}"):
-        run_on_ranks(len, "")
+def test_a_result_that_cannot_be_pickled_names_the_rank() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)rank [01] failed:.*planted in __reduce__"):
+        run_on_ranks(_CannotBePickled)
 
 
-def test_the_end_of_the_server_is_not_taken_for_the_end_of_a_rank(ended: Running) -> None:
-    process = rank_server.Call(len, args=("",))
-    process._running = ended
-    with pytest.raises(RuntimeError, match=HAS_ENDED):
-        process.exitcode  # noqa: B018
+def test_a_function_that_cannot_be_pickled_is_refused_before_any_rank_starts() -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        run_on_ranks(lambda: None)
+
+
+def _one_is_killed_while_the_other_waits() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_rank_that_is_killed_is_named_before_the_one_that_lost_it() -> None:
+    with pytest.raises(RuntimeError, match=r"^ranks died without a traceback, exit codes \{1: -9\}"):
+        run_on_ranks(_one_is_killed_while_the_other_waits)
+
+
+def _printed() -> None:
+    print("rank", dist.get_rank(), "says")
+
+
+def test_output_is_printed_with_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    run_on_ranks(_printed)
+    assert capsys.readouterr().out == "[rank 0] rank 0 says\n[rank 1] rank 1 says\n"
+
+
+def _store_of_the_job() -> str:
+    store = RankStore.of_job("test")
+    store.put(f"from {store.rank}", store.rank)
+    if store.rank == 0:
+        assert store.get("from 1", timeout_s=60) == 1
+    variables = rank_env()
+    return f"{variables.rank} of {variables.world_size}"
+
+
+@pytest.mark.parametrize("start_method", [None, "spawn"])
+def test_ranks_have_torchruns_variables_and_store_however_they_are_started(start_method: str | None) -> None:
+    assert run_on_ranks(_store_of_the_job, start_method=start_method) == ["0 of 2", "1 of 2"]
+
+
+@contextmanager
+def _start_nothing(call: Call) -> Iterator[ExitCodes]:
+    torch.save("of no rank", call.folder / "result_0")
+    yield lambda: [0]
+
+
+def test_a_registered_start_is_used_until_that_is_undone() -> None:
+    undo = starts.register(_start_nothing)
+    try:
+        assert run_on_ranks(len, "", world_size=1) == ["of no rank"]
+    finally:
+        undo()
+    assert run_on_ranks(len, "", world_size=1) == [0]
+
+
+def _parent() -> int:
+    return os.getppid()
+
+
+def test_ranks_are_forked_by_one_supervisor_and_spawned_by_this_process() -> None:
+    forked = run_on_ranks(_parent)
+    assert len(set(forked)) == 1
+    assert forked != [os.getpid()] * 2
+    assert run_on_ranks(_parent, start_method="spawn") == [os.getpid()] * 2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.recording import CaptureSession
+from tpcompile.testing import run_on_ranks
 
 REPRO = Path(__file__).parents[1] / "repro"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests import rank_jobs as ranks
 from tests.conftest import GPUS, starts_ranks
+from tpcompile import testing
 from tpcompile.launch import count_gpus
 
 TESTS = Path(__file__).resolve().parent
@@ -69,7 +69,7 @@ def test_a_wait_of_the_limit_or_longer_is_found_by_number_and_by_name() -> None:
 
 @cache
 def _results() -> list[int]:
-    return [sum(ranks.run_on_ranks(len, "")) for _ in range(2)]
+    return [sum(testing.run_on_ranks(len, "")) for _ in range(2)]
 
 
 def _by_a_helper() -> None:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.errors import ConfigError
+from tpcompile.testing import run_on_ranks
 
 # Name -> (this rank's part of the work, what one device computes for all ranks). x is [rank, 4, 6]; the loss weighs
 # results with w, equal on all ranks where the work is repeated ("I") and w[rank] where the ranks do different work.

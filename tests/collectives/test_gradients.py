@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.collectives.forms import FORMS, Form, x_shape
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
+from tpcompile.testing import run_on_ranks
 
 # A form under a type it does not have: gradcheck must go red.
 WRONG = {

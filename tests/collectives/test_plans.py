@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives import checks, plans
@@ -199,22 +198,16 @@ def _reference(name: str, rank: int) -> Tensor:
     return xs[1] if name == "broadcast" else sum(xs)
 
 
-def _mismatch() -> str:
+@pytest.mark.tp(world_size=2)
+def test_values_by_a_plan_are_those_of_the_checked_call() -> None:
+    for name, results in _values().items():
+        assert all(torch.equal(y, _reference(name, dist.get_rank())) for y in results), name
+
+
+@pytest.mark.tp(world_size=2)
+def test_the_debug_wrapper_of_torch_still_compares_shapes() -> None:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     x, group = torch.ones(4), dist.new_group()
     tp.all_reduce(x, group=group)
-    try:
+    with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
         tp.all_reduce(x if dist.get_rank() else x[:2], group=group)
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def test_values_by_a_plan_are_those_of_the_checked_call() -> None:
-    for rank, found in enumerate(run_on_ranks(_values)):
-        for name, results in found.items():
-            assert all(torch.equal(y, _reference(name, rank)) for y in results), name
-
-
-def test_the_debug_wrapper_of_torch_still_compares_shapes() -> None:
-    assert all("mismatch" in text.lower() for text in run_on_ranks(_mismatch))

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.collectives.forms import FORMS, x_shape
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import load
@@ -22,6 +21,7 @@ from tpcompile.nn.block import TransformerStack
 from tpcompile.numerics.check import check_program
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import c10d
 
 SAVES = ("c10d", "_c10d_functional", "everything")

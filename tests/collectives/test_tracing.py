@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.collectives.forms import FORMS, x_shape
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import api as tp
 from tpcompile.collectives import asynchronous as later
 from tpcompile.collectives.observer import Call, active, observing
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.errors import TpCompileError
+from tpcompile.testing import run_on_ranks
 
 # Tracing dim 1 of every form would double the cost: compiled values have it once for each kind of move. Left out too
 # is what another form traces to but for the name of its reduction; eager values have every form (test_gradients.py).

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from examples.checkpoints import num_layers, wan, wan_original
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
+from tpcompile.testing import run_on_ranks
 
 HEADS, HEAD_SIZE, LAYERS, TEXT = 4, 14, 2, 5
 WAN = {

@@ -12,12 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from tests import forked
-from tests.rank_jobs import run_on_ranks
-from tests.test_documented import serve_store
 from tpcompile.cli import ending
 from tpcompile.errors import DivergenceError
 from tpcompile.fastpath import registered
 from tpcompile.fastpath.certify import __main__
+from tpcompile.testing import run_on_ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fastpath.md"
 DECLARED, USED = (part.partition("```")[0] for part in PAGE.read_text().split("```python\n")[1:3])
@@ -49,8 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def use(folder: str) -> str:
     """On each rank: the page's second block; what its assertion says, or nothing."""
-    server = serve_store()
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     sys.path.insert(0, folder)
     where = "fastpath.md"
     linecache.cache[where] = (len(USED), None, USED.splitlines(keepends=True), where)
@@ -60,7 +57,6 @@ def use(folder: str) -> str:
         return str(error)
     finally:
         dist.barrier()
-        del server
     return ""
 
 

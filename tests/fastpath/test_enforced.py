@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import pytest
 
 from tests.fastpath import banned
-from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.layers.differing_items import rows_of
 from tpcompile.evidence.layers.kernels import SPEC
@@ -17,6 +16,7 @@ from tpcompile.evidence.records import Check, CheckId, CompileRecord, Kernel, La
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.fastpath import ban
 from tpcompile.fastpath.use import Use
+from tpcompile.testing import run_on_ranks
 
 pytest.importorskip("triton")
 NORM = "tests.fastpath.kernels.norm_kernel"

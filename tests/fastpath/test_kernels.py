@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.forked import run_python
-from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import value_item
 from tpcompile.fastpath import ban, certificate, registered, tp_region
 from tpcompile.fastpath.kernels.all import activation, qk_head_norm, qk_norm, qkv_pack, token_norm
 from tpcompile.fastpath.use import Use
+from tpcompile.testing import run_on_ranks
 
 CERTIFIED = ("qk_norm_rope", "qk_head_norm_rope", "add_rms_norm", "add_modulated_norm", "gelu_tanh", "silu_mul")
 EXCHANGED = ("qk_norm_rope_exchange", "all_reduce_add_rms_norm")

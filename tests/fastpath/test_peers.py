@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.errors import FastPathError
 from tpcompile.fastpath import peers
@@ -17,6 +16,7 @@ from tpcompile.fastpath.in_turn import Turns
 from tpcompile.fastpath.kernels.exchange_memory import Exchange
 from tpcompile.fastpath.measured import Decision, ShapeClass
 from tpcompile.nn import fast_paths
+from tpcompile.testing import run_on_ranks
 
 LATE = "rank 1 of the group did not arrive"
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import tpcompile
-from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Verdict
 from tpcompile.fastpath import Selection, fast_path, measured, registered, registry, selection
 from tpcompile.fastpath.measured import Decision, Ratio, ShapeClass, choose, read_table, write_table
 from tpcompile.fastpath.selection import Processor, Vote, obstacle, settle
+from tpcompile.testing import run_on_ranks
 
 SHAPES = ((2, 128, 5120), (5120,))
 TIMEOUT_S = 5.0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.fastpath import single_gpu
-from tests.rank_jobs import run_on_ranks
 from tpcompile.fastpath.certificate import MAX_RATIO
+from tpcompile.testing import run_on_ranks
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.fastpath import banned
-from tests.rank_jobs import run_on_ranks
 from tpcompile.errors import FastPathError
 from tpcompile.evidence.records import CheckId, Verdict
 from tpcompile.fastpath import ban_in_eager
+from tpcompile.testing import run_on_ranks
 
 pytest.importorskip("triton")
 from tests.fastpath import strangers  # declares kernels

@@ -1,6 +1,8 @@
-"""`python -m tests.fastpath.wrong_exchanges`: named faults in kernels that exchange, each with its case."""
+"""`python -m tests.fastpath.wrong_exchanges [STEP]`: named faults in kernels that exchange, each with its case."""
 
 from __future__ import annotations
+
+import sys
 
 from tests.fastpath.wrong_kernels import (
     FIRST,
@@ -112,4 +114,4 @@ FAULTS = [
 ]
 
 if __name__ == "__main__":
-    report(FAULTS, cpu_s=40.0)
+    report(FAULTS[:: int(sys.argv[1])], cpu_s=40.0)

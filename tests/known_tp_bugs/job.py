@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
+from tpcompile.testing import run_on_ranks
 
 Found = dict[str, list[Any]]
 """Name of a program -> its result on each rank."""

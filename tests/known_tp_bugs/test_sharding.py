@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from tests.graphs import GraphCapture
 from tests.known_tp_bugs.criteria import errors_of, first_three, skewed, wrong
 from tests.known_tp_bugs.job import Found
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives import all_gather_single, reduce_scatter_single
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
@@ -28,6 +27,7 @@ from tpcompile.nn.mlp import SwiGLU
 from tpcompile.nn.sharding import ShardSpec
 from tpcompile.numerics.draw import draw_inputs
 from tpcompile.numerics.reference import Reference
+from tpcompile.testing import run_on_ranks
 
 NUM_IN, NUM_OUT, HEADS = 5120, 256, 40
 BLOCK = BlockConfig(

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import ConfigError
 from tpcompile.nn.block import BlockInputs, TransformerBlock, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.testing import run_on_ranks
 
 FORMS: dict[str, dict[str, Any]] = {
     "wan": {"style": "wan", "bias": True, "causal": False, "num_kv_heads": 8},

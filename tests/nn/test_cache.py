@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.cache import KVCache
 from tpcompile.nn.linear import PackedColumnLinear, RowParallelLinear
+from tpcompile.testing import run_on_ranks
 
 F64 = {"dtype": torch.float64}
 BATCH, TOKENS, MAX_LEN, HEADS, HEAD_DIM, DIM = 2, 10, 12, 4, 4, 6

@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 
 from examples.checkpoints import llama, num_layers, qwen3
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.nn.causal_lm import CausalLM, left_padded
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
+from tpcompile.testing import run_on_ranks
 
 BATCH, TOKENS, PROMPT, NEW = 2, 8, 3, 5
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8}

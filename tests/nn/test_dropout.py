@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.dropout import Dropout, global_index, keep_mask, seed_ranks
+from tpcompile.testing import run_on_ranks
 
 ALONE = Collectives(None)
 SHAPE = (4, 8, 12)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.embedding import ParallelEmbedding, ParallelLMHead
 from tpcompile.nn.sharding import specs_of
+from tpcompile.testing import run_on_ranks
 
 F64 = {"dtype": torch.float64}
 DIM, SEQ, BATCH = 6, 8, 2

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tests.graphs import GraphCapture
 from tests.nn.test_block import CASES, _rows, build, config_of
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.errors import FastPathError
@@ -27,6 +26,7 @@ from tpcompile.nn.block import TransformerStack
 from tpcompile.nn.fast_paths import check_exchanges, use_fast_paths, use_plain_code
 from tpcompile.nn.state import load_full_state_dict
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.testing import run_on_ranks
 from tpcompile.typecheck.check import fake_ranks
 
 F64 = torch.float64

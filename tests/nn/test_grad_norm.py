@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.nn.test_block import build, config_of
-from tests.rank_jobs import run_on_ranks
 from tpcompile.block_args import BlockArgs
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
@@ -24,6 +23,7 @@ from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, load_full_state_dict, local_slice_of
 from tpcompile.numerics.counting import EagerCollectives
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights, draw_weights
+from tpcompile.testing import run_on_ranks
 
 F64 = torch.float64
 FORMS = ("wan", "llama", "kv head replicated", "uneven", "uneven grouped", "sequence parallel llama", "everything")

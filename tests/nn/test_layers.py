@@ -11,13 +11,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives, InPlaceCollectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.linear import ColumnParallelLinear, PackedColumnLinear, RowParallelLinear
 from tpcompile.nn.norm import DistributedQKNorm, DistributedRMSNorm, PerHeadQKNorm, PerHeadRMSNorm
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics.draw import head_scales
+from tpcompile.testing import run_on_ranks
 
 F64 = {"dtype": torch.float64}
 WIDTH, HEADS = 5120, 40

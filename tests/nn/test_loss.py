@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.loss import declared_cross_entropy, vocab_parallel_cross_entropy
 from tpcompile.nn.sharding import Part
+from tpcompile.testing import run_on_ranks
 
 F64 = torch.float64
 TOKENS, VOCABS = 7, (12, 5)  # 5 over 4 ranks: one rank of nothing but padding

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from tests.graphs import GraphCapture
 from tests.nn.test_block import build, config_of
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.config import BlockConfig
 from tpcompile.nn.block import BlockInputs, TransformerStack
 from tpcompile.nn.state import load_full_state_dict, local_slice_of
 from tpcompile.numerics.draw import draw_inputs, draw_stack_weights
+from tpcompile.testing import run_on_ranks
 
 FORMS = ["kv head replicated", "sequence parallel"]
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.nn.test_block import OPTIONS, build, config_of
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
 from tpcompile.nn.sharding import Part, ShardSpec
 from tpcompile.nn.state import full_state_dict, gather_full, load_full_state_dict
 from tpcompile.numerics.draw import draw_stack_weights
+from tpcompile.testing import run_on_ranks
 
 
 @st.composite

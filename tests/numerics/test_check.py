@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.numerics.modules import LinearPair, NormedMLP, inputs
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives, DisabledCollectives, InPlaceCollectives
-from tpcompile.testing import NumericsReport, check_numerics
+from tpcompile.testing import NumericsReport, check_numerics, run_on_ranks
 
 COMPILED_FAULTS = ("funcol gradient", "identity norm gradient", "dropped result", "wrong order", "one too many")
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.numerics.localise import wrong_op
 from tpcompile.numerics.traced import Trace, fingerprint, traced
 from tpcompile.numerics.wrong_op import as_text, sums_over_ranks
+from tpcompile.testing import run_on_ranks
 
 WIDTH, HIDDEN = 6, 8
 DTYPES = (torch.float32, torch.bfloat16)

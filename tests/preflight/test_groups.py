@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.records import Status, Verdict
 from tpcompile.preflight import InputCheck, check_setup
 from tpcompile.preflight.exchange import RankStore
+from tpcompile.testing import run_on_ranks
 
 WORLD = 4
 

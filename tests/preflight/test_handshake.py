@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from tests.preflight import job
-from tests.rank_jobs import run_on_ranks
 from tpcompile.evidence.records import Check, CheckId, Divergence, DivergenceClass, Layer, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.report.terminal import render
+from tpcompile.testing import run_on_ranks
 
 
 @cache

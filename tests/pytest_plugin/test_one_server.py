@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -29,11 +32,37 @@ def name_itself():
     return server
 """
 HANGS = f"""{NAMES_ITSELF}
-@pytest.mark.tp(world_size=2)
-@pytest.mark.parametrize("number", range(2))
-def test_hangs(tp, number):
+from tpcompile.testing import run_on_ranks
+
+def hangs():
     name_itself()
     time.sleep(600)
+
+@pytest.mark.tp(world_size=2)
+def test_hangs(tp):
+    hangs()
+
+def test_hangs_in_a_function():
+    run_on_ranks(hangs)
+"""
+ONE_HANGS = f"""{NAMES_ITSELF}
+if "RANK" not in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
+    (HERE / os.environ["PYTEST_XDIST_WORKER"]).write_text(str(os.getpid()))
+
+@pytest.mark.tp(world_size=2)
+def test_hangs(tp):
+    name_itself()
+    time.sleep(600)
+
+@pytest.mark.parametrize("number", range(8))
+def test_of_the_other_worker(number):
+    while not (HERE / "worker_is_killed").exists():
+        time.sleep(0.05)
+
+@pytest.mark.tp(world_size=2)
+def test_on_ranks_afterwards(tp):
+    while not (HERE / "worker_is_killed").exists():
+        time.sleep(0.05)
 """
 KILLS = f"""{NAMES_ITSELF}
 @pytest.mark.tp(world_size=2)
@@ -46,6 +75,17 @@ def test_kills_the_server(tp):
 @pytest.mark.tp(world_size=2)
 def test_after_it(tp):
     pass
+"""
+
+IMPORTED = "import os\nIMPORTED_BY = os.getpid()"
+IS_IMPORTED = """
+import os, psutil, pytest
+import conftest, own_plugin
+
+@pytest.mark.tp(world_size=2)
+def test_which_process_imports(tp):
+    server = psutil.Process(os.getppid()).ppid()
+    assert (own_plugin.IMPORTED_BY, conftest.IMPORTED_BY) == (server, os.getpid())
 """
 
 
@@ -69,24 +109,67 @@ def runs(pid: str) -> bool:
         return False
 
 
-def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_process(tmp_path: Path) -> None:
-    (tmp_path / "test_hangs.py").write_text(HANGS)
-    (tmp_path / "pytest.ini").touch()
-    options = ["-p", "tpcompile.pytest_plugin", "-n", "2", f"--basetemp={tmp_path / 'tmp'}"]
+@contextmanager
+def started(folder: Path, source: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A session of pytest; it is killed with its workers if it still runs."""
+    (folder / "test_it.py").write_text(source)
+    (folder / "pytest.ini").touch()
+    command = ["-m", "pytest", "-p", "tpcompile.pytest_plugin", f"--basetemp={folder / 'tmp'}", *options]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options], cwd=tmp_path, env={**own, "PYTHONPATH": PYTHONPATH}
-    ) as started:
+        [sys.executable, *command],
+        cwd=folder,
+        env={**own, "PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as session_:
         try:
-            wait_until(lambda: len(named(tmp_path)) == 4, 200)
+            yield session_
         finally:
-            pytest_itself = psutil.Process(started.pid)
-            for process in [pytest_itself, *pytest_itself.children(recursive=True)]:
-                process.kill()
+            if session_.poll() is None:
+                kill_with_children(session_.pid)
+
+
+def kill_with_children(pid: int) -> None:
+    process = psutil.Process(pid)
+    for each in [process, *process.children(recursive=True)]:
+        each.kill()
+
+
+def test_a_session_that_is_killed_has_one_server_for_two_workers_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path, HANGS, "-n", "2"):
+        wait_until(lambda: len(named(tmp_path)) == 4, 200)
     workers, servers, ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
     assert workers == {"gw0", "gw1"}
     assert len(servers) == 1
     wait_until(lambda: not any(map(runs, servers | ranks)), 60)
+
+
+@pytest.mark.parametrize("name", ["test_hangs", "test_hangs_in_a_function"])
+def test_ctrl_c_leaves_no_rank_and_no_server(tmp_path: Path, name: str) -> None:
+    with started(tmp_path, HANGS, f"test_it.py::{name}") as pytest_itself:
+        wait_until(lambda: len(named(tmp_path)) == 2, 200)
+        _, servers, ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
+        assert all(map(runs, servers | ranks))
+        pytest_itself.send_signal(signal.SIGINT)
+        output, _ = pytest_itself.communicate(timeout=60)
+    assert pytest_itself.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert not any(map(runs, servers | ranks))
+
+
+def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_tests_go_on(tmp_path: Path) -> None:
+    with started(tmp_path, ONE_HANGS, "-n", "2", "-v") as pytest_itself:
+        wait_until(lambda: len(named(tmp_path)) == 2, 200)
+        (worker,), (server,), ranks = (set(column) for column in zip(*named(tmp_path), strict=True))
+        os.kill(int((tmp_path / worker).read_text()), signal.SIGKILL)
+        wait_until(lambda: not any(map(runs, ranks)), 60)
+        assert runs(server)
+        (tmp_path / "worker_is_killed").touch()
+        output, _ = pytest_itself.communicate(timeout=200)
+    assert re.search(rf"worker '{worker}' crashed while running '\S*test_hangs'", output), output
+    assert "1 failed, 9 passed" in output
+    assert not runs(server)
 
 
 def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(tmp_path: Path) -> None:
@@ -95,6 +178,14 @@ def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(
     assert f"lost their server: {session.HAS_ENDED}" in failure.splitlines()[0]
     assert done.cases["test_after_it"].skipped == f"not checked: {session.HAS_ENDED}"
     assert not any(runs(rank) for _, _, rank in named(tmp_path))
+
+
+def test_plugins_of_pytest_are_imported_once_by_the_server_and_conftest_files_by_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "own_plugin.py").write_text(IMPORTED)
+    environ = {"PYTHONPATH": os.pathsep.join([PYTHONPATH, str(tmp_path)])}
+    files = {"is_imported": IS_IMPORTED, "conftest": IMPORTED}
+    done = run_session(tmp_path, files, "-p", "own_plugin", environ=environ)
+    assert not done.cases["test_which_process_imports"].failures, done.output
 
 
 def test_a_session_without_a_server_ends_at_once_and_its_name_is_free_again() -> None:

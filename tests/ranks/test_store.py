@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.ranks.store import RankStore
+from tpcompile.testing import run_on_ranks
 
 
 @pytest.fixture(params=["hash", "file", "tcp"])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.recording import tainted
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.judgement.rank_taint import find_taints
@@ -17,6 +16,7 @@ from tpcompile.evidence.judgement.verdict import fetch_from
 from tpcompile.evidence.records import Grade, RankRead, RankRecord, Taint, TaintKind
 from tpcompile.recording import CaptureSession
 from tpcompile.recording.rank_reads import rank_reads
+from tpcompile.testing import run_on_ranks
 
 Records = list[dict[str, RankRecord]]
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from tests.evidence.samples import divergences
-from tests.rank_jobs import run_on_ranks
 from tests.recording import programs
 from tests.traces import read_trace_file
 from tpcompile.collectives import all_reduce
@@ -21,6 +20,7 @@ from tpcompile.evidence.compiles.trace import compile_records
 from tpcompile.evidence.digests.digest import digest_rank
 from tpcompile.evidence.records import CompileRecord, Divergence, DivergenceClass, Layer, RankRecord
 from tpcompile.recording import CaptureSession
+from tpcompile.testing import run_on_ranks
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
-"""A gloo rank of the sentinel's tests: its store, its sentinels, and what several scenarios do."""
+"""A gloo rank of the sentinel's tests: its sentinels, and what several scenarios do."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,9 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import STORE
 from tpcompile.evidence.records import Check, Status
-from tpcompile.ranks.store import RankStore
 from tpcompile.sentinel import Sentinel
 
 WAIT_S = 60.0
@@ -25,14 +21,9 @@ class Ranks:
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
-        self.port = int(os.environ[STORE])
-
-    def connect(self, prefix: str) -> RankStore:
-        client = dist.TCPStore("127.0.0.1", self.port, is_master=False, timeout=timedelta(seconds=WAIT_S))
-        return RankStore(dist.PrefixStore(prefix, client), rank=self.rank, world_size=dist.get_world_size())
 
     def sentinel(self, **options: Any) -> Sentinel:
-        return Sentinel(connect=self.connect, **options)
+        return Sentinel(**options)
 
     def compiled(self, **options: Any) -> Callable[[Tensor], Tensor]:
         """A fresh compiled function with an all-reduce."""

@@ -179,7 +179,7 @@ class Scenarios(Agreeing):
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
         ports = [server and server.port]
         dist.broadcast_object_list(ports)
-        self.port = ports[0]
+        os.environ["MASTER_PORT"] = str(ports[0])
         with self.sentinel() as sentinel:
             step(torch.ones(3))
             dist.barrier()

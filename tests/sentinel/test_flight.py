@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tpcompile.sentinel import flight
+from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import watching
 
 
@@ -29,7 +29,8 @@ def test_a_frame_between_two_lines_stands_at_the_first_line_of_its_function() ->
     assert (line.file, line.line, line.function) == ("/app/train.py", 7, "step")
 
 
-def reduce_twice() -> list[dict[str, Any]]:
+@pytest.mark.tp(world_size=2)
+def test_the_flight_recorder_has_group_number_op_sizes_and_the_users_line() -> None:
     group = dist.new_group([0, 1], group_desc="second")
     dist.all_reduce(torch.ones(2, 3))
     dist.all_reduce(torch.ones(5), group=group)  # the line to be named
@@ -37,27 +38,24 @@ def reduce_twice() -> list[dict[str, Any]]:
     deadline = time.monotonic() + 20
     while not flight.recorded()[0].is_done and time.monotonic() < deadline:
         time.sleep(0.01)  # a thread of torch's says so
-    return [i.model_dump() | {"known": i.group in names} for i in flight.recorded()]
+    first, second = flight.recorded()
+    assert (first.seq, first.op, first.sizes, first.is_done) == (1, "all_reduce", "2x3", True)
+    assert {first.group, second.group} <= set(names)
+    assert second.group.endswith("second")
+    assert second.stack[0].code.endswith("# the line to be named")
 
 
-def test_the_flight_recorder_has_group_number_op_sizes_and_the_users_line() -> None:
-    for issued in run_on_ranks(reduce_twice):
-        first, second = issued
-        assert (first["seq"], first["op"], first["sizes"], first["is_done"]) == (1, "all_reduce", "2x3", True)
-        assert second["group"].endswith("second") and second["known"] and first["known"]
-        assert second["stack"][0]["code"].endswith("# the line to be named")
-
-
-def blocked_rank() -> tuple[bool, str]:
+@pytest.mark.tp(world_size=2)
+def test_a_thread_in_a_collective_is_seen_as_blocked_at_the_users_line() -> None:
     """Rank 0 waits in a collective; a second thread looks at it."""
-    found: list[tuple[bool, str]] = []
+    found: list[str] = []
     main = threading.get_ident()
 
     def look() -> None:
         for _ in range(2000):
             frame = watching.main_thread_frame(main)
             if flight.is_blocked(frame):
-                found.append((True, flight.user_stack(frame)[-1].code))
+                found.append(flight.user_stack(frame)[-1].code)
                 break
             threading.Event().wait(0.005)
         store.set("looked", "yes")
@@ -68,14 +66,10 @@ def blocked_rank() -> tuple[bool, str]:
         thread.start()
         dist.all_reduce(torch.ones(3))  # waits here
         thread.join()
-        return found[0] if found else (False, "")
-    store.wait(["looked"])
-    dist.all_reduce(torch.ones(3))
-    return (False, "")
-
-
-def test_a_thread_in_a_collective_is_seen_as_blocked_at_the_users_line() -> None:
-    assert run_on_ranks(blocked_rank)[0] == (True, "dist.all_reduce(torch.ones(3))  # waits here")
+        assert found == ["dist.all_reduce(torch.ones(3))  # waits here"]
+    else:
+        store.wait(["looked"])
+        dist.all_reduce(torch.ones(3))
 
 
 def test_a_thread_in_the_users_own_code_is_not_blocked() -> None:

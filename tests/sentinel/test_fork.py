@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel import scenarios
 from tpcompile.ranks.signals import SigtermPipe
 from tpcompile.sentinel import Sentinel
@@ -65,10 +64,11 @@ def test_without_that_the_end_of_a_child_would_be_ones_own(signals: SigtermPipe)
     os.waitpid(child, 0)
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 def test_a_forked_worker_is_no_rank() -> None:
-    for rank in run_on_ranks(scenarios.run, ["forked"], timeout_s=120):
-        assert rank["forked"]["child"] == "inactive"
-        assert (rank["forked"]["causes"], rank["forked"]["active"]) == ([], True)
+    found = scenarios.Scenarios().forked()
+    assert found["child"] == "inactive"
+    assert (found["causes"], found["active"]) == ([], True)
 
 
 def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:

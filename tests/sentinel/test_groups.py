@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tests.sentinel.test_hang import by_rank, issued, line, state, stuck
 from tpcompile.evidence.records.causes import Cause
@@ -68,18 +67,21 @@ def test_groups_of_other_ranks_and_other_lines_are_no_such_mistake() -> None:
         assert found is None or found.cause != Cause.GROUP
 
 
-def run(tells_groups_apart: bool) -> dict[str, dict[str, Any]]:
-    """A loop in which rank 1 takes the other group once, in eager collectives and in compiled code."""
-    ranks = Ranks()
-    groups = [dist.new_group([0, 1]) for _ in range(2)]
-    if not tells_groups_apart:
-        hang.FINDERS = tuple(find for find in hang.FINDERS if find is not wrong_group)
-        roles = compat.group_roles
-        compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
-    return {"eager": _eager(ranks, groups), "compiled": _compiled(ranks, groups)}
+@pytest.fixture
+def groups_are_not_distinguished() -> None:
+    """On this rank."""
+    hang.FINDERS = tuple(find for find in hang.FINDERS if find is not wrong_group)
+    roles = compat.group_roles
+    compat.group_roles = lambda: {name: role.partition(" #")[0] for name, role in roles().items()}  # type: ignore[attr-defined]
 
 
-def _eager(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
+def _two_groups() -> list[dist.ProcessGroup]:
+    return [dist.new_group([0, 1]) for _ in range(2)]
+
+
+def _eager() -> dict[str, Any]:
+    """A loop in which rank 1 takes the other group once."""
+    ranks, groups = Ranks(), _two_groups()
     with ranks.sentinel(policy="warn", hang_after_s=0.3) as sentinel:
         for number in range(3):
             odd = ranks.rank == 1 and number == 2
@@ -93,8 +95,9 @@ def _eager(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
     return ranks.summary(sentinel) | {"lines": lines}
 
 
-def _compiled(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
-    torch.compiler.reset()
+def _compiled() -> dict[str, Any]:
+    """The same in compiled code."""
+    ranks, groups = Ranks(), _two_groups()
     group = groups[ranks.rank == 1]
 
     def step(x: Tensor) -> Tensor:
@@ -109,25 +112,23 @@ def _compiled(ranks: Ranks, groups: list[dist.ProcessGroup]) -> dict[str, Any]:
     return ranks.summary(sentinel) | {"lines": lines}
 
 
-@pytest.fixture(scope="module")
-def results() -> Results:
-    return run_on_ranks(run, True, timeout_s=120)
+@pytest.mark.tp(world_size=2, timeout_s=120)
+def test_an_eager_collective_of_the_other_group_is_named_with_the_rank_and_the_line() -> None:
+    found = _eager()
+    ((cause, odd, _),) = found["checks"]
+    assert (cause, odd) == (Cause.GROUP.value, (1,))
+    assert found["lines"] == ["work = dist.all_reduce(torch.ones(3), group=groups[odd], async_op=True)"]
 
 
-def test_an_eager_collective_of_the_other_group_is_named_with_the_rank_and_the_line(results: Results) -> None:
-    for rank in results:
-        ((cause, odd, _),) = rank["eager"]["checks"]
-        assert (cause, odd) == (Cause.GROUP.value, (1,))
-        assert rank["eager"]["lines"] == ["work = dist.all_reduce(torch.ones(3), group=groups[odd], async_op=True)"]
+@pytest.mark.tp(world_size=2, timeout_s=120)
+def test_compiled_code_that_communicates_over_the_other_group_is_named_with_the_line() -> None:
+    found = _compiled()
+    assert found["causes"] == [[Cause.GROUP.value]]
+    assert found["lines"] == ['return funcol.all_reduce(x, "sum", group) * 2']
 
 
-def test_compiled_code_that_communicates_over_the_other_group_is_named_with_the_line(results: Results) -> None:
-    for rank in results:
-        assert rank["compiled"]["causes"] == [[Cause.GROUP.value]]
-        assert rank["compiled"]["lines"] == ['return funcol.all_reduce(x, "sum", group) * 2']
-
-
+@pytest.mark.tp(world_size=2, timeout_s=120)
+@pytest.mark.usefixtures("groups_are_not_distinguished")
 def test_groups_that_are_not_distinguished_would_not_be_named() -> None:
-    for rank in run_on_ranks(run, False, timeout_s=120):
-        assert Cause.GROUP.value not in [cause for cause, _, _ in rank["eager"]["checks"]]
-        assert rank["compiled"]["causes"] == []
+    assert Cause.GROUP.value not in [cause for cause, _, _ in _eager()["checks"]]
+    assert _compiled()["causes"] == []

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel import scenarios
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.testing import run_on_ranks
 
 Results = list[dict[str, dict[str, Any]]]
 LIMIT_S = 400

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.recording.test_regions import Stack
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import UserLine
@@ -15,6 +14,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import protocol
 from tpcompile.sentinel.counter_samples import Counted
 from tpcompile.sentinel.split import parts_alone
+from tpcompile.testing import run_on_ranks
 
 STACK, BLOCK = "Stack.forward model.py:10", "Block.forward model.py:3"
 IN_MAIN = UserLine(file="train.py", line=7, function="main")
@@ -82,9 +82,9 @@ def test_a_rank_that_compiles_block_by_block_is_found_though_nothing_communicate
     assert "rank 1 ran that function without compiling it, and compiled Block.forward" in observed
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 @pytest.mark.parametrize(("regional", "hears"), [((0, 1), True), ((), True), ((1,), False)])
 def test_ranks_that_compile_alike_are_not_reported_and_no_other_finder_sees_them(
     regional: tuple[int, ...], hears: bool
 ) -> None:
-    for rank in run_on_ranks(run, regional, hears, timeout_s=120):
-        assert rank["checks"] == []
+    assert run(regional, hears)["checks"] == []

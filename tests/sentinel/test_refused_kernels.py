@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.utils._triton
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
+from tpcompile.testing import run_on_ranks
 
 pytest.importorskip("triton")
 NORM = "tests.fastpath.kernels.norm_kernel"

@@ -14,8 +14,8 @@ import torch.distributed._functional_collectives as funcol
 from loguru import logger as loguru_logger
 from torch import Tensor
 
-from tests.rank_jobs import run_on_fresh_ranks, run_on_ranks
 from tpcompile.sink import Sink
+from tpcompile.testing import run_on_ranks
 
 
 def _diverge(imported: str, sinks: str) -> str:
@@ -45,8 +45,9 @@ def _diverge(imported: str, sinks: str) -> str:
 )
 def test_a_warning_is_seen_once_whatever_is_imported(imported: str, sinks: str) -> None:
     # Forked ranks have the whole package imported: a program that imports less than the gate is a new process.
-    start = run_on_ranks if imported == "tpcompile.gate" else run_on_fresh_ranks
-    lines = [line for text in start(_diverge, imported, sinks) for line in text.splitlines()]
+    start_method = None if imported == "tpcompile.gate" else "spawn"
+    texts = run_on_ranks(_diverge, imported, sinks, start_method=start_method)
+    lines = [line for text in texts for line in text.splitlines()]
     warnings = [line for line in lines if "rank divergence" in line]
     assert len(warnings) == 1, lines
     assert warnings[0].startswith("[rank ") and "WARNING: rank divergence: " in warnings[0]

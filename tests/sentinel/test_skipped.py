@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.rank_jobs import run_on_ranks
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel import Sentinel, protocol
@@ -27,8 +26,8 @@ def without_one(x: Tensor) -> Tensor:
     return x * 1
 
 
-def run(name: str, skips: bool, hears: bool) -> dict[str, Any]:
-    """400 steps on each rank; a rank with a finding tells the other rank in its next collective."""
+def run(name: str, *, skips: bool = True, hears: bool = True) -> dict[str, Any]:
+    """400 steps on this rank; a rank with a finding tells the other rank in its next collective."""
     ranks = Ranks()
     torch.compiler.reset()
     step = torch.compile(globals()[name], backend="eager", dynamic=False)
@@ -55,21 +54,24 @@ def _lines(sentinel: Sentinel) -> list[str]:
     return [check.line.code for verdict in sentinel.findings for check in verdict.checks if check.line]
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 @pytest.mark.parametrize("name", [with_a_collective.__name__, without_one.__name__])
 def test_a_skipped_batch_is_found_while_the_loop_runs(name: str) -> None:
-    for rank in run_on_ranks(run, name, True, True, timeout_s=120):
-        assert rank["last"] < STEPS - 1
-        ((cause, odd, observed),) = rank["checks"]
-        assert (cause, odd) == (Cause.CALL_COUNT.value, (ODD,))
-        assert f"left out a call of {name} " in observed and "`number` in run is" in observed
-        assert rank["lines"] == ["found = step(torch.ones(2) * len(sentinel.findings))"]
+    found = run(name)
+    assert found["last"] < STEPS - 1
+    ((cause, odd, observed),) = found["checks"]
+    assert (cause, odd) == (Cause.CALL_COUNT.value, (ODD,))
+    assert f"left out a call of {name} " in observed and "`number` in run is" in observed
+    assert found["lines"] == ["found = step(torch.ones(2) * len(sentinel.findings))"]
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 def test_ranks_that_skip_nothing_are_left_alone() -> None:
-    for rank in run_on_ranks(run, without_one.__name__, False, True, timeout_s=120):
-        assert (rank["last"], rank["checks"]) == (STEPS - 1, [])
+    found = run(without_one.__name__, skips=False)
+    assert (found["last"], found["checks"]) == (STEPS - 1, [])
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 def test_without_the_counts_of_the_other_rank_nothing_would_be_found() -> None:
-    for rank in run_on_ranks(run, with_a_collective.__name__, True, False, timeout_s=120):
-        assert (rank["last"], rank["checks"]) == (STEPS - 1, [])
+    found = run(with_a_collective.__name__, hears=False)
+    assert (found["last"], found["checks"]) == (STEPS - 1, [])

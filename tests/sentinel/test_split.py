@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rank_jobs import run_on_ranks
 from tests.recording.test_regions import Stack
 from tests.sentinel.ranks import Ranks
 from tpcompile.evidence.records import SkippedFrame, UserLine
@@ -65,17 +64,18 @@ def run(poisoned: tuple[int, ...], hears: bool) -> dict[str, Any]:
     return ranks.summary(sentinel) | {"lines": lines}
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 def test_a_stack_that_one_rank_runs_block_by_block_is_found_though_nothing_communicates() -> None:
-    for rank in run_on_ranks(run, (1,), True, timeout_s=120):
-        ((cause, odd, observed),) = rank["checks"]
-        assert (cause, odd) == (Cause.GRAPH_BREAK.value, (1,))
-        assert "rank 1 ran Stack.forward" in observed and "forward is skipped since a graph break at" in observed
-        assert rank["lines"] == ["torch._dynamo.graph_break()"]
+    found = run(poisoned=(1,), hears=True)
+    ((cause, odd, observed),) = found["checks"]
+    assert (cause, odd) == (Cause.GRAPH_BREAK.value, (1,))
+    assert "rank 1 ran Stack.forward" in observed and "forward is skipped since a graph break at" in observed
+    assert found["lines"] == ["torch._dynamo.graph_break()"]
 
 
+@pytest.mark.tp(world_size=2, timeout_s=120)
 @pytest.mark.parametrize(("poisoned", "hears"), [((0, 1), True), ((1,), False)])
 def test_ranks_that_break_alike_are_not_reported_and_no_other_finder_sees_them(
     poisoned: tuple[int, ...], hears: bool
 ) -> None:
-    for rank in run_on_ranks(run, poisoned, hears, timeout_s=120):
-        assert rank["checks"] == []
+    assert run(poisoned, hears)["checks"] == []

@@ -54,6 +54,18 @@ def test_caches_of_graphs_are_off_in_a_shared_folder(is_shared: bool) -> None:
         assert torch._functorch.config.enable_autograd_cache is not is_shared
 
 
+@pytest.mark.parametrize(("value", "is_left"), [("0", True), ("1", False)])
+def test_triton_is_imported_again_where_its_interpreter_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_left: bool
+) -> None:
+    modules = dict.fromkeys(("triton", "triton.language", "triton._C.libtriton", "tritonclient"))
+    monkeypatch.setattr(forked.sys, "modules", modules)
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    forked.import_triton_as_asked()
+    assert ("triton" in modules, "triton.language" in modules) == (is_left, is_left)
+    assert {"triton._C.libtriton", "tritonclient"} <= modules.keys()
+
+
 @pytest.mark.parametrize("name", forked.MODULES)
 def test_a_module_that_is_imported_before_a_fork_is_there(name: str) -> None:
     assert importlib.util.find_spec(name) is not None

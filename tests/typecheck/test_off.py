@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.graphs import GraphCapture
-from tests.rank_jobs import run_on_ranks
 from tests.typecheck.broken import missing_copy
 from tests.typecheck.programs import MLP, PLAIN, TOKENS, WIDTH, built, mlp
 from tpcompile.collectives import all_reduce
 from tpcompile.collectives.observer import active
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.errors import ConfigError
+from tpcompile.pytest_plugin.fixture import TensorParallel
 from tpcompile.typecheck import SpmdTypeMode, check_module, check_types, fake_ranks, parse_type
 
 
@@ -146,29 +146,18 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: st
         check_types(built(mlp, **MLP), (_inputs(),), **options)
 
 
-def _on_real_ranks() -> dict[str, Any]:
-    comm = Collectives(dist.group.WORLD)
+@pytest.mark.tp(world_size=2)
+def test_real_ranks_can_be_checked_and_fake_ones_are_refused_there(tp: TensorParallel) -> None:
     torch.manual_seed(0)
-    right, wrong = built(mlp, **MLP)(comm), built(missing_copy, **PLAIN)(comm)
+    right, wrong = built(mlp, **MLP)(tp.comm), built(missing_copy, **PLAIN)(tp.comm)
     x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
     expected = right(x)
     seen: list[Tensor] = []
     right.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
-    clean = check_module(right, (x,), group=comm.group)
-    found = check_module(wrong, (x,), group=comm.group)
-    try:
+    clean = check_module(right, (x,), group=tp.comm.group)
+    assert str(clean).startswith("type check passed: ") and torch.equal(seen[0], expected)
+    found = check_module(wrong, (x,), group=tp.comm.group)
+    assert found.finding is not None
+    assert (found.finding.rule, found.ranks) == ("missing-copy", (tp.rank,))
+    with pytest.raises(ConfigError, match=f"this process is rank {tp.rank} of a group of 2 already.*check_module"):
         check_types(built(mlp, **MLP), (x,), tp=2)
-    except ConfigError as error:
-        refused = str(error)
-    return {
-        "clean": str(clean), "rule": found.finding and found.finding.rule, "ranks": found.ranks,
-        "same": torch.equal(seen[0], expected), "refused": refused,
-    }  # fmt: skip
-
-
-def test_real_ranks_can_be_checked_and_fake_ones_are_refused_there() -> None:
-    for rank, found in enumerate(run_on_ranks(_on_real_ranks)):
-        assert found["clean"].startswith("type check passed: ") and found["same"]
-        assert (found["rule"], found["ranks"]) == ("missing-copy", (rank,))
-        assert f"this process is rank {rank} of a group of 2 already" in found["refused"]
-        assert "check_module" in found["refused"]

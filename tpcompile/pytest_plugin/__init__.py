@@ -8,6 +8,7 @@ files.py       the files of a job, through which the ranks, the server and pytes
 watch.py       a running job -> how each of its ranks ended
 ends.py        how a rank ended
 rank.py        one rank: a pytest session with this one test
+function.py    a call of `run_on_ranks` -> its ranks, forked from the server
 fixture.py     the fixture `tp` in a rank: mesh, collectives, `expect`, `check`
 combine.py     reports of all ranks -> reports of the test, one per cause
 causes.py      reports and exits of the ranks -> one failure per cause
@@ -19,12 +20,15 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tpcompile.pytest_plugin.files import RANK
+from tpcompile.ranks import starts
 
 if TYPE_CHECKING:
     from tpcompile.pytest_plugin.fixture import TensorParallel
@@ -48,8 +52,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker, and the server as what `run_on_ranks` forks its ranks from."""
     config.addinivalue_line("markers", _MARK)
+    if RANK not in config.stash:
+        config.add_cleanup(starts.register(functools.partial(_forked, config)))
+
+
+def _forked(config: pytest.Config, call: starts.Call) -> AbstractContextManager[starts.ExitCodes]:
+    from tpcompile.pytest_plugin import function
+
+    return function.start(config, call)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -38,6 +38,10 @@ class Job:
         """Write the job into its folder."""
         Path(self.folder, "job.json").write_text(json.dumps(asdict(self)))
 
+    def exit_codes(self) -> list[int | None]:
+        """By rank, negative for a signal, None for a rank that has not ended."""
+        return [self.files.exit_code(rank) for rank in range(self.world_size)]
+
     @property
     def files(self) -> Files:
         """The files of the job."""
@@ -79,6 +83,11 @@ class Files:
         """Exit code of a rank, negative for a signal."""
         return self.folder / f"exit_{rank}"
 
+    def exit_code(self, rank: int) -> int | None:
+        """What is in that file; None without it."""
+        text = read_text(self.exit(rank))
+        return int(text) if text else None
+
     def reports(self, rank: int) -> Path:
         """Reports of a rank, one JSON object a line."""
         return self.folder / f"reports_{rank}.jsonl"
@@ -90,6 +99,11 @@ class Files:
     def output(self, rank: int, stream: str) -> Path:
         """What a rank wrote to `stdout` or `stderr`."""
         return self.folder / f"rank_{rank}.{stream}"
+
+
+def read_text(path: Path) -> str:
+    """What is in a file of a job; empty for a file that is not there."""
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 @dataclass(frozen=True)

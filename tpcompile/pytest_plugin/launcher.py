@@ -62,7 +62,8 @@ class Server:
         self._name = session.name_of(config)
         self._why_not = _why_not()
         if not self._why_not:
-            session.start_server(self._name, config.getini("tp_preload"))
+            plugins = list(config.option.plugins)
+            session.start_server(self._name, preload=config.getini("tp_preload"), plugins=plugins)
 
     def connect(self) -> Running:
         """A connection for one job, when ranks can be forked or it is known why they cannot."""
@@ -114,7 +115,7 @@ def _job(item: pytest.Item, world_size: int, timeout_s: float) -> Job:
         options=_options(config),
         workerinput=_plain({"workerid": "master", **getattr(config, "workerinput", {})}),
     )
-    environ = {**ENVIRON, **os.environ}
+    environ = {**ENVIRON, **os.environ, "CUDA_VISIBLE_DEVICES": ""}
     environ.pop("GITHUB_STEP_SUMMARY", None)  # this session writes it, when it knows which tests failed
     return Job(
         folder=str(_folder(item)),

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Generator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ import torch.distributed as dist
 
 from tpcompile.errors import DivergenceError
 from tpcompile.pytest_plugin.files import ERROR, IS_LOST_PEER, RANK, RUN_DIR, SHOW_STACK, STREAMS, Job, Place, TestRun
-from tpcompile.ranks.store import RankStore
+from tpcompile.ranks.processes import connect
 from tpcompile.torch_api.forked import keep_trace_from
 
 _MORE_S = 30.0
@@ -34,19 +33,11 @@ def run(job: Job, rank: int, variables: Mapping[str, str]) -> int:
         faulthandler.register(SHOW_STACK, file=stack, all_threads=False)
         torch.set_num_threads(1)
         torch.manual_seed(0)  # equal weights on all ranks
-        _connect(job, rank)
+        connect(timeout_s=job.timeout_s + _MORE_S)
         code = _session(Place(job, rank))
         if dist.is_initialized():
             dist.destroy_process_group()
     return code
-
-
-def _connect(job: Job, rank: int) -> None:
-    limit_s = job.timeout_s + _MORE_S
-    dist.init_process_group("gloo", timeout=timedelta(seconds=limit_s))
-    # gloo returns when this rank is connected; a rank that ends at once would break connections still being made.
-    connected = RankStore.connect("tpcompile/pytest", rank=rank, world_size=job.world_size)
-    connected.wait_for_ranks("connected", timeout_s=limit_s)
 
 
 def _session(place: Place) -> int:

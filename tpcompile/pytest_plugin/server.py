@@ -37,7 +37,7 @@ if Path("/sys/class/net/lo").exists():
     ENVIRON["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def main(name: str, listener: int, preload: Sequence[str]) -> None:
+def main(name: str, listener: int, preload: Sequence[str], plugins: Sequence[str]) -> None:
     """Import, then fork the ranks of every job until the session of that name has ended."""
     # Ranks are CPU processes, and CUDA does not survive a fork.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -47,7 +47,7 @@ def main(name: str, listener: int, preload: Sequence[str]) -> None:
         session = join(name)
     except OSError:  # it has ended
         return
-    why_not = _prepare(preload)
+    why_not = _prepare(preload, plugins)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _serve(socket.socket(fileno=listener), session, why_not)
     sys.stderr.flush()
@@ -78,13 +78,14 @@ def _ask(connection: socket.socket, why_not: str) -> str:
     return folder
 
 
-def _prepare(preload: Sequence[str]) -> str:
+def _prepare(preload: Sequence[str], plugins: Sequence[str]) -> str:
     """Import what every rank needs; why no rank can run, or an empty text."""
     gc.disable()  # importing torch makes objects that stay
     try:
         for name in preload:
             importlib.import_module(name)
         why_not = _warm_up()
+        _load_plugins(plugins)
     except Exception as error:
         traceback.print_exc()
         why_not = f"{type(error).__name__}: {error}"
@@ -92,6 +93,18 @@ def _prepare(preload: Sequence[str]) -> str:
     gc.freeze()  # a collection in a rank would copy the pages that the forks share
     gc.enable()
     return why_not
+
+
+def _load_plugins(names: Sequence[str]) -> None:
+    """Import those of pytest's session as the session of a rank does, with their assertions rewritten.
+
+    Conftest files and the ini file are left to the ranks: they may read variables that differ.
+    """
+    import pytest
+
+    arguments = [word for name in names for word in ("-p", name)]
+    config = pytest.Config.fromdictargs({}, ["--noconftest", "-c", os.devnull, *arguments])
+    config._ensure_unconfigure()
 
 
 def _warm_up() -> str:
@@ -102,6 +115,7 @@ def _warm_up() -> str:
         return "this torch has no gloo"
 
     import tpcompile.checking
+    import tpcompile.pytest_plugin.function
     import tpcompile.pytest_plugin.rank  # noqa: F401
     from tpcompile.torch_api.forked import MODULES
 
@@ -165,9 +179,12 @@ def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> N
 
 def _abandon(pids: Iterable[int]) -> None:
     """End the ranks of a job whose server or reader has ended; no exit code says that they ended by themselves."""
+    pids = list(pids)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)  # it may not have its group yet
         _sweep_group(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
 
 
 def _ended(left: dict[int, int]) -> list[tuple[int, int]]:
@@ -213,13 +230,15 @@ def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable
         return pid
     code = 70
     try:
+        from tpcompile.ranks.env import local_variables
+
         port: int = listener.getsockname()[1]
         for inherited in (listener, *of_supervisor):
             inherited.close()
         _become(job, rank)
         module, _, name = job.target.partition(":")
         target = getattr(importlib.import_module(module), name)
-        code = target(job, rank, _variables(job, rank, port))
+        code = target(job, rank, local_variables(rank, job.world_size, port))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -230,7 +249,7 @@ def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable
 
 def _become(job: Job, rank: int) -> None:
     """What a start of Python and the import of torch would have done for this rank."""
-    from tpcompile.torch_api.forked import new_trace_handler
+    from tpcompile.torch_api.forked import import_triton_as_asked, new_trace_handler
 
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -246,19 +265,4 @@ def _become(job: Job, rank: int) -> None:
     if "numpy" in sys.modules:  # Python's own generator is seeded again in every fork
         sys.modules["numpy"].random.seed()
     new_trace_handler()
-
-
-def _variables(job: Job, rank: int, port: int) -> dict[str, str]:
-    """What torchrun would set."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(job.world_size),
-        "LOCAL_WORLD_SIZE": str(job.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": f"pytest-{port}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    import_triton_as_asked()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -40,7 +40,7 @@ import os, sys
 os.fork() and os._exit(0)  # no child of the process that starts it: it outlives that
 sys.path[:] = {path!r}
 from tpcompile.pytest_plugin.server import main
-main({name!r}, {listener}, {preload!r})
+main({name!r}, {listener}, {preload!r}, {plugins!r})
 """
 
 
@@ -92,8 +92,8 @@ def join(name: str) -> socket.socket:
     return connection
 
 
-def start_server(name: str, preload: Iterable[str]) -> None:
-    """Start the server of a session, unless one of its processes has."""
+def start_server(name: str, *, preload: Sequence[str], plugins: Sequence[str]) -> None:
+    """Start the server of a session, unless one of its processes has; it imports modules and pytest's plugins."""
     try:
         listener = _bound(name, "server")
     except OSError as error:
@@ -102,7 +102,7 @@ def start_server(name: str, preload: Iterable[str]) -> None:
         return
     with listener:
         listener.listen(128)
-        code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=list(preload))
+        code = _CODE.format(path=sys.path, name=name, listener=listener.fileno(), preload=preload, plugins=plugins)
         # A session of its own: Ctrl-C is for pytest, which ends the ranks.
         subprocess.run(
             [sys.executable, "-c", code],
@@ -121,6 +121,7 @@ class Running:
         """Connect, and wait until the server can fork; `why_not` says why it cannot, if that is known."""
         self.why_not = why_not or HAS_ENDED
         self.pids: tuple[int, ...] = ()
+        """Of the ranks; empty when the server has ended."""
         try:
             self._connection = _connected(name, "server")
         except OSError:
@@ -132,11 +133,20 @@ class Running:
 
     def start(self, job: Job) -> None:
         """Fork the ranks."""
+        self._job = job
         job.write()
         with suppress(OSError):
             self._connection.sendall(f"{job.folder}\n".encode())
         pids = self._line()
         self.pids = tuple(json.loads(pids)) if pids else ()
+
+    def exit_codes(self) -> list[int | None]:
+        """By rank, negative for a signal, None for a rank that runs. Raises RuntimeError when the server has ended."""
+        is_served = self.is_served()  # first: what the server wrote before its end is there then
+        codes = self._job.exit_codes()
+        if None in codes and not is_served:
+            raise RuntimeError(f"the ranks are lost: {HAS_ENDED}")
+        return codes
 
     def is_served(self, timeout_s: float | None = 0.0) -> bool:
         """False when all ranks have ended, or the server has; waits so long for that, None without a limit."""
@@ -149,7 +159,12 @@ class Running:
         return ""
 
     def close(self) -> None:
-        """The ranks that still run are killed."""
+        """Kill the ranks that still run; none does when this returns."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(_ENDING_S)
+            while self._connection.recv(1024):
+                pass
         self._lines.close()
         self._connection.close()
 

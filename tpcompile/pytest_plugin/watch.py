@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from tpcompile.pytest_plugin.ends import RankEnd
-from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job
+from tpcompile.pytest_plugin.files import ERROR, STREAMS, Job, read_text
 from tpcompile.pytest_plugin.session import HAS_ENDED, Running
 
 _POLL_S = 0.02
@@ -80,8 +79,8 @@ class Watch:
                 self._files.stop(end.rank).touch()
 
     def _read(self, end: RankEnd) -> None:
-        code = _read_text(self._files.exit(end.rank))  # first: what a rank wrote before its end is there then
-        lines = _read_text(self._files.reports(end.rank)).split("\n")[:-1]
+        code = self._files.exit_code(end.rank)  # first: what a rank wrote before its end is there then
+        lines = read_text(self._files.reports(end.rank)).split("\n")[:-1]
         for line in lines[self._read_lines[end.rank] :]:
             fields = json.loads(line)
             if ERROR in fields:
@@ -89,13 +88,12 @@ class Watch:
             else:
                 end.reports[fields["when"]] = fields
         self._read_lines[end.rank] = len(lines)
-        if code:
-            end.exit_code = int(code)
+        end.exit_code = code
 
     def _read_the_rest(self, end: RankEnd) -> None:
-        end.stack = _read_text(self._files.stack(end.rank))
+        end.stack = read_text(self._files.stack(end.rank))
         for stream in STREAMS:
-            whole = _read_text(self._files.output(end.rank, stream))
+            whole = read_text(self._files.output(end.rank, stream))
             reported = sum(len(text) for report in end.reports.values() for text in _captured(report, stream))
             end.unreported[stream] = whole[reported:]
 
@@ -103,7 +101,3 @@ class Watch:
 def _captured(report: dict[str, Any], stream: str) -> Iterator[str]:
     title = f"Captured {stream} {report['when']}"
     return (text for name, text in report["sections"] if name == title)
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""

@@ -39,6 +39,21 @@ def rank_env() -> RankEnv:
     return RankEnv(*(int(os.environ[name]) for name in names))
 
 
+def local_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun sets for a rank when all ranks are on this machine; its agent serves the store at that port."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": f"local-{port}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
 def choose_device(requested: str, env: RankEnv) -> torch.device:
     """`auto`, `cpu`, `cuda` or `one_gpu` -> this rank's device.
 

@@ -1,16 +1,20 @@
-"""Every private name of torch that the forked ranks of generated programs need; seen on torch 2.11.0 and 2.13.0.
+"""Every private name of torch and Triton that forked ranks need; seen on torch 2.11.0 and 2.13.0.
 
 name                                    why
 _logging._internal.LOG_TRACE_HANDLER    made when torch is imported, from TORCH_TRACE
 _logging.structured.INTERN_TABLE        file names that a trace gives once; one that begins here has given none
 _inductor.config, _functorch.config     caches are switched off by variables that are read at import
 _logging._internal.trace_log            the logger of the structured trace
+triton._C                               Triton's native part, which can be initialised once
 MODULES                                 imported before a fork, or each rank would import them in its first compile
 
 `tests/torch_api/test_forked.py` fails when torch moves one of them.
 """
 
 from __future__ import annotations
+
+import os
+import sys
 
 import torch._functorch.config
 import torch._inductor.config
@@ -34,6 +38,18 @@ def new_trace_handler() -> None:
     torch._logging.structured.INTERN_TABLE.clear()
     logging_internal.LOG_TRACE_HANDLER = None
     logging_internal._init_logs()
+
+
+def import_triton_as_asked() -> None:
+    """Where TRITON_INTERPRET is set, the next import of Triton is its first; without it nothing changes.
+
+    Triton reads the variable when a kernel is declared, and its own library of kernels is declared when it is imported.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    names = [name for name in sys.modules if name.partition(".")[0] == "triton" and not name.startswith("triton._C")]
+    for name in names:
+        del sys.modules[name]
 
 
 def use_caches(is_shared: bool) -> None:

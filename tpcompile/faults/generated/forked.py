@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpcompile.faults.generated.names import AFTER, ENDED, TRACE
+from tpcompile.ranks.env import local_variables
 from tpcompile.torch_api.forked import new_trace_handler, use_caches
 
 _GRACE_S = 20.0
@@ -193,15 +194,7 @@ def _environment(launch: Launch, rank: int, port: int) -> dict[str, str]:
     trace = {"TORCH_TRACE": str(launch.out / TRACE)} if launch.is_traced else {}
     return {
         **trace,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(launch.world_size),
-        "LOCAL_WORLD_SIZE": str(launch.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": f"generated-{port}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        **local_variables(rank, launch.world_size, port),
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(launch.cache or launch.out / "cache"),
