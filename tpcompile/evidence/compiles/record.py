@@ -6,9 +6,9 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
 from tpcompile.evidence.compiles.collectives import collectives_of
@@ -28,7 +28,27 @@ from tpcompile.evidence.text.lines import innermost, users
 from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.evidence.text.reasons import LIMIT
 
+T = TypeVar("T")
 _DYNAMIC_MARKS = re.compile(r"^dynamo_\w*(dynamic|unbacked|static)\w*$")
+
+
+@functools.lru_cache(maxsize=64)
+def _known(
+    parse: Callable[..., T], text: str, roles: tuple[tuple[str, str], ...], **options: Any
+) -> tuple[T, GroupRoles]:
+    met = GroupRoles(dict(roles))
+    return parse(text, roles=met, **options), met
+
+
+def parsed(parse: Callable[..., T], text: str, roles: GroupRoles, **options: Any) -> T:
+    """`parse(text, roles=roles, **options)`; texts of the last compiles are parsed once.
+
+    A session makes the record of a compile when it ends, and again whenever all compiles are asked for.
+    """
+    found: T
+    found, met = _known(parse, text, roles.items, **options)
+    roles.meet(met)
+    return found
 
 
 def start_stack(start: TraceEvent, table: Mapping[int, str]) -> tuple[UserLine, ...]:
@@ -88,9 +108,9 @@ class LoggedEvents:
     def record(self, roles: GroupRoles, table: Mapping[int, str], *, is_ended: bool) -> CompileRecord:
         """Parse all events; `table` holds the interned file names, with `is_ended` no event will follow."""
         stack = start_stack(self.start, table) if self.start else ()
-        graphs = tuple(parse_graph(e.payload, kind=GRAPH_KINDS[e.name], roles=roles) for e in self.graph_events())
+        graphs = tuple(parsed(parse_graph, e.payload, roles, kind=GRAPH_KINDS[e.name]) for e in self.graph_events())
         guard_text = "".join(self.payloads("dynamo_cpp_guards_str")[-1:])
-        guards = parse_guards(guard_text, roles=roles, files=_files(stack, graphs))
+        guards = parsed(parse_guards, guard_text, roles, files=_files(stack, graphs))
         graphs = self.with_lines(graphs, guards)
         began = self.last("dynamo_start") or self.events[0]
         return CompileRecord(
@@ -151,9 +171,9 @@ class LoggedEvents:
 
     def kernels(self, roles: GroupRoles) -> tuple[Kernel, ...]:
         """Kernels of the generated code, forward before backward."""
-        parsed = [parse_kernels(code, roles=roles) for code in self.payloads("inductor_output_code")]
-        parsed.sort(key=lambda part: part[0] == "backward")
-        return tuple(kernel for _, kernels in parsed for kernel in kernels)
+        codes = [parsed(parse_kernels, code, roles) for code in self.payloads("inductor_output_code")]
+        codes.sort(key=lambda part: part[0] == "backward")
+        return tuple(kernel for _, kernels in codes for kernel in kernels)
 
     def breaks(self) -> tuple[GraphBreak, ...]:
         """Graph breaks, each once, in order of their lines."""
@@ -204,9 +224,9 @@ def _described(body: Mapping[str, Any]) -> tuple[object, object]:
     return body.get("describer_id"), body.get("id")
 
 
-def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> set[str]:
+def _files(stack: Sequence[UserLine], graphs: Sequence[Graph]) -> frozenset[str]:
     """Whole paths that are known from the same compile."""
-    return {line.file for line in [*stack, *lines_of(nodes_of(graphs))]}
+    return frozenset(line.file for line in [*stack, *lines_of(nodes_of(graphs))])
 
 
 def _input(source: str, tensor: Mapping[str, Any]) -> InputTensor:

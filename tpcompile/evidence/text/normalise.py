@@ -139,6 +139,15 @@ class GroupRoles:
         """Role of a group that has one, None for any other text."""
         return self._roles.get(name)
 
+    @property
+    def items(self) -> tuple[tuple[str, str], ...]:
+        """(name, role) of all, those that were met included."""
+        return tuple(self._roles.items())
+
+    def meet(self, other: GroupRoles) -> None:
+        """Know what the other has met too."""
+        self._roles |= other._roles
+
     def in_calls(self, text: str) -> str:
         """Replace the group argument of functional collectives in generated code."""
         return _FUNCTIONAL_GROUP.sub(lambda m: f"{m[1]}group:{self(m[3])})", text)
