@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from tests.fastpath.wrong_exchanges import FAULTS
 
-STEP = 1 if len(os.sched_getaffinity(0)) >= 8 else 4
+STEP = 1 if len(os.sched_getaffinity(0)) >= 8 else 8
 """Ranks in the interpreter that wait in vain: all 34 faults take two minutes of two cores, so there a sample is run."""
 
 
