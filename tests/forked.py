@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """For a process that a test starts: this tree, and what the caller has there, a torch for example."""
 _JOB = "TPCOMPILE_TESTS_JOB"
+_SERVER = "from tpcompile.pytest_plugin.server import main"
+"""In the code of the process that the ranks of a pytest session are forked from."""
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SHOW_STACKS = signal.SIGUSR1
 _STACKS_S = 1.0
@@ -163,14 +165,25 @@ def _play_command(command: Sequence[str]) -> NoReturn:
 
 
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """A torchrun that the command starts, as `tpcompile gate` does, is forked from it; all else is started."""
+    """A torchrun that the command starts, as `tpcompile gate` does, or the server of a pytest session is forked from it;
+    all else is started."""
 
     def __init__(self, command: Any, **options: Any) -> None:
-        is_torchrun = isinstance(command, Sequence) and tuple(command[:3]) == (sys.executable, *TORCHRUN)
-        if is_torchrun:
+        words = [str(word) for word in command] if isinstance(command, Sequence) else []
+        if tuple(words[:3]) == (sys.executable, *TORCHRUN):
             variables = {**os.environ} if options.get("env") is None else dict(options["env"])
-            options["preexec_fn"] = functools.partial(_become_torchrun, [str(word) for word in command[1:]], variables)
+            options["preexec_fn"] = functools.partial(_become_torchrun, words[1:], variables)
+        elif words[:2] == [sys.executable, "-c"] and _SERVER in words[2]:
+            options["preexec_fn"] = functools.partial(_become_server, words[2])
         super().__init__(command, **options)
+
+
+def _become_server(code: str) -> NoReturn:
+    """As `_become_torchrun`."""
+    gc.enable()
+    _close_on_exec()
+    exec(code, {})
+    os._exit(0)
 
 
 def _become_torchrun(command: list[str], environ: dict[str, str]) -> NoReturn:

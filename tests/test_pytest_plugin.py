@@ -212,7 +212,7 @@ def test_not_selected(tp):
 
 
 def test_output_is_shown_with_s_and_pdb_has_a_line_of_its_own(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"one": ONE}, "-s", "--pdb", "-k", "on_ranks")
+    done = run_session(tmp_path, {"one": ONE}, "-s", "--pdb", "-k", "on_ranks", is_forked=True)
     assert done.returncode == 0, done.output
     assert "[rank 0] hello from 0" in done.output and "[rank 1] hello from 1" in done.output
     assert "--pdb and --trace do not reach tests marked tp" in done.output
@@ -220,7 +220,7 @@ def test_output_is_shown_with_s_and_pdb_has_a_line_of_its_own(tmp_path: Path) ->
 
 
 def test_the_fixture_without_the_marker_says_what_is_missing(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"one": ONE}, "-k", "without_marker")
+    done = run_session(tmp_path, {"one": ONE}, "-k", "without_marker", is_forked=True)
     (failure,) = done.cases["test_without_marker"].failures
     assert "needs a test marked @pytest.mark.tp(world_size=2)" in failure
 
@@ -250,7 +250,7 @@ NEEDS_METADATA = pytest.mark.skipif(not IS_INSTALLED, reason="tpcompile is not i
     ],
 )
 def test_what_cannot_be_checked_is_skipped_with_the_reason(tmp_path: Path, conftest: str, why: str) -> None:
-    done = run_session(tmp_path, {"one": ONE, "conftest": conftest}, "-k", "on_ranks")
+    done = run_session(tmp_path, {"one": ONE, "conftest": conftest}, "-k", "on_ranks", is_forked=True)
     assert done.returncode == 0, done.output
     assert f"not checked: {why}" in done.cases["test_on_ranks"].skipped
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from xml.etree import ElementTree
 
-from tests.forked import PYTHONPATH
+from tests.forked import PYTHONPATH, run_python
 
 HERE = Path(__file__).parent
 
@@ -47,8 +48,13 @@ def run_session(
     *arguments: str,
     timeout_s: float = 280.0,
     environ: Mapping[str, str] = MappingProxyType({}),
+    is_forked: bool = False,
 ) -> Session:
-    """Run the files, by their names without `test_` and `.py`, with the plugin and these arguments of pytest."""
+    """Run the files, by their names without `test_` and `.py`, with the plugin and these arguments of pytest.
+
+    With `is_forked` the session and its server of ranks have torch already, which saves 10 s of CPU time; workers of
+    xdist are new interpreters in any case.
+    """
     for name, source in sources.items():
         file = f"test_{name}.py" if name != "conftest" else "conftest.py"
         (folder / file).write_text(source)
@@ -56,16 +62,14 @@ def run_session(
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     plugin = ["-p", "tpcompile.pytest_plugin", "-p", "no:cacheprovider"]
     reports = [f"--junitxml={folder / 'junit.xml'}", "-o", "junit_logging=all", f"--basetemp={folder / 'tmp'}"]
+    words = ["-m", "pytest", *plugin, *reports, *arguments]
+    environ = {**own, "PYTHONPATH": PYTHONPATH, **environ}
     began_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, *reports, *arguments],
-        cwd=folder,
-        env={**own, "PYTHONPATH": PYTHONPATH, **environ},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    if is_forked:
+        done: Any = run_python(words, environ=environ, cwd=folder, timeout_s=timeout_s)
+    else:
+        command, pipe = [sys.executable, *words], subprocess.PIPE
+        done = subprocess.run(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True, timeout=timeout_s)
     wall_s = time.monotonic() - began_s
     return Session(done.returncode, done.stdout + done.stderr, _cases(folder / "junit.xml"), wall_s)
 

@@ -173,7 +173,7 @@ def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_te
 
 
 def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(tmp_path: Path) -> None:
-    done = run_session(tmp_path, {"kills": KILLS})
+    done = run_session(tmp_path, {"kills": KILLS}, is_forked=True)
     (failure,) = done.cases["test_kills_the_server"].failures
     assert f"lost their server: {session.HAS_ENDED}" in failure.splitlines()[0]
     assert done.cases["test_after_it"].skipped == f"not checked: {session.HAS_ENDED}"
