@@ -165,8 +165,7 @@ def _play_command(command: Sequence[str]) -> NoReturn:
 
 
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """A torchrun that the command starts, as `tpcompile gate` does, or the server of a pytest session is forked from it;
-    all else is started."""
+    """What the command starts; a torchrun, as of `tpcompile gate`, and the server of a pytest session are forked."""
 
     def __init__(self, command: Any, **options: Any) -> None:
         words = [str(word) for word in command] if isinstance(command, Sequence) else []
