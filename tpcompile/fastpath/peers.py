@@ -57,8 +57,9 @@ def follow(exchange: Exchange) -> None:
 
 def failure() -> Exception | None:
     """What `check` raises for one of the exchanges of this process, or the device does; waits for the device."""
+    live = list(_LIVE.values())
     try:
-        for exchange in list(_LIVE.values()):
+        for exchange in live:
             check(exchange)
     except (FastPathError, RuntimeError) as error:  # RuntimeError: of the device
         return error

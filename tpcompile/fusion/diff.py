@@ -174,12 +174,12 @@ def _why(now: Sequence[Launch], new: GraphManifest) -> Iterator[Missed]:
 def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphDiff]) -> Change:
     if missing or added:
         return Change.OVERHEAD
-    if not graphs:
-        return Change.NONE
     if any(map(_is_choice, graphs)):
         return Change.CHOICE
-    is_structural = any(one.removed or one.added for one in graphs)
-    return Change.FUSION if is_structural else Change.CODEGEN
+    structural = [one for one in graphs if one.removed or one.added]
+    if structural:
+        return Change.FUSION
+    return Change.CODEGEN if graphs else Change.NONE
 
 
 def _is_choice(one: GraphDiff) -> bool:

@@ -68,19 +68,25 @@ class FusionRecorder:
 
 def graph_manifests(events: Iterable[TraceEvent]) -> tuple[GraphManifest, ...]:
     """Events of a live process or of a TORCH_TRACE file -> the manifest of each graph, in the order of their code."""
-    known: dict[str, tuple[Decisions, bool]] = {}
-    codes = []
-    for one in events:
-        if one.name == CODE_EVENT:
-            codes.append(one)
-        elif one.name == FUSION_EVENT:
-            fields = json.loads(one.payload)
-            known[fields["code"]] = Decisions.model_validate(fields["decisions"]), fields["is_cached"]
+    every = list(events)
+    codes = [one for one in every if one.name == CODE_EVENT]
+    known = _decisions(every)
     found = []
     for one in codes:
         decisions, is_cached = known.get(_hash(one.payload), (None, True))
         found.append(graph_manifest(one.payload, decisions, compile_id=one.compile_id or "", is_cached=is_cached))
     return tuple(found)
+
+
+def _decisions(events: Iterable[TraceEvent]) -> dict[str, tuple[Decisions, bool]]:
+    """Hash of the code -> the decisions behind it, and whether they come from a cache."""
+    found = {}
+    for one in events:
+        if one.name == FUSION_EVENT:
+            fields = json.loads(one.payload)
+            decisions = Decisions.model_validate(fields["decisions"])
+            found[fields["code"]] = decisions, fields["is_cached"]
+    return found
 
 
 def _log(code: str, decisions: dict[str, Any] | None) -> None:

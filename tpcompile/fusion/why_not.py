@@ -65,9 +65,7 @@ def _buffers(launch: Launch) -> set[str]:
 
 def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[int, int], list[Pair]]:
     """Places of two launches -> the pairs of their parts that the scheduler looked at."""
-    place_of: dict[str, int] = {}
-    for at, launch in enumerate(launches):
-        place_of.update(dict.fromkeys(launch.parts, at))
+    place_of = _place_of(launches)
     found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for pair in decisions.pairs:
         first_places = _places(pair.first, place_of)
@@ -76,6 +74,14 @@ def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[i
         are_two_launches = len(first_places) == len(second_places) == 1 and len(both) == 2
         if are_two_launches:
             found[both[0], both[1]].append(pair)
+    return found
+
+
+def _place_of(launches: Sequence[Launch]) -> dict[str, int]:
+    """Part of a node -> the place of its launch."""
+    found: dict[str, int] = {}
+    for at, launch in enumerate(launches):
+        found.update(dict.fromkeys(launch.parts, at))
     return found
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import torch
 
@@ -53,11 +54,20 @@ def as_text(trace: Trace) -> str:
 
 def sums_over_ranks(texts: Sequence[str]) -> list[Fingerprint | None]:
     """Fingerprints of the sums over all ranks, value by value; empty where ranks did not run the same ops."""
-    ranks = [json.loads(text) for text in texts]
-    ops = [[(name, shape) for name, shape, _ in values] for values in ranks]
-    if any(each != ops[0] for each in ops):
+    ranks = list(map(json.loads, texts))
+    ops = list(map(_ops, ranks))
+    if ops.count(ops[0]) < len(ops):
         return []
-    return [_sum([numbers for _, _, numbers in values]) for values in zip(*ranks, strict=True)]
+    by_value = zip(*map(_numbers, ranks), strict=True)
+    return list(map(_sum, by_value))
+
+
+def _ops(values: Sequence[Any]) -> list[Any]:
+    return [(name, shape) for name, shape, _ in values]
+
+
+def _numbers(values: Sequence[Any]) -> list[Fingerprint | None]:
+    return [numbers for _, _, numbers in values]
 
 
 class _Judged(Enum):

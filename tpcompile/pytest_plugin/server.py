@@ -193,7 +193,8 @@ def _ended(left: dict[int, int]) -> list[tuple[int, int]]:
     for rank, pid in left.items():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            found.append((rank, os.waitstatus_to_exitcode(status)))
+            code = os.waitstatus_to_exitcode(status)
+            found.append((rank, code))
     return found
 
 

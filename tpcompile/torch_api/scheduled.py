@@ -44,6 +44,11 @@ def parts_of(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     return [node(part) for one in nodes for part in one.get_nodes()]
 
 
+def _device(one: Any) -> str:
+    device = one.get_device()
+    return "" if device is None else str(device.type)
+
+
 def is_fused(one: Any) -> bool:
     """True for a node that the rounds of fusion made; a foreach node is made before them."""
     return isinstance(one, _scheduler.FusedSchedulerNode) and not one.is_foreach()
@@ -53,7 +58,6 @@ def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
     origins = _computed(one)
     reads, writes = _accesses(one)
-    device = one.get_device()
     return {
         "name": one.get_name(),
         "kind": _kind(one),
@@ -64,7 +68,7 @@ def node(one: Any) -> dict[str, Any]:
         "loops": _loops(one),
         "reads": reads,
         "writes": writes,
-        "device": device.type if device is not None else "",
+        "device": _device(one),
         "fx": sorted(origin.name for origin in origins),
         "lines": _lines(origins) or _lines(_claimed(one)),  # an op that a pattern made has no line of its own
     }
@@ -113,10 +117,13 @@ def _extern_kind(buffer: Any) -> str:
 def _claimed(one: Any) -> set[_FxNode]:
     """The ops that Inductor names a kernel after."""
     found: set[_FxNode] = set()
-    for part in one.get_nodes():
-        if part.node is not None:
-            found |= _called(part.node.get_origins())
+    for part in _with_buffers(one):
+        found |= _called(part.node.get_origins())
     return found
+
+
+def _with_buffers(one: Any) -> list[Any]:
+    return [part for part in one.get_nodes() if part.node is not None]
 
 
 def _computed(one: Any) -> set[_FxNode]:
@@ -125,9 +132,8 @@ def _computed(one: Any) -> set[_FxNode]:
     Inductor's origins of a template or an extern kernel also name the ops that made its inputs, in earlier kernels.
     """
     found: set[_FxNode] = set()
-    for part in one.get_nodes():
-        if part.node is not None:
-            found |= _computed_by_part(part)
+    for part in _with_buffers(one):
+        found |= _computed_by_part(part)
     return found
 
 
@@ -215,7 +221,8 @@ def _lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
 
 def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written, by buffer."""
-    if one.is_template() and type(one) is _scheduler.SchedulerNode:
+    is_bare_template = one.is_template() and type(one) is _scheduler.SchedulerNode
+    if is_bare_template:
         # Inductor counts at most as many elements of a buffer as the output has: 0.9 MB of a weight of 117 MB.
         reads, writes = one.read_writes.reads, one.read_writes.writes
         return _whole(reads), _whole(writes)

@@ -66,9 +66,9 @@ class Sources:
 
         Not through integers, such as the place of the largest value: no gradient could go there.
         """
-        names = self.of(operand for operand in operands if is_float(operand))
+        names = self.of(filter(is_float, operands))
         for tensor in tensors:
-            known = names | (self._known.get(tensor) or frozenset())
+            known = names | self.of((tensor,))
             if known:
                 self._known[tensor] = known
 
