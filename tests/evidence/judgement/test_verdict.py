@@ -114,6 +114,14 @@ def test_collectives_that_differ_before_they_run_follow_from_any_other_cause_tha
     assert not any(check.is_consequence for check in alone.checks)
 
 
+def test_what_differs_in_one_domain_explains_no_collectives_of_a_different_one() -> None:
+    live = problem(CheckId.AGREED).model_copy(update={"cause": Cause.EXTRA_COLLECTIVE})
+    records = [plain(0), odd(1), *(plain(rank).model_copy(update={"domain": "tp of stage 1"}) for rank in (2, 3))]
+    for ranks, is_consequence in (((1,), True), ((3,), False)):
+        judged = verdict(*records, problems=[live.model_copy(update={"ranks": ranks})])
+        assert [check.is_consequence for check in judged.checks if check.id == CheckId.AGREED] == [is_consequence]
+
+
 def test_a_check_that_fails_alone_is_the_summary() -> None:
     wrong = healthy(1, facts=facts(errors=errors(forward=99.0)))
     found = verdict(healthy(0), wrong)

@@ -141,10 +141,14 @@ def _without_raised(divergences: Sequence[Divergence], problems: Sequence[Check]
 
 
 def _explained(problem: Check, divergences: Sequence[Divergence]) -> Check:
-    """Collectives that differ before they run: a consequence where a different cause was found, such as a guard's."""
+    """Collectives that differ before they run: a consequence where a different cause was found, such as a guard's.
+
+    Among the same ranks: what differs in one symmetry domain explains nothing in a different one.
+    """
     if problem.id != CheckId.AGREED:
         return problem
-    causes = {found.cause for found in divergences if found.is_red}
+    red = [found for found in divergences if found.is_red]
+    causes = {found.cause for found in red if set(problem.ranks) <= set(found.ranks)}
     follows = _follows(problem.cause, causes)
     return problem.model_copy(update={"is_consequence": follows})
 
