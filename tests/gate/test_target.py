@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -323,19 +322,16 @@ set = ["gate.steady_calls=3", "block.seq_len=32"]
 """
 
 
-def in_job(
-    run_dir: Path, *flags: str, program: Sequence[str | Path] = (IN_JOB,), cwd: Path | None = None, **environ: str
-) -> Ended:
-    """As `torchrun --no-python tpcompile gate FLAGS`; `program` is the command before the flags."""
-    command = [*program, *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
+def in_job(run_dir: Path, *flags: str, cwd: Path | None = None, **environ: str) -> Ended:
+    """As `torchrun --no-python tpcompile gate FLAGS`, which tests/test_commands.py runs as a user does."""
+    command = [IN_JOB, *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
     return torchrun(command, environ={**os.environ, **environ, "PYTHONPATH": PYTHONPATH}, cwd=cwd)
 
 
 def test_a_rank_of_a_job_that_is_there_already_runs_it(tmp_path: Path) -> None:
     run_dir, summary = tmp_path / "run", tmp_path / "summary.md"
     flags = ["--target", "tests.gate.own:functional", "--set", "fault=constant"]
-    really = ("-m", "tpcompile.cli", "gate")
-    ended = in_job(run_dir, *flags, program=really, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
+    ended = in_job(run_dir, *flags, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
     assert ended.returncode == 1
     assert f"own.py,line={line_of('constant')}" in ended.stdout
     assert "own.py" in summary.read_text() and (run_dir / "junit.xml").exists()
