@@ -117,7 +117,7 @@ def test_a_new_command_is_found_in_either_kind_of_block() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose defaults make the gate small, with the target of docs/own-model.md and our commands."""
     folder = tmp_path_factory.mktemp("project")
-    small = 'device = "cpu"\nset = ["gate.steady_calls=2", "compile.backend=aot_eager"]\n'
+    small = 'device = "cpu"\nset = ["gate.steady_calls=2", "gate.resized_seq_len=16", "compile.backend=aot_eager"]\n'
     (folder / "pyproject.toml").write_text(f"[tool.tpcompile]\n{small}")
     page = (ROOT / "docs" / "own-model.md").read_text()
     (target,) = [body for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "def build(ctx)" in body]

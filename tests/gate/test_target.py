@@ -19,6 +19,7 @@ from tpcompile.report import github, junit
 
 OWN = Path(__file__).with_name("own.py")
 LLAMA = Path(__file__).with_name("own_llama.py")
+IN_JOB = Path(__file__).with_name("in_job.py")
 pytestmark = pytest.mark.timeout(300)
 
 ENDINGS = {
@@ -322,8 +323,8 @@ set = ["gate.steady_calls=3", "block.seq_len=32"]
 
 
 def in_job(run_dir: Path, *flags: str, cwd: Path | None = None, **environ: str) -> Ended:
-    """As `torchrun --no-python tpcompile gate FLAGS`."""
-    command = ["-m", "tpcompile.cli", "gate", *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
+    """As `torchrun --no-python tpcompile gate FLAGS`, which tests/test_commands.py runs as a user does."""
+    command = [IN_JOB, *flags, "--set", AOT[0], "--run-dir", run_dir, "--device", "cpu"]
     return torchrun(command, environ={**os.environ, **environ, "PYTHONPATH": PYTHONPATH}, cwd=cwd)
 
 

@@ -172,6 +172,7 @@ def exchange_in(folder: Path) -> Callable[..., Any]:
     from tpcompile.fastpath.kernels.exchange_memory import Exchange, num_words
     from tpcompile.torch_api import interpreted
 
+    interpreted.like_gpus()
     interpreted.patient()
 
     def of_group(group: Any, *, num_rows: int, row_words: int, device: torch.device, num_programs: int) -> Exchange:

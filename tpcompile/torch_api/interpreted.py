@@ -3,12 +3,15 @@
 Its conversion of float32 to bfloat16 truncates, which doubles the error of a kernel; GPUs round to nearest even. It
 takes any number of warps. Its loads and atomics of 8 aligned bytes are single accesses of memory, so that processes
 which share it can exchange words.
+It patches Triton's language again at each call of a function by a kernel, which takes most of the time of a call: here
+a launch patches it once.
 The interpreter needs numpy, which neither Triton nor tpcompile requires: nothing here is imported before it is used.
 
 name                                     why
 interpreter._convert_float               the conversion that truncates
 InterpreterBuilder.create_masked_load    what a volatile load calls
 InterpretedFunction.run                  what a launch calls
+interpreter._patch_lang                  what a launch, and each call of a function in it, does first
 
 `tests/torch_api/test_interpreted.py` fails when one of them moves.
 """
@@ -16,6 +19,7 @@ InterpretedFunction.run                  what a launch calls
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from typing import Any, NamedTuple
 
@@ -34,13 +38,18 @@ class _Interpreter(NamedTuple):
     convert: Any
     masked_load: Any
     run: Any
+    patch_lang: Any
+
+
+_patched_in_launch: set[Any] | None = None
+"""Modules of Triton's language that the launch which runs has patched; None while no launch runs."""
 
 
 def like_gpus() -> None:
     """From here on, in this process: float32 rounded to bfloat16 as on GPUs, and no warnings of NaN and overflow.
 
-    A launch with a number of warps that no GPU takes raises ValueError then. Raises PreflightError where numpy is not
-    installed.
+    A launch patches Triton's language once, whatever it calls. With a number of warps that no GPU takes it raises
+    ValueError then. Raises PreflightError where numpy is not installed.
     """
     interpreter = _interpreter().module
     import numpy as np
@@ -48,6 +57,7 @@ def like_gpus() -> None:
     np.seterr(all="ignore")
     interpreter._convert_float = _rounded
     interpreter.InterpretedFunction.run = _run_with_warps
+    interpreter._patch_lang = _patch_once
 
 
 def patient() -> None:
@@ -71,6 +81,7 @@ def _interpreter() -> _Interpreter:
         module._convert_float,
         module.InterpreterBuilder.create_masked_load,
         module.InterpretedFunction.run,
+        module._patch_lang,
     )
 
 
@@ -85,7 +96,35 @@ def _run_with_warps(self: Any, *args: Any, **kwargs: Any) -> Any:
     num_warps = kwargs.get("num_warps", _NUM_WARPS[0])
     if num_warps not in _NUM_WARPS:
         raise ValueError(f"num_warps={num_warps}; a GPU takes {', '.join(map(str, _NUM_WARPS))}")
-    return _interpreter().run(self, *args, **kwargs)
+    return _launch(self, *args, **kwargs)
+
+
+def _launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    global _patched_in_launch
+    _patched_in_launch = set()
+    try:
+        return _interpreter().run(self, *args, **kwargs)
+    finally:
+        _patched_in_launch = None
+
+
+def _patch_once(fn: Any) -> Any:
+    """The scope that restores the language; None for a function that finds it patched."""
+    languages = _languages(fn)
+    if _patched_in_launch is not None:
+        if languages <= _patched_in_launch:
+            return None
+        _patched_in_launch.update(languages)
+    return _interpreter().patch_lang(fn)
+
+
+@functools.cache
+def _languages(fn: Any) -> frozenset[Any]:
+    """The modules of Triton's language among the globals of a function."""
+    import triton.language as tl
+
+    modules = [value for value in fn.__globals__.values() if inspect.ismodule(value)]
+    return frozenset(module for module in modules if module in (tl, tl.core))
 
 
 def _rounded(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
