@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -37,6 +37,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+ENVIRON = dict(os.environ)
+"""What every test and rank finds; one that needs more sets it for itself."""
+
 # Importing torch and all tests makes objects that stay: looking for garbage among them is a fifth of a collection.
 gc.disable()
 
@@ -53,6 +56,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(200_000, 50, 1000)
     gc.enable()
+    if changed := changed_since(ENVIRON):
+        raise pytest.UsageError(f"a test module sets {', '.join(changed)} for all others when it is imported")
+
+
+def changed_since(before: Mapping[str, str]) -> list[str]:
+    """Names of environment variables that differ; pytest has its own, and torch names its cache when it is imported."""
+    names = sorted({*before, *os.environ} - {"TORCHINDUCTOR_CACHE_DIR"})
+    return [name for name in names if before.get(name) != os.environ.get(name) and not name.startswith("PYTEST_")]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.conftest import GPUS, starts_ranks
+from tests.conftest import GPUS, changed_since, starts_ranks
 from tpcompile import testing
 from tpcompile.launch import count_gpus
 
@@ -122,3 +122,12 @@ def test_ci_names_test_files_that_are_there() -> None:
     """pytest runs nothing at all where one of them is not."""
     assert missing((TESTS.parent / ".ci/run").read_text()) == []
     assert missing("tests/test_suite.py tests/test_{suite,nowhere}.py::test_x") == ["tests/test_nowhere.py"]
+
+
+def test_a_module_that_sets_a_variable_for_all_others_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and workers inherit it: Triton's interpreter in all of them, once."""
+    before = dict(os.environ)
+    assert changed_since(before) == []
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv("TPCOMPILE_TEST_GPUS")
+    assert changed_since(before) == ["TPCOMPILE_TEST_GPUS", "TRITON_INTERPRET"]

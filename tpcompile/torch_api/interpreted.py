@@ -111,7 +111,7 @@ def _launch(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _patch_once(fn: Any) -> Any:
     """The scope that restores the language; None for a function that finds it patched."""
     languages = _languages(fn)
-    if _patched_in_launch is not None:
+    if _patched_in_launch is not None and languages:  # it says itself where a function sees no language
         if languages <= _patched_in_launch:
             return None
         _patched_in_launch.update(languages)
