@@ -82,6 +82,7 @@ def _prepare(preload: Sequence[str], plugins: Sequence[str]) -> str:
     """Import what every rank needs; why no rank can run, or an empty text."""
     gc.disable()  # importing torch makes objects that stay
     try:
+        _run_a_backward()
         for name in preload:
             importlib.import_module(name)
         why_not = _warm_up()
@@ -121,14 +122,13 @@ def _warm_up() -> str:
 
     for name in MODULES:
         importlib.import_module(name)
-    _run_a_backward()
     _compile_once()
     return ""
 
 
 def _run_a_backward() -> None:
-    """Before anything is traced: a torch with CUDA and no GPU traces with a fake one, for which a first backward would
-    start a thread, and a process that has such threads cannot be forked.
+    """Before anything is traced, here or by a module of the user: a torch with CUDA and no GPU traces with a fake one,
+    for which a first backward would start a thread, and a process that has such threads cannot be forked.
     """
     import torch
 
