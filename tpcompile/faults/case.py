@@ -114,4 +114,4 @@ def load(*packages: str) -> Registry[Case]:
 def chosen(names: Iterable[str]) -> list[Case]:
     """The named cases, all planted ones for none. Raises ConfigError for an unknown name."""
     every = load("programs", "healthy")
-    return [every.find(name) for name in names] or [case for case in every.values() if not case.is_drawn]
+    return [every.find(name) for name in dict.fromkeys(names)] or [case for case in every.values() if not case.is_drawn]

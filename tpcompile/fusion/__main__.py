@@ -49,7 +49,7 @@ def record(
     device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "auto",
     arch: Annotated[
         str,
-        typer.Option(metavar="ARCH", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
+        typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
     ] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     missed: _MISSED = 5,
