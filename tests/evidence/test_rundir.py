@@ -117,7 +117,9 @@ def test_a_different_schema_is_refused_with_both_versions(run: RunDir) -> None:
         run.read_verdict()
 
 
-@pytest.mark.parametrize("text", ['{"schema_version": 4}', '{"schema_version": 4, "typo": 2}'])
+@pytest.mark.parametrize(
+    "text", [f'{{"schema_version": {SCHEMA_VERSION}}}', f'{{"schema_version": {SCHEMA_VERSION}, "typo": 2}}']
+)
 def test_a_file_with_wrong_keys_is_called_damaged(run: RunDir, text: str) -> None:
     run.write_text("verdict.json", text)
     with pytest.raises(ConfigError, match=r"verdict\.json is damaged"):

@@ -43,6 +43,12 @@ class Reason(Frozen):
     remedy: str = ""
     """The setting or rewrite that would change it; empty where none is known."""
 
+    @property
+    def says(self) -> str:
+        """On one line: `size limit: the kernel would have too many ops; try: config.max_fusion_size`."""
+        remedy = f"; try: {self.remedy}" if self.remedy else ""
+        return f"{self.boundary}: {self.text}{remedy}"
+
 
 _TEMPLATE_ONLY = (
     "make it a template: mode='max-autotune', or max_autotune_gemm with TRITON in max_autotune_gemm_backends"

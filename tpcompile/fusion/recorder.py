@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tpcompile.evidence.compiles.events import TraceEvent, event
+from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
 from tpcompile.fusion.records import Decisions, GraphManifest, Manifest
 from tpcompile.torch_api import compiler, scheduling
 
-FUSION_EVENT = "tpcompile_fusion"
-"""Artifact in torch's structured trace: the decisions for the generated code with this hash."""
-CODE_EVENT = "inductor_output_code"
-_WANTED = frozenset({FUSION_EVENT, CODE_EVENT})
 _FOLDER = "tpcompile_fusion"
 """In Inductor's cache: the decisions behind the code that is cached."""
 
@@ -31,8 +28,8 @@ class FusionRecorder:
             torch.compile(model)(x)
         manifest = recorder.manifest()
 
-    No function of Inductor is replaced, and no key of its caches changes. The decisions are also written into torch's
-    structured trace, if TORCH_TRACE is set, and beside Inductor's cache: a cache hit has the decisions that were
+    No function of Inductor is replaced, and no key of its caches changes. Manifests are also written into torch's
+    structured trace, if TORCH_TRACE is set, and decisions beside Inductor's cache: a cache hit has those that were
     recorded when its code was made. One at a time in a process; compiles of all threads are recorded.
     """
 
@@ -44,7 +41,7 @@ class FusionRecorder:
     def __enter__(self) -> FusionRecorder:
         self._settings = compiler.compile_config()
         self._stack.enter_context(compiler.tracing(compiler.TraceHandler(self._receive)))
-        self._stack.enter_context(scheduling.decisions(_log))
+        self._stack.enter_context(logged_manifests())
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -52,41 +49,33 @@ class FusionRecorder:
 
     def manifest(self) -> Manifest:
         """Of all graphs so far, in the order of their code."""
-        return Manifest(
-            torch=torch.__version__,
-            triton=compiler.triton_version(),
-            device=_device(),
-            settings=self._settings,
-            graphs=graph_manifests(self._events),
-        )
+        return manifest_of(self._events, self._settings)
 
     def _receive(self, metadata: Mapping[str, Any], payload: str | None) -> None:
-        found = event(metadata, payload, wanted=_WANTED)
+        found = event(metadata, payload, wanted=frozenset({FUSION}))
         if found is not None:
             self._events.append(found)
 
 
-def graph_manifests(events: Iterable[TraceEvent]) -> tuple[GraphManifest, ...]:
-    """Events of a live process or of a TORCH_TRACE file -> the manifest of each graph, in the order of their code."""
-    every = list(events)
-    codes = [one for one in every if one.name == CODE_EVENT]
-    known = _decisions(every)
-    found = []
-    for one in codes:
-        decisions, is_cached = known.get(_hash(one.payload), (None, True))
-        found.append(graph_manifest(one.payload, decisions, compile_id=one.compile_id or "", is_cached=is_cached))
-    return tuple(found)
+def logged_manifests() -> AbstractContextManager[None]:
+    """Log the manifest of every graph that Inductor generates code for in torch's structured trace, as `FUSION`."""
+    return scheduling.decisions(_log)
 
 
-def _decisions(events: Iterable[TraceEvent]) -> dict[str, tuple[Decisions, bool]]:
-    """Hash of the code -> the decisions behind it, and whether they come from a cache."""
-    found = {}
-    for one in events:
-        if one.name == FUSION_EVENT:
-            fields = json.loads(one.payload)
-            decisions = Decisions.model_validate(fields["decisions"])
-            found[fields["code"]] = decisions, fields["is_cached"]
-    return found
+def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Manifest:
+    """Events of this process, in order -> the manifest of its graphs, whose compiles had these settings."""
+    return Manifest(
+        torch=torch.__version__,
+        triton=compiler.triton_version(),
+        device=_device(),
+        settings=dict(settings),
+        graphs=tuple(map(_graph, events)),
+    )
+
+
+def _graph(logged: TraceEvent) -> GraphManifest:
+    fields = json.loads(logged.payload)["manifest"]
+    return GraphManifest.model_validate({**fields, "compile_id": logged.compile_id or ""})
 
 
 def _log(code: str, decisions: dict[str, Any] | None) -> None:
@@ -98,9 +87,10 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
             decisions = json.loads(path.read_text())
     else:
         _keep(path, decisions)
-    if decisions is not None:
-        fields = {"code": _hash(code), "is_cached": is_cached, "decisions": decisions}
-        scheduling.log_event(FUSION_EVENT, json.dumps(fields))
+    known = None if decisions is None else Decisions.model_validate(decisions)
+    found = graph_manifest(code, known, compile_id="", is_cached=is_cached)
+    fields = {"manifest": found.model_dump(mode="json"), "launched": launched(found).model_dump(mode="json")}
+    scheduling.log_event(FUSION, json.dumps(fields))
 
 
 def _keep(path: Path, decisions: dict[str, Any]) -> None:

@@ -224,6 +224,7 @@ class _Gate:
         rank, world_size = self.env.rank, self.env.world_size
         context = TargetContext(rank=rank, world_size=world_size, device=device, mesh=mesh, settings=config.settings)
         target = target_of(config, find(config)(context))
+        session.read_environment()
         config, domain = declared(config, target, mesh)
         self.config, self.domain = config, domain
         session.know_groups(domain.roles or {})
@@ -247,6 +248,7 @@ class _Gate:
             groups=mesh_roles(mesh),
             on_compile_start=partial(self.compile_starts, fault, context),
             on_compile=self.agreement.on_compile,
+            records_fusion=self.config.compile.backend == "inductor",
         )
 
     def compile_starts(self, fault: Fault, context: FaultContext, compile_id: str) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from tpcompile.evidence.compiles import trace
+from tpcompile.evidence.compiles.events import FUSION
 from tpcompile.evidence.records import CompileRecord, Item, PhaseCounters, RankRecord, RegionCount
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack, uses
+from tpcompile.fusion.recorder import logged_manifests, manifest_of
+from tpcompile.fusion.records import Manifest
 from tpcompile.recording.foreign import foreign_ops
 from tpcompile.recording.launches import Launches
 from tpcompile.recording.rank_reads import rank_reads
@@ -51,6 +54,8 @@ class CaptureSession:
     `step`, when set, is the step of the run that later compiles belong to.
     `on_compile` gets the record of each compile of a frame after it ends and before its code runs.
     `count_regions` counts the compiled regions that each call enters, a few microseconds per region.
+    `records_fusion` records which kernels each graph became and why others were not fused (docs/fusion.md), which adds
+    a tenth to the time of a compile; `manifest` then has them.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class CaptureSession:
         on_compile_start: Callable[[str], None] | None = None,
         on_compile: OnCompile | None = None,
         count_regions: bool = True,
+        records_fusion: bool = False,
     ) -> None:
         self._events: list[trace.TraceEvent] = []
         self._lock = threading.Lock()
@@ -75,6 +81,7 @@ class CaptureSession:
         """The same, after the event was recorded."""
         self._on_start, self._on_compile = on_compile_start, on_compile
         self._regions = RegionCounter() if count_regions else None
+        self._records_fusion = records_fusion
         self._launches = Launches()
         self._stacks: compat.Stacks = {}
         self._with_graph: set[str] = set()
@@ -86,11 +93,12 @@ class CaptureSession:
         self._strings: dict[int, str] = {}
 
     def __enter__(self) -> CaptureSession:
-        # Read now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
-        self._environment = compat.environment()
+        self.read_environment()
         self._last_counters = compat.dynamo_counters()
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
+        if self._records_fusion:
+            self._stack.enter_context(logged_manifests())
         if self._regions is not None:
             self._stack.enter_context(torch_hooks.guard_lookups(self._looked_up))
         self._callbacks = self._stack.enter_context(ExitStack())
@@ -128,6 +136,11 @@ class CaptureSession:
             self._counted[self._current, key] += count - self._last_counters.get(key, count)
         self._last_counters = now
 
+    def read_environment(self) -> None:
+        """Compare the settings of now with those of other ranks: for a program that changes them while it is built."""
+        # Now and on this thread: torch keeps settings in context variables, and other threads see the defaults.
+        self._environment = compat.environment()
+
     def know_groups(self, roles: Mapping[str, str]) -> None:
         """Roles of groups that were made after the session was: process-group name -> role."""
         self._given_roles.update(roles)
@@ -159,6 +172,11 @@ class CaptureSession:
                 events.append(event)
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
         return self._with_sources(found[-1]) if found else CompileRecord(compile_id=wanted)
+
+    def manifest(self) -> Manifest:
+        """Which kernels the graphs so far became; empty unless fusion is recorded."""
+        logged = [event for event in self._events_so_far() if event.name == FUSION]
+        return manifest_of(logged, compat.compile_config())
 
     def _with_sources(self, compile_: CompileRecord) -> CompileRecord:
         found = foreign_ops([compile_])

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
 from torch._inductor import scheduler as _scheduler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -82,6 +83,15 @@ class _Graph:
         }
 
 
+def _finished(graph: _Graph) -> dict[str, Any] | None:
+    """Its decisions, None where they cannot be read: the compile of the user's program goes on."""
+    try:
+        return graph.finished()
+    except Exception:
+        logger.exception("Inductor's decisions cannot be read; please report this")
+        return None
+
+
 class _Current(threading.local):
     """The graph that this thread compiles."""
 
@@ -105,7 +115,7 @@ def decisions(receive: Receive) -> Iterator[None]:
     def generated(code: str) -> None:
         graph, current.graph = current.graph, None
         is_live = not isinstance(V.graph, _NullHandler)
-        receive(code, graph.finished() if graph is not None and is_live else None)
+        receive(code, _finished(graph) if graph is not None and is_live else None)
         if before is not None:
             before(code)
 

@@ -15,7 +15,7 @@ from tpcompile.evidence.groups.domain import Domain, Seen
 from tpcompile.evidence.iterables import find, grouped
 from tpcompile.evidence.layers import SPECS
 from tpcompile.evidence.layers.differing_items import rows_of
-from tpcompile.evidence.layers.kernels import is_reordered
+from tpcompile.evidence.layers.kernels import LAUNCHES, is_reordered
 from tpcompile.evidence.layers.row_text import headline
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, Followed, LayerSpec
 from tpcompile.evidence.records import (
@@ -176,10 +176,14 @@ class _Layer:
         return self.key[0]
 
     @property
-    def place(self) -> tuple[int, bool]:
-        """From cause to effect: the order of the layers, forward before backward."""
-        layer, part = self.key
-        return list(SPECS).index(layer), part != "forward"
+    def place(self) -> tuple[int, bool, bool]:
+        """From cause to effect: the order of the layers, forward before backward, launches before their code."""
+        return list(SPECS).index(self.layer), self.phase != "forward", self.key == (Layer.KERNELS, self.phase)
+
+    @property
+    def phase(self) -> str:
+        """Of its part, `forward` or `backward`; empty for a layer of one part."""
+        return self.key[1].removesuffix(LAUNCHES)
 
     @property
     def spec(self) -> LayerSpec:
@@ -199,8 +203,7 @@ class _Layer:
     @property
     def is_made_from_lowered(self) -> bool:
         """True for generated code whose lowered graph differs too."""
-        layer, part = self.key
-        return layer == Layer.KERNELS and (Layer.LOWERED, part) in self.whole.slot.differing
+        return self.layer == Layer.KERNELS and (Layer.LOWERED, self.phase) in self.whole.slot.differing
 
     def is_consequence(self, *, is_explained: bool) -> bool:
         """True where the code follows from its lowered graph, or from what a layer above explains."""
@@ -212,7 +215,7 @@ class _Layer:
         """True when the code issues its collectives in a different order under equal graphs."""
         # Where a difference of collectives is declared, the code follows from it.
         is_own = self.layer == Layer.KERNELS and not self.differs(Layer.COLLECTIVES)
-        return is_own and is_reordered(self._own_items)
+        return is_own and is_reordered(self.items(self.layer, self.phase))
 
     @functools.cached_property
     def _seen(self) -> ByGroup[Seen]:
@@ -258,10 +261,10 @@ class _Layer:
 
     # What an explanation may ask of the compile.
 
-    def items(self, layer: Layer) -> Items:
+    def items(self, layer: Layer, part: str = "") -> Items:
         """Items of a different layer, for the groups of this one; none where that layer was not observed."""
-        is_known = all(seen.compile.sha(layer) for seen in self._seen)
-        return Items(seen.items(layer) if is_known else () for seen in self._seen)
+        is_known = all(seen.compile.sha(layer, part) for seen in self._seen)
+        return Items(seen.items(layer, part) if is_known else () for seen in self._seen)
 
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""

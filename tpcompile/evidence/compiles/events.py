@@ -19,9 +19,11 @@ GRAPH_KINDS = {
 CACHE_EVENTS = frozenset(
     f"{cache}_{outcome}" for cache in ("fx_graph_cache", "aotautograd_cache") for outcome in ("hit", "miss", "bypass")
 )
+FUSION = "tpcompile_fusion"
+"""An artifact of tpcompile's own: the manifest of a graph that Inductor generated code for, and its launches."""
 WANTED_EVENTS = frozenset(GRAPH_KINDS) | CACHE_EVENTS | {
     "str", "dynamo_start", "describe_tensor", "describe_source", "dynamo_cpp_guards_str", "recompile_reasons",
-    "dynamo_graph_break_reason", "inductor_output_code", "compilation_metrics",
+    "dynamo_graph_break_reason", "inductor_output_code", "compilation_metrics", FUSION,
 }  # fmt: skip
 """Events the parser reads; everything else is dropped at the source."""
 RANK_READS = "tpcompile_rank_reads"

@@ -12,11 +12,21 @@ from typing import Any, TypeVar
 
 from tpcompile.evidence.compiles.cached_lines import FROM_CACHE, with_current_lines
 from tpcompile.evidence.compiles.collectives import collectives_of
-from tpcompile.evidence.compiles.events import CACHE_EVENTS, GRAPH_KINDS, RANK_READS, TraceEvent
+from tpcompile.evidence.compiles.events import CACHE_EVENTS, FUSION, GRAPH_KINDS, RANK_READS, TraceEvent
 from tpcompile.evidence.compiles.normalised import normalised
 from tpcompile.evidence.compiles.user_lines import with_user_lines
 from tpcompile.evidence.iterables import grouped, indexed, last
-from tpcompile.evidence.records import CompileRecord, Graph, GraphBreak, Guard, InputTensor, Kernel, RankRead, UserLine
+from tpcompile.evidence.records import (
+    CompileRecord,
+    Graph,
+    GraphBreak,
+    Guard,
+    InputTensor,
+    Kernel,
+    LaunchedGraph,
+    RankRead,
+    UserLine,
+)
 from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.records.compile import nodes_of
 from tpcompile.evidence.text import normalise
@@ -125,6 +135,7 @@ class LoggedEvents:
             guards=guards,
             collectives=collectives_of(graphs),
             kernels=self.kernels(roles),
+            launched=self.launched(),
             breaks=self.breaks(),
             recompile_reasons=self.recompile_reasons(),
             cache=tuple(event.name for event in self.all(*CACHE_EVENTS)),
@@ -174,6 +185,12 @@ class LoggedEvents:
         codes = [parsed(parse_kernels, code, roles) for code in self.payloads("inductor_output_code")]
         codes.sort(key=lambda part: part[0] == "backward")
         return tuple(kernel for _, kernels in codes for kernel in kernels)
+
+    def launched(self) -> tuple[LaunchedGraph, ...]:
+        """What the generated code launches, forward before backward."""
+        payloads = map(json.loads, self.payloads(FUSION))
+        found = [LaunchedGraph.model_validate(payload["launched"]) for payload in payloads]
+        return tuple(sorted(found, key=lambda graph: graph.phase == "backward"))
 
     def breaks(self) -> tuple[GraphBreak, ...]:
         """Graph breaks, each once, in order of their lines."""

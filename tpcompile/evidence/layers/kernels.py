@@ -1,4 +1,4 @@
-"""Generated code, forward and backward -> one item per line."""
+"""Generated code, forward and backward -> one item per launch, where fusion was recorded, and one per line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items
+from tpcompile.evidence.groups.by_rank import Groups
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
-from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, value_item
+from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer, value_item
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
 
 _ISSUED = re.compile(r"torch\.ops\._c10d_functional\.(?!wait_tensor)(\w+?)_?(?:\.default)?\((?:[^,]*)((?:, [^,]*)*)\)")
 _VIEW = re.compile(r"reinterpret_tensor\([^()]*(?:\([^()]*\)[^()]*)*\)")
 """A view of a buffer; its offset may depend on the rank."""
 _BUFFER = re.compile(r"\b(?:buf|arg)\d\w*")
+_TEMPLATE = re.compile(r"tem\b")
 _MATMUL_CHOICE = re.compile(r"extern_kernels\.|_tem_|gemm|mkldnn|aten\.(?:mm|addmm|bmm)|num_warps|num_stages|BLOCK")
 
 SOURCE = "source"
 """Kind of the `Kernel` whose code is the hash of a fused kernel's source."""
 
 
+LAUNCHES = " launches"
+"""Ends the name of a part that consists of launches."""
+
+
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
+    if part.endswith(LAUNCHES):
+        graphs = [graph for graph in compile_.launched if part.startswith(graph.phase)]
+        return itertools.chain.from_iterable(graph.launches for graph in graphs)
     kernels = [kernel for kernel in compile_.kernels if kernel.phase == part]
     return itertools.chain.from_iterable(map(_lines, kernels))
 
@@ -35,10 +45,17 @@ def _lines(kernel: Kernel) -> list[Item]:
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
     phases = {kernel.phase for kernel in compile_.kernels}
-    return [phase for phase in ("forward", "backward") if phase in phases]
+    known = {graph.phase for graph in compile_.launched} - {g.phase for g in compile_.launched if not g.is_known}
+    parts = []
+    for phase in ("forward", "backward"):
+        parts += [f"{phase}{LAUNCHES}"] if phase in known else []
+        parts += [phase] if phase in phases else []
+    return parts
 
 
 def _explain(difference: Difference) -> Explanation:
+    if difference.rows[0].first.kind == ItemKind.LAUNCH:
+        return _explain_launches(difference)
     hangs = is_reordered(difference.items)
     different_source = first(row for row in difference.rows if row.first.kind == ItemKind.VALUE)
     if different_source is not None:
@@ -46,6 +63,28 @@ def _explain(difference: Difference) -> Explanation:
     is_chosen = any(_MATMUL_CHOICE.search(item.fields.get("code", "")) for item in difference.items.own().all)
     cause = Cause.AUTOTUNE if is_chosen and not hangs else Cause.COMPILER_PASS
     return Explanation(cause, Directness.LOWERED, difference.rows[0], hangs=hangs)
+
+
+def _explain_launches(difference: Difference) -> Explanation:
+    """Launches that are one kernel on some ranks and several on others, with the reason."""
+    own = difference.items.own()
+    hangs = is_reordered(difference.compile.items(Layer.KERNELS, difference.compile.phase))
+    is_template = own.map(lambda items: any(_TEMPLATE.match(item.says) for item in items))
+    cause = Cause.AUTOTUNE if is_template.differ() and not hangs else Cause.COMPILER_PASS
+    said = _split(own, difference.groups)
+    return Explanation(cause, Directness.LOWERED, difference.rows[0], headline=said, hangs=hangs)
+
+
+def _split(own: Items, groups: Groups) -> str:
+    """`poi add and poi relu are two kernels on rank 1: REASON`; empty where no launch of the same ranks says why."""
+    for index, items in enumerate(own):
+        launched = {item.says for item in items}
+        for item in items:
+            partner = item.notes.get("from", "")
+            if partner in launched:
+                where = named_ranks(groups[index])
+                return f"{partner} and {item.says} are two kernels on {where}: {item.notes['apart']}"
+    return ""
 
 
 def is_reordered(items: Items) -> bool:

@@ -42,8 +42,12 @@ class Directness(IntEnum):
 class Compile(Protocol):
     """The compile in which a layer differs, on all ranks; groups are those of the difference."""
 
-    def items(self, layer: Layer) -> Items:
-        """Items of a layer, of the first part."""
+    @property
+    def phase(self) -> str:
+        """`forward` or `backward`; empty for a layer of one part."""
+
+    def items(self, layer: Layer, part: str = "") -> Items:
+        """Items of a part of a layer."""
 
     def differs(self, layer: Layer) -> bool:
         """True when the hashes of that layer differ."""

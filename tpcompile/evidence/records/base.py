@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Incremented when a record changes shape; a reader refuses any other version."""
 
 
@@ -84,6 +84,8 @@ class ItemKind(StrEnum):
     COLLECTIVE = "collective"
     CODE = "code"
     """A line of generated code."""
+    LAUNCH = "launch"
+    """What generated code launches: a kernel, a library call, a collective."""
 
 
 _SAYS = {
@@ -98,6 +100,7 @@ _SAYS = {
     ItemKind.GUARD: "{type}: {expression}",
     ItemKind.COLLECTIVE: "{op}(reduce_op={reduce_op}, dtype={dtype}, shape={shape}, group={group}, waited={waited})",
     ItemKind.CODE: "{code}",
+    ItemKind.LAUNCH: "{launch}",
 }
 
 

@@ -102,6 +102,16 @@ class Kernel(Frozen):
     code: str
 
 
+class LaunchedGraph(Frozen):
+    """What the generated code of one graph launches, as tpcompile.fusion reads it."""
+
+    phase: str
+    is_known: bool
+    """False where the launches could not be told from the code: code of a cache that was filled without a recorder."""
+    launches: tuple[Item, ...] = ()
+    """In order, without waits; the note `apart` says why a launch is not one with an earlier one, the note `from`."""
+
+
 class InputTensor(Frozen):
     """One tensor that enters a compiled graph, as the tracer described it."""
 
@@ -188,6 +198,8 @@ class CompileRecord(Frozen):
     guards: tuple[Guard, ...] = ()
     collectives: tuple[Collective, ...] = ()
     kernels: tuple[Kernel, ...] = ()
+    launched: tuple[LaunchedGraph, ...] = ()
+    """Of each graph with generated code; empty where fusion was not recorded."""
     breaks: tuple[GraphBreak, ...] = ()
     recompile_reasons: tuple[str, ...] = ()
     """Guards that failed, newest compile first, as torch prints them."""

@@ -1,0 +1,74 @@
+"""Launches of the generated code are compared before its text: what is split, why, and whether the ranks will hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.evidence.samples import between, compiled, kernel, line, only
+from tpcompile.evidence.records import CompileRecord, DivergenceClass, Item, ItemKind, LaunchedGraph, Layer
+from tpcompile.evidence.records.causes import Cause
+
+LIMIT = "size limit: the kernel would hold too many nodes; try: config.max_fusion_size (64)"
+
+
+def launch(says: str, **notes: str) -> Item:
+    return Item(kind=ItemKind.LAUNCH, about="launch", fields={"launch": says}, notes=notes, line=line(7))
+
+
+def lowered_to(*launches: Item, code: str = "", phase: str = "forward", is_known: bool = True) -> CompileRecord:
+    graph = LaunchedGraph(phase=phase, is_known=is_known, launches=launches)
+    text = code or "\n".join(one.says for one in launches)
+    return compiled(launched=(graph,), kernels=(kernel(text, phase=phase),))
+
+
+ONE = (launch("poi add relu sin"),)
+TWO = (launch("poi add relu"), launch("poi sin", **{"from": "poi add relu", "apart": LIMIT}))
+
+
+def test_a_kernel_that_is_two_on_one_rank_is_named_with_both_the_reason_and_the_users_line() -> None:
+    found = only(lowered_to(*ONE), lowered_to(*TWO))
+    assert (found.layer, found.cause, found.line) == (Layer.KERNELS, Cause.COMPILER_PASS, line(7))
+    assert found.title == f"poi add relu and poi sin are two kernels on rank 1: {LIMIT}"
+
+
+def test_without_the_launches_the_text_of_the_code_is_all_there_is() -> None:
+    """Negative control."""
+    found = only(lowered_to(*ONE, is_known=False), lowered_to(*TWO, is_known=False))
+    assert (found.layer, LIMIT in found.title) == (Layer.KERNELS, False)
+
+
+def test_a_reason_that_is_worded_differently_is_no_difference() -> None:
+    other = launch("poi sin", **{"from": "poi add relu", "apart": "timing: 3.1 us against 2.9 us"})
+    assert between(lowered_to(*TWO), lowered_to(TWO[0], other)) == ()
+
+
+def test_launches_that_one_rank_does_not_know_are_not_compared() -> None:
+    """Its code came from a cache that was filled without a recorder."""
+    unknown = lowered_to(is_known=False, code="\n".join(one.says for one in ONE))
+    assert between(lowered_to(*ONE), unknown) == ()
+    assert between(lowered_to(*ONE), compiled(kernels=unknown.kernels)) == ()
+
+
+def test_a_template_on_one_rank_is_a_choice_by_timing() -> None:
+    found = only(lowered_to(launch("extern_kernels.mm")), lowered_to(launch("tem mm")))
+    assert (found.cause, found.is_choice) == (Cause.AUTOTUNE, True)
+
+
+def issuing(*ops: str) -> dict[str, Any]:
+    return {"code": "\n".join(f"torch.ops._c10d_functional.{op}_.default(buf0, 'sum', 'tp')" for op in ops)}
+
+
+def test_collectives_in_a_different_order_are_a_hang_whatever_is_fused() -> None:
+    pair = ("all_reduce", "all_gather_into_tensor")
+    first, second = lowered_to(*ONE, **issuing(*pair)), lowered_to(*TWO, **issuing(*pair[::-1]))
+    assert only(first, second).cls == DivergenceClass.COLLECTIVES
+    assert only(first, lowered_to(*TWO, **issuing(*pair))).cls == DivergenceClass.CONTENT
+
+
+def test_the_backward_follows_the_forward() -> None:
+    def both(launches: tuple[Item, ...]) -> CompileRecord:
+        graphs = [LaunchedGraph(phase=phase, is_known=True, launches=launches) for phase in ("forward", "backward")]
+        kernels = [kernel(repr(launches), phase=phase) for phase in ("forward", "backward")]
+        return compiled(launched=tuple(graphs), kernels=tuple(kernels))
+
+    assert only(both(ONE), both(TWO)).where.endswith("(forward launches)")

@@ -1,0 +1,43 @@
+"""Manifest of a graph -> its launches as items of the kernels layer, in which ranks are compared."""
+
+from __future__ import annotations
+
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records import Item, ItemKind, LaunchedGraph
+from tpcompile.fusion.records import GraphManifest, Launch, Role
+from tpcompile.fusion.why_not import Missed, missed_fusions
+
+
+def launched(graph: GraphManifest) -> LaunchedGraph:
+    """What each launch is and computes, without names of kernels, whose numbers say nothing; waits are left out."""
+    if not graph.is_aligned:
+        return LaunchedGraph(phase=graph.phase, is_known=False)
+    apart = _apart(graph)
+    items = []
+    for at, launch in enumerate(graph.launches):
+        if launch.role is not Role.WAIT:
+            items.append(_item(graph, launch, apart.get(at)))
+    return LaunchedGraph(phase=graph.phase, is_known=True, launches=tuple(items))
+
+
+def _apart(graph: GraphManifest) -> dict[int, Missed]:
+    """Place of a launch -> the fusion with an earlier launch that would save most."""
+    found: dict[int, Missed] = {}
+    for missed in missed_fusions(graph):  # the most first
+        found.setdefault(missed.places[1], missed)
+    return found
+
+
+def _item(graph: GraphManifest, launch: Launch, missed: Missed | None) -> Item:
+    notes = {}
+    if missed is not None:
+        notes = {"from": _says(graph.launches[missed.places[0]]), "apart": missed.reason.says}
+    fields = {"launch": _says(launch)}
+    return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=first(launch.lines))
+
+
+def _says(launch: Launch) -> str:
+    """Kind and ops: `poi mul sigmoid`; of what Inductor does not generate, the name: `extern_kernels.mm`."""
+    if launch.role is not Role.KERNEL:
+        return launch.name
+    return " ".join([launch.kind, *(op.removeprefix("aten.") for op in launch.ops)])
