@@ -83,6 +83,8 @@ class GateConfig(Frozen):
     """Custom ops and Triton kernels declared safe under TP, as `namespace::op` or kernel name; others fail the gate."""
     allow: tuple[Allow, ...] = ()
     """Intended differences between ranks."""
+    fusion_baseline: Path | None = None
+    """File of `tpcompile fusion baseline`: more launches or bytes than it has fail the gate."""
     taint: Literal["list", "fail"] = "list"
     """What a rank-dependent guard or constant does that leaves the graphs equal today: `list` it in the report, or
     `fail` the gate, for those that are certain and not in `allow`."""

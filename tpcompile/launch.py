@@ -108,7 +108,8 @@ def run(plan: Plan, console: Console, *, amount: Amount = "all") -> int:
             plan.command, environ=plan.environ, timeout_s=plan.timeout_s, stdout=stdout, on_line=log.line
         )
         is_cut_short = outcome.timed_out or outcome.signal
-        if not run_dir.read_statuses() and not is_cut_short:  # the verdict will not have what torchrun reports
+        is_told = run_dir.read_statuses() or run_dir.read_verdict()
+        if not is_told and not is_cut_short:  # the verdict will not have what torchrun reports
             log.show_hidden()
         elif log.has_hidden and outcome.exit_code and amount == "all":
             progress.show(f"torchrun's own report: {log.path}")

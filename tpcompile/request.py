@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,12 @@ class RunRequest:
     run_dir: Annotated[
         Path | None, Flag("--run-dir", "Directory for all results; default: runs/<utc time>-<preset>-tp<N>.")
     ] = None
+    fusion_baseline: Annotated[
+        Path | None,
+        Flag(
+            "--fusion-baseline", "Fail where kernels or bytes exceed this file of `tpcompile fusion baseline`.", "FILE"
+        ),
+    ] = None
     device: Annotated[
         Device, Flag("--device", "auto: GPUs when there are any; one_gpu: all ranks share one, through gloo.")
     ] = "auto"
@@ -79,10 +86,12 @@ class RunRequest:
         """The resolved configuration of a run on `device`, which is not "auto". Raises ConfigError as `config.load`."""
         from tpcompile import config
 
+        overrides = list(self.overrides or ())
+        if self.fusion_baseline is not None:
+            overrides.append(f"gate.fusion_baseline={json.dumps(str(self.fusion_baseline.absolute()))}")
         if self.target is not None:
             self._check_target_alone()
-            return config.load_target(self.target, self.overrides or (), device=device)
-        overrides = list(self.overrides or ())
+            return config.load_target(self.target, overrides, device=device)
         if self.layers is not None:
             overrides.append(f"block.num_layers={self.layers}")
         if self.dtype:

@@ -42,6 +42,7 @@ class RunDir:
     verdict.json          the conclusion, written once: the first writer wins
     junit.xml             the same for CI
     rank_N/record.json    all evidence of rank N
+    rank_N/manifest.json  kernels of its graphs, for `tpcompile fusion`, where Inductor made them
     rank_N/status.json    last known activity of rank N
     rank_N/traceback.txt  of the exception that ended rank N, where a sentinel watched
     trace/ logs/          TORCH_TRACE files when asked for, and log lines per rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.text import Text
 from tpcompile.cli import ending
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion import diff as differences
 from tpcompile.fusion import manifest as manifests
 from tpcompile.fusion import no_gpu
@@ -87,6 +89,39 @@ def explain(
     """Say why two launches are not one, and what would change it."""
     found = _pair(manifests.read(manifest), graph, (first, second))
     _print_json(found) if as_json else _print(texts.pair(found))
+
+
+@app.command()
+def baseline(
+    manifest: _MANIFEST,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the baseline; commit it.")],
+) -> None:
+    """Make what a manifest launches the limit of later ones, for `check` and `tpcompile gate --fusion-baseline`."""
+    found = baselines.baseline_of(manifests.read(manifest), made_with=" ".join(["tpcompile", "fusion", *sys.argv[1:]]))
+    baselines.write(found, out)
+    for number, graph in enumerate(found.graphs):
+        counts = ", ".join(f"{count} {role}" for role, count in graph.launches.items())
+        _print([Text(f"graph {number} {graph.phase}: {counts}; {len(graph.missed)} known missed fusions")])
+    _print([Text(f"written: {out}")])
+
+
+@app.command()
+def check(
+    manifest: _MANIFEST,
+    limit: Annotated[Path, typer.Option("--baseline", help="Written by `tpcompile fusion baseline`.")],
+    tolerance: Annotated[float, typer.Option(min=0, help="Share by which bytes may grow.")] = baselines.TOLERANCE,
+    as_json: _JSON = False,
+) -> None:
+    """Compare a manifest with a baseline; what has improved leaves the baseline. Exits with 1 on a regression."""
+    found, known = manifests.read(manifest), baselines.read(limit)
+    baselines.check_same_build(known, torch=found.torch, device=found.device, path=limit)
+    outcome = baselines.compare(known, found, tolerance=tolerance)
+    if outcome.why_not:
+        raise ConfigError(f"{manifest} cannot be compared: {outcome.why_not}")
+    if outcome.better is not None:
+        baselines.write(outcome.better, limit)
+    _print_json(outcome) if as_json else _print(texts.outcome(outcome, limit))
+    raise typer.Exit(outcome.is_worse)
 
 
 @app.command()

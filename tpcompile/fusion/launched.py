@@ -31,12 +31,12 @@ def _apart(graph: GraphManifest) -> dict[int, Missed]:
 def _item(graph: GraphManifest, launch: Launch, missed: Missed | None) -> Item:
     notes = {}
     if missed is not None:
-        notes = {"from": _says(graph.launches[missed.places[0]]), "apart": missed.reason.says}
-    fields = {"launch": _says(launch)}
+        notes = {"from": says(graph.launches[missed.places[0]]), "apart": missed.reason.says}
+    fields = {"launch": says(launch)}
     return Item(kind=ItemKind.LAUNCH, about="launch", fields=fields, notes=notes, line=first(launch.lines))
 
 
-def _says(launch: Launch) -> str:
+def says(launch: Launch) -> str:
     """Kind and ops: `poi mul sigmoid`; of what Inductor does not generate, the name: `extern_kernels.mm`."""
     if launch.role is not Role.KERNEL:
         return launch.name

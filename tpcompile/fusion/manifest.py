@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tpcompile.errors import ConfigError
+from tpcompile.fusion import files
 from tpcompile.fusion.records import (
     SCHEMA_VERSION,
     Call,
@@ -131,20 +131,9 @@ def removed_round_trips(decisions: Decisions) -> tuple[str, ...]:
 
 def write(manifest: Manifest, path: Path) -> None:
     """As JSON, equal text for equal manifests."""
-    path.write_text(manifest.to_json(indent=1) + "\n")
+    files.write(manifest, path)
 
 
 def read(path: Path) -> Manifest:
     """Raises ConfigError for a file that is not there, is no manifest, or has a different schema version."""
-    import json
-
-    try:
-        fields = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; `tpcompile fusion record` writes one") from None
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as a manifest: {error}") from None
-    version = fields.get("schema_version") if isinstance(fields, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"{path} has schema version {version}, and this reads {SCHEMA_VERSION}; record it again")
-    return Manifest.model_validate(fields)
+    return files.read(Manifest, path, version=SCHEMA_VERSION, made_by="tpcompile fusion record")

@@ -67,7 +67,7 @@ def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Ma
     return Manifest(
         torch=torch.__version__,
         triton=compiler.triton_version(),
-        device=_device(),
+        device=device_name("cuda" if torch.cuda.is_available() else "cpu"),
         settings=dict(settings),
         graphs=tuple(map(_graph, events)),
     )
@@ -106,8 +106,9 @@ def _hash(code: str) -> str:
     return hashlib.sha256(code.strip().encode()).hexdigest()
 
 
-def _device() -> str:
-    if not torch.cuda.is_available():
-        return "cpu"
+def device_name(kind: str) -> str:
+    """The architecture of this process' `cpu` or `cuda` device: `cpu`, `sm_90`."""
+    if kind != "cuda":
+        return kind
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"

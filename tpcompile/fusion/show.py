@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import at_text
+from tpcompile.fusion.baseline import Outcome
 from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
 from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role, Totals
@@ -116,6 +118,17 @@ def pair(one: Missed) -> Iterator[Text]:
         yield Text(f"         Inductor: {text}")
     for line in one.lines:
         yield Text(f"         {line}: {line.code}")
+
+
+def outcome(found: Outcome, path: Path) -> Iterator[Text]:
+    """A manifest against the baseline in a file."""
+    for one in found.regressions:
+        yield Text(f"{one.says}{at_text(one.line)}", style="red")
+        yield from (Text(f"    {reason}") for reason in one.reasons)
+    if found.better is not None:
+        yield Text(f"better than the baseline, which is tightened: commit {path}", style="green")
+    elif not found.is_worse:
+        yield Text("as in the baseline")
 
 
 def difference(found: Diff) -> Iterator[Text]:

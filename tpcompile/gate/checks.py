@@ -25,7 +25,9 @@ from tpcompile.evidence.judgement.checks import (
     values_text,
 )
 from tpcompile.evidence.records import Check, CheckId, Divergence, RankDigest, Status
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
+from tpcompile.fusion.baseline import Outcome
 from tpcompile.gate.measurements import Declared, GateFacts, GradientFactor, Schedule, TensorError
 
 FIRST, STEADY, RESIZED = "first", "steady", "resized"
@@ -101,6 +103,7 @@ def mode_c(config: RunConfig, digests: Sequence[RankDigest], divergences: Sequen
         _errors(config, ranks, "C", "eager equals compiled", only="eager"),
         tp_aware("C", ranks),
         kept("C", ranks),
+        *_fusion(config, ranks, "C"),
     ]
 
 
@@ -125,6 +128,7 @@ def target(config: JobConfig, digests: Sequence[RankDigest], divergences: Sequen
         *numbers,
         tp_aware(TARGET, ranks),
         kept(TARGET, ranks),
+        *_fusion(config, ranks, TARGET),
     ]
 
 
@@ -245,6 +249,29 @@ def _schedule(ranks: Ranks) -> Check:
         observed,
         on_failure=[f"compiled at {line}" for line in lines],
     )
+
+
+def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:
+    """Kernels and bytes against the baseline, if the run has one."""
+    path = config.gate.fusion_baseline
+    if path is None:
+        return []
+    name, expected = CheckId.FUSION.heading, f"no more launches and bytes than in {path.name}"
+    outcomes = _facts(ranks).map(lambda facts: facts.fusion or Outcome(why_not="the run ended before"))
+    unknown = first(outcome.why_not for outcome in outcomes.values() if outcome.why_not)
+    if unknown or not outcomes:
+        return [_not_made(mode, name, Status.SKIPPED, expected, f"not compared: {unknown}")]
+    worse = outcomes.map(lambda outcome: outcome.regressions).where(bool)
+    shown = first(one for regressions in worse.values() for one in regressions)
+    is_better = any(outcome.better for outcome in outcomes.values())
+    good = f"better: {path.name} is tightened, commit it" if is_better else "as in the baseline"
+    return [
+        make_check(
+            mode, name, worse, expected, shown.text if shown else good,
+            on_failure=list(dict.fromkeys(text for found in worse.values() for one in found for text in one.reasons)),
+            line=shown.line if shown else None, id=CheckId.FUSION, cause=Cause.FUSION_REGRESSED,
+        )
+    ]  # fmt: skip
 
 
 class _Measured(NamedTuple):

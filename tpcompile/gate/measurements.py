@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from tpcompile.choices import AnyMode
 from tpcompile.evidence.records.base import Frozen, Item
+from tpcompile.fusion.baseline import Outcome
 
 
 class TensorError(Frozen):
@@ -91,6 +92,8 @@ class GateFacts(Frozen):
     """The first module whose output is wrong."""
     first_wrong_op: Item | None = None
     """The op, or the parameter or buffer, that this begins with; None when unknown."""
+    fusion: Outcome | None = None
+    """Kernels against the baseline; None in a run without one."""
     median_ms: dict[AnyMode, float] = {}
     """Mode -> median of its steady calls, in ms."""
 

@@ -29,10 +29,13 @@ from tpcompile.fastpath.certificate import device_kind
 from tpcompile.faults import injected
 from tpcompile.faults.injected import NO_FAULT, Fault, FaultContext
 from tpcompile.gate.collective_agreement import Agreement
+from tpcompile.gate.fusion import FusionCheck
 from tpcompile.gate.machine import refused
+from tpcompile.gate.measurements import GateFacts
 from tpcompile.gate.modes import MODES, Run
 from tpcompile.gate.phases import Phases
 from tpcompile.gate.reference import StackReference, free
+from tpcompile.gate.refusal import print_error, refuse
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.gate.target import BUILD, TargetContext, TargetError, declared, find, target_of
@@ -81,11 +84,12 @@ def run(
         if fault.needs_gpu and device.type != "cuda" and device_kind() != "interpreter":
             raise PreflightError(f"fault {fault.name!r} needs a GPU, this run is on {device.type}")
         check_cpp_compiler(config.compile.backend, device)
+        fusion = FusionCheck.of(config, device)
         directory = _claim(run_dir, config, RankStore.connect(prefix, rank=env.rank, world_size=env.world_size))
     except DirectoryTakenError as error:
-        return _refuse(error, config, None, rank=rank, quiet=quiet)
+        return refuse(error, config, None, rank=rank, quiet=quiet)
     except TpCompileError as error:
-        return _refuse(error, config, run_dir, rank=rank, quiet=quiet)
+        return refuse(error, config, run_dir, rank=rank, quiet=quiet)
     target = env.world_size - 1 if faulty_rank is None else faulty_rank
     context = FaultContext(rank=env.rank, world_size=env.world_size, target=target)
     fault.phase("start", context)
@@ -96,14 +100,14 @@ def run(
             shares_gpu = config.device == "one_gpu"
             stack.enter_context(process_group(env, device, shares_gpu=shares_gpu, prefix=prefix, **limits))
         except TpCompileError as error:
-            return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
+            return refuse(error, config, directory.path, rank=rank, quiet=quiet)
         output = _Output(quiet, amount, console or consoles.stdout())
-        gate = _Gate(config, env, directory, prefix=prefix, output=output)
+        gate = _Gate(config, env, directory, fusion, prefix=prefix, output=output)
         stack.enter_context(gate.watch)
         try:
             return gate.run(device, fault, context)
         except PreflightError as error:  # the disk has become full
-            return _refuse(error, config, directory.path, rank=rank, quiet=quiet)
+            return refuse(error, config, directory.path, rank=rank, quiet=quiet)
 
 
 def _fault(config: JobConfig) -> tuple[Fault, int | None]:
@@ -120,32 +124,6 @@ def _claim(run_dir: Path | str | None, config: JobConfig, store: RankStore) -> R
     return RunDir.create(agreed["path"])
 
 
-def _refuse(
-    error: TpCompileError, config: JobConfig, run_dir: Path | str | None, *, rank: int, quiet: bool
-) -> ExitCode:
-    """End a run that cannot start: one line on stderr, and a verdict for the launcher if the directory is writable."""
-    check = Check(
-        name="the run can start", mode=config.modes[0], status=Status.FAIL, expected="yes", observed=str(error)
-    )
-    verdict = Verdict(
-        status=Status.FAIL, exit_code=error.exit_code, world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        preset=config.preset, modes=config.modes, summary=str(error), checks=(check,),
-    )  # fmt: skip
-    is_first = rank == 0
-    if run_dir is not None:
-        with suppress(TpCompileError):  # rank 0 may be the one that is missing
-            is_first = RunDir.create(run_dir).write_verdict(verdict)
-    if is_first and not quiet:
-        _print_error(error)
-    return error.exit_code
-
-
-def _print_error(error: TpCompileError) -> None:
-    """One line on stderr."""
-    with suppress(OSError):
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
 class _Output(NamedTuple):
     """What this rank prints, and where."""
 
@@ -158,8 +136,11 @@ class _Output(NamedTuple):
 class _Gate:
     """One rank's run."""
 
-    def __init__(self, config: JobConfig, env: RankEnv, directory: RunDir, *, prefix: str, output: _Output) -> None:
+    def __init__(
+        self, config: JobConfig, env: RankEnv, directory: RunDir, fusion: FusionCheck, *, prefix: str, output: _Output
+    ) -> None:  # fmt: skip
         self.config, self.env, self.directory, self.output = config, env, directory, output
+        self.fusion = fusion
         place = {"rank": env.rank, "world_size": env.world_size}
         self.store = RankStore.connect(prefix, **place)
         self.board = StatusBoard(directory, self.store, prints_phases=output.amount == "all")
@@ -193,7 +174,7 @@ class _Gate:
                     self.run_block(self.config, device, mesh, self.session, fault, context)
         except TargetError as error:
             self.watch.stop()
-            return _refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.output.quiet)
+            return refuse(error, self.config, self.directory.path, rank=self.env.rank, quiet=self.output.quiet)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # any failure of any rank, sys.exit too, must end in a verdict on all of them
@@ -289,18 +270,27 @@ class _Gate:
             "config_sha256": self.config.sha256,
         }
 
-    def record(self) -> RankRecord:
-        """All evidence of this rank so far."""
+    def written_record(self) -> RankRecord:
+        """All evidence of this rank so far, which is in the run directory then. Raises PreflightError if it cannot."""
         assert self.session is not None, "no session yet"
+        record = self.record(self.session)
+        self.directory.write_record(record)
+        self.fusion.keep(self.session, self.directory, rank=self.env.rank)
+        return record
+
+    def record(self, session: CaptureSession) -> RankRecord:
+        """All evidence of this rank so far."""
         place: dict[str, Any] = {}
         if self.domain is not None:
             members = len(self.domain.members)
             place = {"domain": self.domain.name, "coordinate": self.domain.coordinate, "tp_size": members}
-        return self.session.record(
+        facts = self.phases.facts if self.phases else GateFacts()
+        facts = facts.changed(fusion=self.fusion.outcome(session))
+        return session.record(
             rank=self.env.rank,
             world_size=self.env.world_size,
             tp_aware=self.config.gate.tp_aware_ops,
-            facts=self.phases.facts.model_dump(mode="json") if self.phases else {},
+            facts=facts.model_dump(mode="json"),
             **place,
         )
 
@@ -308,9 +298,8 @@ class _Gate:
         """Exchange digests, publish the verdict and return the exit code."""
         self.board.enter("verdict", doing="compare ranks")
         self.watch.deadline("verdict", 4 * self.config.gate.store_timeout_s)
-        record = self.record()
         try:
-            self.directory.write_record(record)
+            record = self.written_record()
         except PreflightError as error:
             self.watch.stop()
             return self.unwritten(error, self.store)
@@ -318,7 +307,10 @@ class _Gate:
         verdict = exchange.verdict(record_side(record, gate_rules(self.config)))
         self.watch.stop()
         self.board.end("finished")
-        return self.publish(verdict, judge=self.env.rank == 0)
+        code = self.publish(verdict, judge=self.env.rank == 0)
+        if self.env.rank == 0 and self.session is not None and code == ExitCode.PASS:
+            self.fusion.tighten(self.session)
+        return code
 
     def last_words(self, check: Check) -> ExitCode:
         """On the watch's thread: write the record so far, judge with the failed check, return the exit code."""
@@ -326,9 +318,8 @@ class _Gate:
         if self.session is None:
             return ExitCode.FAIL
         check = located(check, self.watch_store)
-        record = self.record()
         try:
-            self.directory.write_record(record)
+            record = self.written_record()
         except PreflightError as error:
             return self.unwritten(error, self.watch_store, after=check.observed)
         exchange = self.exchange(self.watch_store, timeout_s=_LAST_WORDS_TIMEOUT_S)
@@ -350,7 +341,7 @@ class _Gate:
         """End a run whose record cannot be written: no verdict, but a state for the launcher or one line on stderr."""
         self.board.end("unwritten", error="; ".join(filter(None, (after, str(error)))))
         if not self.output.quiet and self.is_first(store, "unwritten"):
-            _print_error(error)
+            print_error(error)
         return error.exit_code
 
     def is_first(self, store: RankStore, what: str) -> bool:

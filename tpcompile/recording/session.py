@@ -173,9 +173,10 @@ class CaptureSession:
         found = trace.compile_records(events, roles=self._roles, strings=self._strings)
         return self._with_sources(found[-1]) if found else CompileRecord(compile_id=wanted)
 
-    def manifest(self) -> Manifest:
-        """Which kernels the graphs so far became; empty unless fusion is recorded."""
-        logged = [event for event in self._events_so_far() if event.name == FUSION]
+    def manifest(self, *, phases: tuple[str, ...] = ("",)) -> Manifest:
+        """Which kernels the graphs so far became, of phases that begin with one of these texts; empty unless fusion is
+        recorded."""
+        logged = [one for one in self._events_so_far() if one.name == FUSION and one.phase.startswith(phases)]
         return manifest_of(logged, compat.compile_config())
 
     def _with_sources(self, compile_: CompileRecord) -> CompileRecord:

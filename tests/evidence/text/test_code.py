@@ -156,6 +156,11 @@ def test_no_path_device_index_or_stream_number_is_left_in_triton_code() -> None:
     assert not any(part in text for part in ("/tmp", "index=5", "cuda:5", "stream5", "(5)", "kernel path", "reuse"))
 
 
+def test_the_random_number_of_a_buffer_in_symmetric_memory_does_not_count() -> None:
+    one, two = (triton().replace("def call(", f"buf = empty_strided_p2p(alloc_id={n})\ndef call(") for n in (7, 8))
+    assert "alloc_id=7" in one and kernels(one, _0="tp") == kernels(two, _0="tp")
+
+
 def test_every_kernel_has_its_name_and_kind_and_the_wrapper_comes_last() -> None:
     found = [(k.name, k.kind) for k in kernels(triton())]
     assert found == [("triton_poi_fused_add_mul_0", "triton"), ("triton_red_fused_sum_1", "triton"), ("call", "call")]

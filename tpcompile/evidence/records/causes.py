@@ -47,6 +47,7 @@ class Cause(StrEnum):
     AUTOTUNE = "autotuning chose per rank"
     PARTITIONER = "partitioner chose per rank"
     COMPILER_PASS = "compiler pass or lowering differs"
+    FUSION_REGRESSED = "kernels or bytes exceed the baseline"
     # Collectives.
     REDUCE_OP = "reduce op differs"
     GROUP = "process group differs"
@@ -196,6 +197,10 @@ ADVICE: dict[Cause, str] = {
     Cause.GUARD_ONLY: (
         "The graphs agree today, but the ranks will recompile on different inputs. Make the guarded value equal on "
         "all ranks, or stop reading it in the compiled region; declare an intended difference in gate.allow."
+    ),
+    Cause.FUSION_REGRESSED: (
+        "Read why the pairs are two kernels, in `tpcompile fusion show` of the manifest.json of the rank. Where the "
+        "change is intended, make the baseline again from that file with `tpcompile fusion baseline`."
     ),
     Cause.AUTOTUNE: (
         "Each rank timed the candidates itself, and the ranks chose different ones. Pin the choice: one shared warm "

@@ -32,6 +32,8 @@ class CheckId(StrEnum):
     UNTAINTED = "untainted"
     HIDDEN = "hidden"
     TP_AWARE = "tp-aware"
+    FUSION = "fusion"
+    """Kernels are compared with a baseline."""
     LOGS_COMPLETE = "logs complete"
     """`diagnose`: every rank left a log, and it can be read to its end."""
     LAYER = "layer"
@@ -59,6 +61,7 @@ _NAMES = {
     CheckId.UNTAINTED: "rank-dependent guards and constants",
     CheckId.HIDDEN: "text that differs by nature",
     CheckId.TP_AWARE: "custom ops and Triton kernels",
+    CheckId.FUSION: "kernels against the baseline",
     CheckId.LOGS_COMPLETE: "complete logs",
 }
 

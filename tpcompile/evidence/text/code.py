@@ -21,6 +21,8 @@ _GUARD_CALL = re.compile(r"((?:_DeviceGuard|set_device|get_raw_stream|_getCurren
 _STREAM = re.compile(r"\bstream\d+\b")
 _PROPERTIES_INDEX = re.compile(r"(DeviceProperties\([^)]*?\bindex=)\d+")
 _DEVICE_ARGUMENT = re.compile(r"(\bdevice(?:_index)?=)\d+\b")
+_RANDOM = re.compile(r"(\balloc_id=)\d+\b")
+"""Inductor draws one for each buffer in symmetric memory, torch 2.11 and 2.13."""
 _PATH = re.compile(r"(['\"])/[^'\"\n]*/([^/'\"\n]+)\1")
 _END = re.compile(r"^(?:def get_args|def benchmark_compiled_module|if __name__)", re.MULTILINE)
 _ALIAS = re.compile(r"^\s*(?P<alias>\w+) = reinterpret_tensor\((?P<buffer>\w+), .*# alias$")
@@ -124,7 +126,7 @@ def _clean(code: str, roles: GroupRoles) -> str:
     code = _TRAILING_COMMENT.sub("", _COMMENT.sub("", code))
     code = _INCLUDE.sub('#include "PATH"', code)
     code = _PROPERTIES_INDEX.sub(r"\1INDEX", _GUARD_CALL.sub(r"\1INDEX)", code))
-    code = _DEVICE_ARGUMENT.sub(r"\1INDEX", _STREAM.sub("stream", code))
+    code = _DEVICE_ARGUMENT.sub(r"\1INDEX", _RANDOM.sub(r"\1RANDOM", _STREAM.sub("stream", code)))
     code = roles.in_calls(_PATH.sub(r"\1\2\1", normalise.generic(code)))
     lines = [line.rstrip() for line in code.splitlines() if line.strip()]
     return "\n".join(lines)

@@ -1,0 +1,234 @@
+"""A manifest that was good -> what a later one must not exceed: launches by role, and bytes; names never count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import first
+from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion import files
+from tpcompile.fusion.launched import says
+from tpcompile.fusion.manifest import total
+from tpcompile.fusion.records import GraphManifest, Manifest, Role
+from tpcompile.fusion.why_not import Missed, missed_fusions
+
+BASELINE_VERSION = 1
+"""Incremented when a baseline changes shape; a reader refuses any other version."""
+TOLERANCE = 0.05
+"""Bytes may grow by this share: padding and size hints move them by a few percent."""
+_NO_LAUNCH = (Role.WAIT,)
+
+
+class GraphBaseline(Frozen):
+    """What one graph may launch."""
+
+    phase: str
+    launches: dict[str, int]
+    """Role -> how many, without waits."""
+    bytes: int
+    """Read and written, without collectives."""
+    missed: tuple[str, ...] = ()
+    """Fusions that are known to be missed, as texts: not named when something regresses."""
+
+
+class Baseline(Frozen):
+    """What a program may launch, on one version of torch and one architecture."""
+
+    schema_version: int = BASELINE_VERSION
+    torch: str
+    device: str
+    """Architecture: `cpu`, `sm_90`."""
+    made_with: str = ""
+    """The command."""
+    graphs: tuple[GraphBaseline, ...]
+
+
+class Regression(Frozen):
+    """A graph that launches or moves more than its baseline."""
+
+    says: str
+    reasons: tuple[str, ...] = ()
+    """Fusions that are newly missed, those between two kernels first; each with what would change it."""
+    line: UserLine | None = None
+    """The user's line of the first of them."""
+
+    @property
+    def text(self) -> str:
+        """What there is more of, and the first reason."""
+        return "; ".join([self.says, *self.reasons[:1]])
+
+
+class Outcome(Frozen):
+    """A manifest against a baseline."""
+
+    regressions: tuple[Regression, ...] = ()
+    better: Baseline | None = None
+    """The baseline without what the manifest no longer needs; None where nothing has improved."""
+    why_not: str = ""
+    """Why they could not be compared."""
+
+    @property
+    def is_worse(self) -> bool:
+        """True when something has regressed."""
+        return bool(self.regressions)
+
+
+def baseline_of(manifest: Manifest, *, made_with: str = "") -> Baseline:
+    """What this manifest launches. Raises ConfigError where a graph's launches are not known."""
+    if reason := _unknown(manifest):
+        raise ConfigError(f"no baseline can be made: {reason}")
+    graphs = tuple(map(_graph, manifest.graphs))
+    return Baseline(torch=_release(manifest.torch), device=manifest.device, made_with=made_with, graphs=graphs)
+
+
+def check_same_build(baseline: Baseline, *, torch: str, device: str, path: Path) -> None:
+    """Raise ConfigError for a baseline of a different torch or architecture: kernels differ by nature."""
+    ours = (_release(torch), device)
+    if (baseline.torch, baseline.device) != ours:
+        raise ConfigError(
+            f"{path} is for torch {baseline.torch} on {baseline.device}, and this is torch {ours[0]} on {device}; "
+            "make one for this build with `tpcompile fusion baseline`"
+        )
+
+
+def compare(baseline: Baseline, manifest: Manifest, *, tolerance: float = TOLERANCE) -> Outcome:
+    """What regressed, and what has improved, graph by graph in order."""
+    if reason := _unknown(manifest):
+        return Outcome(why_not=reason)
+    regressions = [
+        found
+        for number, (before, graph) in enumerate(zip_longest(baseline.graphs, manifest.graphs))
+        for found in _compared(number, before, graph, tolerance)
+    ]
+    better = None
+    if not regressions:
+        tightened = tuple(map(_tightened, baseline.graphs, manifest.graphs))
+        if tightened != baseline.graphs:
+            better = baseline.model_copy(update={"graphs": tightened})
+    return Outcome(regressions=tuple(regressions), better=better)
+
+
+def _unknown(manifest: Manifest) -> str:
+    """Why the launches are not all known; empty where they are."""
+    if not manifest.graphs:
+        return "no graph was compiled with Inductor while fusion was recorded"
+    graph = first(graph for graph in manifest.graphs if not graph.is_aligned)
+    return f"graph {graph.compile_id or '-'} {graph.phase}: {graph.why_not_aligned}" if graph else ""
+
+
+def _release(version: str) -> str:
+    """Of torch, without what it was built for: 2.13.0+cpu is 2.13.0."""
+    return version.partition("+")[0]
+
+
+def _graph(graph: GraphManifest) -> GraphBaseline:
+    return GraphBaseline(
+        phase=graph.phase,
+        launches=_counted(graph),
+        bytes=total(graph.launches).bytes,
+        missed=tuple(sorted(_text(graph, one) for one in missed_fusions(graph))),
+    )
+
+
+def _counted(graph: GraphManifest) -> dict[str, int]:
+    counts = Counter(launch.role for launch in graph.launches if launch.role not in _NO_LAUNCH)
+    return {str(role): counts[role] for role in Role if counts[role]}
+
+
+def _text(graph: GraphManifest, missed: Missed) -> str:
+    """`poi add and poi relu: size limit`, without names and bytes, which change with the model's sizes."""
+    return f"{_pair(graph, missed)}: {missed.reason.boundary}"
+
+
+def _pair(graph: GraphManifest, missed: Missed) -> str:
+    return " and ".join(says(graph.launches[at]) for at in missed.places)
+
+
+def _is_of_kernels(graph: GraphManifest, missed: Missed) -> bool:
+    return all(graph.launches[at].role is Role.KERNEL for at in missed.places)
+
+
+# Worse
+
+
+def _compared(
+    number: int, before: GraphBaseline | None, graph: GraphManifest | None, tolerance: float
+) -> Iterator[Regression]:
+    if graph is None:
+        return  # a graph less is no fusion that was lost
+    if before is None:
+        yield Regression(says=f"graph {number} {graph.phase}: not in the baseline", line=_line(graph))
+        return
+    said = [*_more_launches(before, _counted(graph)), *_more_bytes(before, total(graph.launches).bytes, tolerance)]
+    if not said:
+        return
+    newly = sorted(_newly_missed(before, graph), key=lambda one: not _is_of_kernels(graph, one))
+    yield Regression(
+        says=f"graph {number} {graph.phase}: {', '.join(said)}",
+        reasons=tuple(f"{_pair(graph, one)} are two kernels: {one.reason.says}" for one in newly),
+        line=first(line for one in newly for line in one.lines) or _line(graph),
+    )
+
+
+def _more_launches(before: GraphBaseline, counts: dict[str, int]) -> Iterator[str]:
+    for role, count in counts.items():
+        known = before.launches.get(role, 0)
+        if count > known:
+            yield f"{count} {role} launches instead of {known}"
+
+
+def _more_bytes(before: GraphBaseline, now: int, tolerance: float) -> Iterator[str]:
+    if now > before.bytes * (1 + tolerance):
+        yield f"{now:,} bytes instead of {before.bytes:,}"
+
+
+def _newly_missed(before: GraphBaseline, graph: GraphManifest) -> list[Missed]:
+    """Missed fusions that the baseline does not know, those that save most first."""
+    known = Counter(before.missed)
+    found = []
+    for one in missed_fusions(graph):
+        text = _text(graph, one)
+        if known[text]:
+            known[text] -= 1
+        else:
+            found.append(one)
+    return found
+
+
+def _line(graph: GraphManifest) -> UserLine | None:
+    return first(line for launch in graph.launches for line in launch.lines)
+
+
+# Better
+
+
+def _tightened(before: GraphBaseline, graph: GraphManifest) -> GraphBaseline:
+    """The smaller of both, in each number; missed fusions that are gone leave it, new ones do not enter."""
+    now = _graph(graph)
+    counts = {role: min(count, now.launches.get(role, 0)) for role, count in before.launches.items()}
+    still = Counter(before.missed) & Counter(now.missed)
+    return before.model_copy(
+        update={
+            "launches": {role: count for role, count in counts.items() if count},
+            "bytes": min(before.bytes, now.bytes),
+            "missed": tuple(sorted(still.elements())),
+        }
+    )
+
+
+# Files
+
+
+def write(baseline: Baseline, path: Path) -> None:
+    """As JSON, equal text for equal baselines. Raises OSError."""
+    files.write(baseline, path)
+
+
+def read(path: Path) -> Baseline:
+    """Raises ConfigError for a file that is not there, is no baseline, or has a different schema version."""
+    return files.read(Baseline, path, version=BASELINE_VERSION, made_by="tpcompile fusion baseline")

@@ -1,0 +1,42 @@
+"""Records of this package <-> JSON files, equal text for equal records; every write is atomic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records.base import Frozen
+
+R = TypeVar("R", bound=Frozen)
+
+
+def write(record: Frozen, path: Path) -> None:
+    """Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(record.to_json(indent=1) + "\n")
+    partial.replace(path)
+
+
+def read(model: type[R], path: Path, *, version: int, made_by: str) -> R:
+    """Raises ConfigError for a file that is not there, is no such record, or has a different schema version."""
+    what = model.__name__.lower()
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}; `{made_by}` writes one") from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as a {what}: {error}") from None
+    found = fields.get("schema_version") if isinstance(fields, dict) else None
+    if found != version:
+        raise ConfigError(
+            f"{path} has schema version {found}, and this reads {version}; make it again with `{made_by}`"
+        )
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        where, why = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise ConfigError(f"{path} is no {what}: {'.'.join(map(str, where))}: {why}") from None
