@@ -51,6 +51,9 @@ class Run:
     """It, its torchrun and its ranks have torch already; a line above it starts them as a user does."""
 
 
+INDUCTOR = ("my_model:build", "my_model:build --set compile.backend=inductor")
+"""The project's default is quicker, and has no kernels."""
+
 RUN = {
     "tpcompile gate --json > verdict.json": Run(""),
     "tpcompile gate -q": Run("PASS (exit 0): 2 ranks agree", is_forked=True),
@@ -74,6 +77,14 @@ RUN = {
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
     "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),
+    "tpcompile gate --target my_model:build --run-dir runs/good": Run(
+        "PASS (exit 0)", smaller=INDUCTOR, is_forked=True
+    ),
+    "tpcompile fusion baseline runs/good/rank_0/manifest.json -o fusion.json": Run("written: fusion.json"),
+    "tpcompile gate --target my_model:build --fusion-baseline fusion.json": Run(
+        "kernels against the baseline: as in the baseline", smaller=INDUCTOR, is_forked=True
+    ),
+    "tpcompile fusion check runs/good/rank_0/manifest.json --baseline fusion.json": Run("as in the baseline"),
 }
 """Line -> how it must end, in the order in which they are run."""
 PROGRAMS_OF = {"tpcompile": ("-m", "tpcompile"), "torchrun": TORCHRUN}

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -212,7 +213,7 @@ def test_every_option_reaches_the_ranks_in_config_json(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tools, "g++")
-    monkeypatch.setattr(launch.subprocess, "run", in_a_fork)
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": in_a_fork}))
     request = GateRequest(
         nproc=2,
         mode="all",

@@ -89,6 +89,11 @@ def without_the_choices(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduling, "_install_choices", lambda _: None)
 
 
+def without_names(patch: pytest.MonkeyPatch) -> None:
+    """What reads the nodes raises."""
+    patch.setattr(scheduling.scheduled, "node", lambda _: {}["renamed"])
+
+
 def without_a_node(patch: pytest.MonkeyPatch) -> None:
     generated = scheduling.scheduled.generated_nodes
     patch.setattr(scheduling.scheduled, "generated_nodes", lambda: generated()[1:])
@@ -100,10 +105,16 @@ def graph_of(manifest: Manifest) -> Any:
 
 MOVED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, tuple[str, ...]]] = {
     "start": (without_the_start, "the scheduler was not seen", ()),
+    "names": (without_names, "the scheduler was not seen", ()),
     "nodes": (without_a_node, "the code launches 1 kernel, the scheduler's nodes are nothing", ()),
     "log": (without_the_log, "", ('fusions in the log "fusion"',)),
     "choices": (without_the_choices, "", ("scores of pairs",)),
 }
+
+
+def test_code_that_cannot_be_read_leaves_no_manifest_and_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpcompile.fusion.recorder.graph_manifest", lambda *_, **__: {}["renamed"])
+    assert codegen.recorded(PROGRAM).graphs == ()
 
 
 @pytest.mark.parametrize("name", MOVED)

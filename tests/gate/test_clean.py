@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import forked
 from tests.gate.runs import AOT, GateRun, compare_offline, run_gate, run_many, run_with_caches
 from tpcompile.evidence.digests.digest import digest_rank
-from tpcompile.evidence.records import RankDigest, Status
+from tpcompile.evidence.records import CheckId, RankDigest, Status
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.gate.replay import replay
@@ -46,6 +47,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 ON_ONE_RANK = ("llama_train", "all_modes")
 CACHES = ("cold", "split")
+BASELINES = forked.ROOT / "configs" / "fusion"
 SAME_LENGTH = ("gate.resized_seq_len=16", "gate.steady_calls=3")
 """A second compile, after a change of the length, costs as much as the first."""
 RESIZED = ("wan_train", "all_modes")
@@ -84,11 +86,13 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
     folder = tmp_path_factory.mktemp("cached")
     caches = folder / "caches"
     length = [argument for override in SAME_LENGTH for argument in ("--set", override)]
-    cold = run_with_caches(folder / "cold", caches, "--train", *length, hash_seed=11)
+    baseline = shutil.copy(BASELINES / f"cpu_smoke-torch{'.'.join(torch.__version__.split('.')[:2])}-cpu.json", folder)
+    arguments = ["--train", *length, "--fusion-baseline", baseline]
+    cold = run_with_caches(folder / "cold", caches, *arguments, hash_seed=11)
     # Its graphs only: what was compiled from C++ takes most of the time. AOTAutograd may have kept none.
     shutil.rmtree(caches / "1" / "fxgraph")
     shutil.rmtree(caches / "1" / "aotautograd", ignore_errors=True)
-    return {"cold": cold, "split": run_with_caches(folder / "split", caches, "--train", *length)}
+    return {"cold": cold, "split": run_with_caches(folder / "split", caches, *arguments)}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -114,6 +118,8 @@ def test_a_run_leaves_signals_and_threads_as_they_were(two_ranks: dict[str, Gate
 def test_inductor_is_green_with_any_cache_and_hash_seed(cached: dict[str, GateRun], state: str) -> None:
     assert_green(cached[state])
     assert status_of(cached[state], "kernels equal on all ranks") == Status.PASS
+    (kernels,) = [check for check in cached[state].judged.checks if check.id == CheckId.FUSION]
+    assert (kernels.status, kernels.observed) == (Status.PASS, "as in the baseline")
 
 
 def test_split_cache_is_a_hit_on_one_rank_and_a_miss_on_the_other(cached: dict[str, GateRun]) -> None:

@@ -4,9 +4,12 @@ recorder.py   compiles of this process -> manifest; the only part that needs tor
 targets.py    `package.module:build` -> manifest, compiled as rank 0 of a job
 records.py    nodes, pairs, launches, manifests: frozen, as JSON
 wrapper.py    generated code -> launches in order
-manifest.py   launches and decisions -> manifest of a graph; totals; files
+manifest.py   launches and decisions -> manifest of a graph; totals
+files.py      records of this package as JSON files
 reasons.py    Inductor's reasons -> plain words and what would change it
 why_not.py    pairs of launches that share a buffer -> why they are two
+launched.py   manifest of a graph -> items in which ranks are compared
+baseline.py   what a later manifest must not exceed; what has improved leaves it
 diff.py       two manifests -> what differs, and the class of the change
 no_gpu.py     this process sees a GPU that computes nothing
 show.py       manifests and differences -> text

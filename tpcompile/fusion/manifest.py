@@ -59,8 +59,7 @@ def _calls(code: str) -> tuple[Sequence[Call], str]:
 
 def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[Node]], str]:
     """The nodes of each call, and why they are not known: both are in order, and their roles must agree."""
-    scheduled = [one for one in nodes if one.kind not in _NOT_LAUNCHED]
-    groups = _as_launched(scheduled)
+    groups = _as_launched(nodes)
     by_node = [role for role, _ in groups]
     places = [at for at, call in enumerate(calls) if call.role is not Role.WRAPPER]
     by_code = [calls[at].role for at in places]
@@ -72,15 +71,14 @@ def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[No
     return found, ""
 
 
-def _as_launched(nodes: Sequence[Node]) -> list[tuple[Role, list[Node]]]:
-    """The C++ backend makes one kernel of all that it computes between two other launches."""
+def _as_launched(nodes: Iterable[Node]) -> list[tuple[Role, list[Node]]]:
+    """The C++ backend makes one kernel of all that it computes between two nodes of any other kind but `nop`."""
     found = []
-    for joined, group in groupby(nodes, key=_is_joined):
-        members = list(group)
+    for joined, group in groupby((one for one in nodes if one.kind != "nop"), key=_is_joined):
         if joined:
-            found.append((Role.KERNEL, members))
+            found.append((Role.KERNEL, list(group)))
         else:
-            found += [(_ROLES.get(one.kind, Role.KERNEL), [one]) for one in members]
+            found += [(_ROLES.get(one.kind, Role.KERNEL), [one]) for one in group if one.kind not in _NOT_LAUNCHED]
     return found
 
 

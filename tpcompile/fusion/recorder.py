@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loguru import logger
 
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
 from tpcompile.fusion.launched import launched
@@ -87,9 +88,14 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
             decisions = json.loads(path.read_text())
     else:
         _keep(path, decisions)
-    known = None if decisions is None else Decisions.model_validate(decisions)
-    found = graph_manifest(code, known, compile_id="", is_cached=is_cached)
-    fields = {"manifest": found.model_dump(mode="json"), "launched": launched(found).model_dump(mode="json")}
+    try:
+        known = None if decisions is None else Decisions.model_validate(decisions)
+        found = graph_manifest(code, known, compile_id="", is_cached=is_cached)
+        items = launched(found)
+    except Exception:  # the compile of the user's program goes on
+        logger.exception("the kernels of a graph cannot be read; please report this")
+        return
+    fields = {"manifest": found.model_dump(mode="json"), "launched": items.model_dump(mode="json")}
     scheduling.log_event(FUSION, json.dumps(fields))
 
 

@@ -4,6 +4,7 @@ sequence.py   start-up, the modes in order, verdict, exit code
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), built and run phase by phase
 phases.py     one phase on all ranks; what modes and targets share
+refusal.py    a run that cannot start -> one line, and a verdict for the launcher
 in_rank.py    flags of the gate in a rank that torchrun has started
 reference.py  errors against a float64 single-device reference
 measurements.py          what a rank measured of modes A, B and C; torch-free
@@ -11,6 +12,7 @@ collective_agreement.py  ranks agree on the collectives of new code before it ru
 machine.py    exceptions that the machine caused, such as a full disk
 watch.py      the thread that ends a run in which a rank hangs, has died or has failed
 where.py      a rank that the others wait for -> the user's line at which it is
+fusion.py     kernels of this rank, against a baseline
 checks.py     digests -> the checks of modes A, B and C; torch-free
 replay.py     a run directory -> its verdict again, offline; torch-free
 status.py     state of this rank, for the other ranks and for a reader after a crash

@@ -83,19 +83,20 @@ class _Graph:
         }
 
 
-def _finished(graph: _Graph) -> dict[str, Any] | None:
-    """Its decisions, None where they cannot be read: the compile of the user's program goes on."""
-    try:
-        return graph.finished()
-    except Exception:
-        logger.exception("Inductor's decisions cannot be read; please report this")
-        return None
-
-
 class _Current(threading.local):
     """The graph that this thread compiles."""
 
     graph: _Graph | None = None
+
+    def note(self, what: Callable[[_Graph], None]) -> None:
+        """Note something of the graph; what cannot be read ends the recording of it, not the user's compile."""
+        if self.graph is None:
+            return
+        try:
+            what(self.graph)
+        except Exception:
+            logger.exception("Inductor's decisions cannot be read; please report this")
+            self.graph = None
 
 
 @contextmanager
@@ -113,9 +114,11 @@ def decisions(receive: Receive) -> Iterator[None]:
             _install_choices(current)
 
     def generated(code: str) -> None:
-        graph, current.graph = current.graph, None
-        is_live = not isinstance(V.graph, _NullHandler)
-        receive(code, _finished(graph) if graph is not None and is_live else None)
+        found: list[dict[str, Any]] = []
+        if not isinstance(V.graph, _NullHandler):
+            current.note(lambda graph: found.append(graph.finished()))
+        current.graph = None
+        receive(code, found[0] if found else None)
         if before is not None:
             before(code)
 
@@ -138,9 +141,10 @@ class _LogHandler(logging.Handler):
         self._current = current
 
     def emit(self, record: logging.LogRecord) -> None:
-        graph, message = self._current.graph, record.msg
-        if graph is None:
-            return
+        self._current.note(lambda graph: self._note(graph, record))
+
+    def _note(self, graph: _Graph, record: logging.LogRecord) -> None:
+        message = record.msg
         if isinstance(message, _scheduler.WhyNoFuse):
             graph.refused[message.name1, message.name2].append(message.reason % message.args)
             return
@@ -185,24 +189,22 @@ def _install_choices(current: _Current) -> None:
 
         def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
             allowed: bool = super().can_fuse(scheduler, node1, node2, shared)
-            _note(current, scheduler, node1, node2, allowed)
+            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
             return allowed
 
         def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
             allowed: bool = super().can_fuse_vertical(scheduler, node1, node2, shared)
-            _note(current, scheduler, node1, node2, allowed)
+            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
             return allowed
 
         def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared: int) -> bool:
             allowed: bool = super().can_fuse_horizontal(scheduler, node1, node2, shared)
-            _note(current, scheduler, node1, node2, allowed)
+            current.note(lambda graph: _note_choice(graph, scheduler, node1, node2, allowed))
             return allowed
 
         def score_fusion(self, scheduler: Any, node1: Any, node2: Any) -> Any:
             score = super().score_fusion(scheduler, node1, node2)
-            if current.graph is not None:
-                names = node1.get_name(), node2.get_name()
-                current.graph.scored[names] = {name: int(value) for name, value in dataclasses.asdict(score).items()}
+            current.note(lambda graph: _note_score(graph, node1, node2, score))
             return score
 
     noting = NotingChoices()
@@ -211,10 +213,12 @@ def _install_choices(current: _Current) -> None:
     V.set_choices_handler(noting)
 
 
-def _note(current: _Current, scheduler: Any, node1: Any, node2: Any, allowed: bool) -> None:
-    graph = current.graph
-    if graph is None:
-        return
+def _note_score(graph: _Graph, node1: Any, node2: Any, score: Any) -> None:
+    numbers = {name: int(value) for name, value in dataclasses.asdict(score).items()}
+    graph.scored[node1.get_name(), node2.get_name()] = numbers
+
+
+def _note_choice(graph: _Graph, scheduler: Any, node1: Any, node2: Any, allowed: bool) -> None:
     if graph.before is None:
         graph.before = [scheduled.node(one) for one in scheduler.nodes]
     graph.allowed[node1.get_name(), node2.get_name()] = allowed

@@ -1,0 +1,142 @@
+"""What a baseline allows: no more launches, a few more bytes, known misses; and what leaves it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpcompile.errors import ConfigError
+from tpcompile.evidence.records import UserLine
+from tpcompile.fusion import baseline as baselines
+from tpcompile.fusion.baseline import GraphBaseline, baseline_of, compare
+from tpcompile.fusion.manifest import _as_launched
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Node, Pair, Role, Totals
+
+LINE = UserLine(file="/app/model.py", line=7)
+
+
+def kernel(name: str, reads: dict[str, int], writes: dict[str, int], op: str = "relu") -> Launch:
+    return Launch(
+        role=Role.KERNEL, name=name, kind="poi", node=name, parts=(name,), ops=(f"aten.{op}",),
+        reads=reads, writes=writes, lines=(LINE,),
+    )  # fmt: skip
+
+
+def graph(*launches: Launch, refused: tuple[str, ...] = ("exceeds max fusion",), **fields: Any) -> GraphManifest:
+    names = [launch.name for launch in launches]
+    pairs = [
+        Pair(first=one, second=other, score=None, is_allowed=None, refused=refused) for one, other in pairwise(names)
+    ]
+    decisions = Decisions(
+        before=(), after=(), pairs=tuple(pairs), fused=(), benchmarked=(), num_rounds=1,
+        ops=Totals(kernels=2, bytes=0), outputs=(),
+    )  # fmt: skip
+    known = {"compile_id": "0/0", "phase": "forward", "is_aligned": True, "decisions": decisions, **fields}
+    return GraphManifest(launches=launches, **known)
+
+
+def manifest(*graphs: GraphManifest) -> Manifest:
+    return Manifest(torch="2.13.0+cpu", triton="", device="cpu", settings={}, graphs=graphs)
+
+
+ONE = manifest(graph(kernel("op0_op1", {"x": 100}, {"y": 100}, op="relu sin")))
+TWO = manifest(graph(kernel("op0", {"x": 100}, {"t": 100}), kernel("op1", {"t": 100}, {"y": 100}, op="sin")))
+
+
+def says(found: baselines.Outcome) -> list[str]:
+    return [one.text for one in found.regressions]
+
+
+def test_a_kernel_more_is_a_regression_with_the_pair_the_reason_and_the_line() -> None:
+    (found,) = compare(baseline_of(ONE), TWO).regressions
+    assert found.text == (
+        "graph 0 forward: 2 kernel launches instead of 1, 400 bytes instead of 200; poi relu and poi sin are two "
+        "kernels: size limit: the kernel would hold too many nodes; try: config.max_fusion_size (64)"
+    )
+    assert found.line == LINE
+
+
+def test_a_miss_that_the_baseline_knows_is_not_named() -> None:
+    known = baseline_of(TWO).graphs[0].model_copy(update={"launches": {"kernel": 1}})
+    (found,) = compare(baseline_of(TWO).model_copy(update={"graphs": (known,)}), TWO).regressions
+    assert found.reasons == ()
+
+
+@pytest.mark.parametrize(("bytes_", "is_worse"), [(104, False), (106, True)])
+def test_bytes_may_grow_by_a_twentieth(bytes_: int, is_worse: bool) -> None:
+    grown = manifest(graph(kernel("op0_op1", {"x": bytes_}, {"y": bytes_}, op="relu sin")))
+    assert compare(baseline_of(ONE), grown).is_worse == is_worse
+
+
+def test_names_do_not_count() -> None:
+    renamed = manifest(graph(kernel("op7", {"arg": 100}, {"out": 100}, op="relu sin")))
+    assert compare(baseline_of(ONE), renamed) == baselines.Outcome()
+
+
+def test_a_graph_that_the_baseline_does_not_have_is_a_regression_and_one_less_is_not() -> None:
+    both = manifest(*ONE.graphs, *TWO.graphs)
+    assert says(compare(baseline_of(ONE), both)) == ["graph 1 forward: not in the baseline"]
+    better = compare(baseline_of(both), ONE).better
+    assert better is not None and len(better.graphs) == 1
+
+
+def test_what_is_better_leaves_the_baseline_and_nothing_enters_it() -> None:
+    better = compare(baseline_of(TWO), ONE).better
+    assert better is not None
+    assert better.graphs == (GraphBaseline(phase="forward", launches={"kernel": 1}, bytes=200),)
+    assert compare(better, TWO).is_worse
+
+
+def test_what_is_worse_in_one_graph_tightens_no_other() -> None:
+    assert compare(baseline_of(manifest(*TWO.graphs, *ONE.graphs)), manifest(*ONE.graphs, *TWO.graphs)).better is None
+
+
+def test_launches_that_are_not_known_are_not_compared() -> None:
+    cached = manifest(graph(is_aligned=False, why_not_aligned="from a cache", decisions=None))
+    assert compare(baseline_of(ONE), cached).why_not == "graph 0/0 forward: from a cache"
+    assert "no graph was compiled with Inductor" in compare(baseline_of(ONE), manifest()).why_not
+    with pytest.raises(ConfigError, match="no baseline can be made: graph 0/0 forward: from a cache"):
+        baseline_of(cached)
+
+
+def test_a_different_torch_or_architecture_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(ONE)
+    baselines.check_same_build(baseline, torch="2.13.0+cu130", device="cpu", path=tmp_path)
+    for build in ({"torch": "2.11.0", "device": "cpu"}, {"torch": "2.13.0", "device": "sm_90"}):
+        with pytest.raises(ConfigError, match=r"is for torch 2\.13\.0 on cpu, and this is torch"):
+            baselines.check_same_build(baseline, path=tmp_path, **build)
+
+
+def test_a_file_is_a_baseline_or_one_line_says_why_not(tmp_path: Path) -> None:
+    path = tmp_path / "fusion.json"
+    baselines.write(baseline_of(ONE), path)
+    assert baselines.read(path) == baseline_of(ONE)
+    for text, why in {
+        "{": "cannot be read as a baseline",
+        "[]": "has schema version None, and this reads 1",
+        '{"schema_version": 1, "torch": "2.13.0"}': "is no baseline: device: Field required",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=why):
+            baselines.read(path)
+
+
+def node(kind: str) -> Node:
+    empty: Any = {"parts": (), "ops": (), "claimed": (), "body": {}, "loops": "", "reads": {}, "writes": {}}
+    return Node(name=kind, kind=kind, device="cpu", fx=(), lines=(), **empty)
+
+
+def test_the_cpp_backend_ends_a_kernel_at_a_result_of_a_library_call_and_not_at_a_node_without_code() -> None:
+    """As in the backward of attention, where results are taken apart between pointwise nodes."""
+    kinds = ("extern", "output", "pointwise", "nop", "reduction", "output", "pointwise", "collective", "wait")
+    groups = [(role, [one.kind for one in nodes]) for role, nodes in _as_launched(list(map(node, kinds)))]
+    assert groups == [
+        (Role.EXTERN, ["extern"]),
+        (Role.KERNEL, ["pointwise", "reduction"]),
+        (Role.KERNEL, ["pointwise"]),
+        (Role.COLLECTIVE, ["collective"]),
+        (Role.WAIT, ["wait"]),
+    ]
