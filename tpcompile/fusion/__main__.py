@@ -109,7 +109,7 @@ def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
     launches = manifest.graphs[graph].launches
     if low == high or low < 0 or high >= len(launches):
         raise ConfigError(f"{low} and {high} are no two launches of graph {graph}, which has 0 to {len(launches) - 1}")
-    for one in missed_fusions(manifest.graphs[graph]):
+    for one in missed_fusions(manifest.graphs[graph], manifest.settings):
         if one.places == (low, high):
             return one
     raise ConfigError(f"launches {low} and {high} share no buffer: there is nothing to fuse")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.text import Text
@@ -31,10 +31,10 @@ def manifest(found: Manifest, *, num_missed: int) -> Iterator[Text]:
     yield Text(f"torch {found.torch}, Triton {found.triton}, {found.device}, {len(found.graphs)} graphs")
     for graph in found.graphs:
         yield Text()
-        yield from _graph(graph, num_missed)
+        yield from _graph(graph, num_missed, found.settings)
 
 
-def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
+def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -> Iterator[Text]:
     after = total(graph.launches)
     yield Text(f"graph {graph.compile_id or '-'} {graph.phase}: {_steps(graph, after)}", style="bold")
     if not graph.is_aligned:
@@ -45,7 +45,7 @@ def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
             yield _launch(at, launch, widest)
-    missed = missed_fusions(graph)[:num_missed]
+    missed = missed_fusions(graph, settings)[:num_missed]
     if missed:
         yield Text("  not fused, by the bytes that one kernel would save:")
         for one in missed:

@@ -10,6 +10,7 @@ from itertools import chain, combinations
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.reasons import Boundary, Reason, reason_of
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Role
 
@@ -42,13 +43,34 @@ class Missed(Frozen):
     """The user's lines of both."""
 
 
-def missed_fusions(graph: GraphManifest) -> tuple[Missed, ...]:
-    """By what would be saved, the most first. Empty where the manifest is not aligned."""
-    if graph.decisions is None or not graph.is_aligned:
+def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = None) -> tuple[Missed, ...]:
+    """By what would be saved, the most first. Empty where the manifest is not aligned.
+
+    With the settings of the manifest, a remedy that is in use already is not proposed again.
+    """
+    if found.decisions is None or not found.is_aligned:
         return ()
-    looked_at = _looked_at(graph.launches, graph.decisions)
-    found = [_missed(graph, places, looked_at) for places in _sharing(graph.launches)]
-    return tuple(sorted(found, key=lambda one: (-one.saved_bytes, one.places)))
+    graph = found.model_copy(update={"launches": _without_waits(found.launches)})
+    looked_at = _looked_at(graph.launches, found.decisions)
+    missed = [_missed(graph, places, looked_at, settings or {}) for places in _sharing(graph.launches)]
+    return tuple(sorted(missed, key=lambda one: (-one.saved_bytes, one.places)))
+
+
+def _without_waits(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Behind a wait, the result of a collective has a new name: here it keeps that of the collective's output."""
+    written = {name for one in launches if one.role is Role.COLLECTIVE for name in one.writes}
+    kept: dict[str, str] = {}
+    for wait in launches:
+        waited_for = sorted(written & wait.reads.keys())
+        if wait.role is Role.WAIT and waited_for:
+            kept.update(dict.fromkeys(wait.writes, waited_for[0]))
+    return tuple(_renamed(one, kept) for one in launches)
+
+
+def _renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    reads = {names.get(name, name): size for name, size in launch.reads.items()}
+    writes = {names.get(name, name): size for name, size in launch.writes.items()}
+    return launch.model_copy(update={"reads": reads, "writes": writes})
 
 
 def _sharing(launches: Sequence[Launch]) -> Iterator[tuple[int, int]]:
@@ -90,7 +112,12 @@ def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
     return {place_of[part] for part in name.split("_") if part in place_of}
 
 
-def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tuple[int, int], list[Pair]]) -> Missed:
+def _missed(
+    graph: GraphManifest,
+    places: tuple[int, int],
+    looked_at: Mapping[tuple[int, int], list[Pair]],
+    settings: Mapping[str, str],
+) -> Missed:
     both = [graph.launches[at] for at in places]
     pairs = looked_at.get(places, [])
     texts = chain.from_iterable(pair.refused for pair in pairs)
@@ -103,7 +130,7 @@ def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tu
         places=places,
         shared=tuple(sorted(set.intersection(*map(_buffers, both)))),
         saved_bytes=_saved(graph, places),
-        reason=_reason(both, between, pairs, logged),
+        reason=reason_of_exchange(both, settings) or _reason(both, between, pairs, logged),
         logged=logged,
         score=first(pair.score for pair in pairs if pair.score),
         between=tuple(one.name for one in between),
@@ -206,11 +233,6 @@ def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
     if launch.role is Role.KERNEL:
         return _of_users_kernel(launch)
-    if launch.role is Role.COLLECTIVE:
-        text = f"{launch.kind} is a collective: the kernels before and after it are apart"
-        return Reason(
-            boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)"
-        )
     if launch.role in (Role.COPY, Role.WRAPPER):
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
         return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")

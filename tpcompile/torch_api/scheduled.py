@@ -27,6 +27,8 @@ VIEWS = frozenset({
 """Ops that move no data."""
 _NOT_RUN = ("get_index", "constant")
 """Calls in the body of a loop that are not computed for an element."""
+_EXCHANGES = frozenset({"_c10d_functional", "c10d", "symm_mem"})
+"""Namespaces of ops that communicate; those of the last are plain library calls for Inductor."""
 
 
 def generated_nodes() -> list[Any]:
@@ -104,7 +106,8 @@ def _extern_kind(buffer: Any) -> str:
         return "output"
     if isinstance(buffer, _ir._WaitKernel):
         return "wait"
-    if isinstance(buffer, _ir._CollectiveKernel):
+    overload = getattr(buffer, "op_overload", None)
+    if isinstance(buffer, _ir._CollectiveKernel) or getattr(overload, "namespace", "") in _EXCHANGES:
         return "collective"
     if isinstance(buffer, _ir.DeviceCopy):
         return "copy"
