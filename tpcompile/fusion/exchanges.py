@@ -14,6 +14,13 @@ _TAKEN = frozenset({"aten.mm", "aten._scaled_mm"})
 """The matmuls that torch 2.11 and 2.13 look for."""
 _GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 _ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group)"
+_WAITS = {_GATHER: "the matmul waits for the all-gather", _SCATTER: "the reduce-scatter waits for the matmul"}
+_NO_BATCH = "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"
+_INSTEAD = {
+    "aten.bmm": _NO_BATCH,
+    "aten.baddbmm": _NO_BATCH,
+    "aten.addmm": "a matmul without bias, and the bias added behind it; then async TP (config._micro_pipeline_tp)",
+}
 _IF_USED_ALONE = {
     _GATHER: "the gathered tensor must reach the matmul as it is, at most reshaped",
     _SCATTER: "the matmul's result must have no other use",
@@ -51,23 +58,13 @@ def _matmul(launch: Launch) -> str:
 
 
 def _async_tp(kind: str, both: Sequence[Launch], *, is_on: bool) -> Reason:
-    exchange = "the matmul waits for the all-gather" if kind == _GATHER else "the reduce-scatter waits for the matmul"
-    matmul = next(filter(None, map(_matmul, both)))
-    is_taken = matmul in _TAKEN
-    text = exchange
+    text = _WAITS[kind]
     remedy = f"async TP: config._micro_pipeline_tp, and {_ENABLE}"
     if is_on:
-        text = f"async TP is on and did not match: {exchange}"
+        text = f"async TP is on and did not match: {text}"
         remedy = f"{_ENABLE} before the compile; {_IF_USED_ALONE[kind]}"
-    if not is_taken:
-        name = matmul.removeprefix("aten.")
-        text += f", and async TP does not look for {name}"
-        remedy = f"{_INSTEAD[name]}; {remedy}"
+    matmul = next(filter(None, map(_matmul, both)))
+    if matmul not in _TAKEN:
+        text += f", and async TP does not look for {matmul.removeprefix('aten.')}"
+        remedy = _INSTEAD[matmul]
     return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy=remedy)
-
-
-_INSTEAD = {
-    "addmm": "add the bias behind the collective",
-    "bmm": "F.linear or x @ weight, which is mm, instead of bmm",
-    "baddbmm": "F.linear or x @ weight, which is mm, instead of baddbmm",
-}

@@ -10,7 +10,7 @@ from rich.text import Text
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role, Totals
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 _BAR = 16
@@ -45,11 +45,29 @@ def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
             yield _launch(at, launch, widest)
+    if graph.decisions is not None and graph.is_aligned:
+        yield from _inlining(graph, graph.decisions)
     missed = missed_fusions(graph, settings)[:num_missed]
     if missed:
         yield Text("  not fused, by the bytes that one kernel would save:")
         for one in missed:
             yield from _missed(one)
+
+
+def _inlining(graph: GraphManifest, decisions: Decisions) -> Iterator[Text]:
+    """A line for the ops that the same launches compute once more, and one for each buffer that a limit made."""
+    place_of = {launch.node: at for at, launch in enumerate(graph.launches)}
+    ops: dict[tuple[str, ...], list[Recomputed]] = {}
+    for one in decisions.recomputed:
+        ops.setdefault(one.nodes, []).append(one)
+    for nodes, found in ops.items():
+        places = " and ".join(str(place_of[node]) for node in nodes)
+        names = " ".join(dict.fromkeys(one.op.removeprefix("aten.") for one in found))
+        lines = dict.fromkeys(line for one in found for line in one.lines)
+        yield Text(f"  computed in {places}: {names}  {_places(lines)}".rstrip())
+    for made in decisions.realized:
+        setting = f"  (config.{made.setting})" if made.setting else ""
+        yield Text(f"  {made.buffer} is in memory because of its {made.text}{setting}")
 
 
 def _steps(graph: GraphManifest, after: Totals) -> str:

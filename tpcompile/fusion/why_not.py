@@ -130,7 +130,7 @@ def _missed(
         places=places,
         shared=tuple(sorted(set.intersection(*map(_buffers, both)))),
         saved_bytes=_saved(graph, places),
-        reason=reason_of_exchange(both, settings) or _reason(both, between, pairs, logged),
+        reason=reason_of_exchange(both, settings) or _reason(graph, both, between, pairs, logged),
         logged=logged,
         score=first(pair.score for pair in pairs if pair.score),
         between=tuple(one.name for one in between),
@@ -181,7 +181,13 @@ def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch
 # Reasons
 
 
-def _reason(both: Sequence[Launch], between: Sequence[Launch], pairs: Sequence[Pair], logged: Sequence[str]) -> Reason:
+def _reason(
+    graph: GraphManifest,
+    both: Sequence[Launch],
+    between: Sequence[Launch],
+    pairs: Sequence[Pair],
+    logged: Sequence[str],
+) -> Reason:
     if all(map(_is_matmul, both)):
         return _TWO_MATMULS
     boundary = first(filter(None, map(_boundary_of, both)))
@@ -189,8 +195,10 @@ def _reason(both: Sequence[Launch], between: Sequence[Launch], pairs: Sequence[P
         return boundary
     if between:
         return _of_between(between)
+    if _are_stages(both):
+        return _STAGES
     if logged:
-        return _most_telling(logged)
+        return _in_memory(graph, both, _most_telling(logged))
     if any(pair.is_allowed for pair in pairs):
         return Reason(
             boundary=Boundary.BACKEND,
@@ -209,6 +217,26 @@ def _most_telling(logged: Sequence[str]) -> Reason:
     reasons = [reason_of(text) for text in logged]
     telling = [one for one in reasons if one.boundary is not Boundary.ORDER]
     return (telling or reasons)[-1]
+
+
+def _are_stages(both: Sequence[Launch]) -> bool:
+    """Two kernels that compute one reduction."""
+    first_one, second = both
+    have_one_result = bool(set(first_one.made) & set(second.made))
+    return have_one_result and all("reduction" in one.body for one in both)
+
+
+def _in_memory(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
+    """Add why the buffer between them was made at all, where computing it in the second would have been possible."""
+    if graph.decisions is None or reason.boundary is not Boundary.INDEXING:
+        return reason
+    between = both[0].writes.keys() & both[1].reads.keys()
+    made = first(one for one in graph.decisions.realized if one.buffer in between)
+    if made is None:
+        return reason
+    remedy = f"config.{made.setting}, or operands in a different order" if made.setting else reason.remedy
+    text = f"{reason.text}; it was made in memory because of its {made.text}"
+    return Reason(boundary=reason.boundary, text=text, remedy=remedy)
 
 
 def _of_between(between: Sequence[Launch]) -> Reason:
@@ -264,4 +292,9 @@ _TWO_MATMULS = Reason(
     boundary=Boundary.EXTERN,
     text="two library calls",
     remedy="of one input: put their weights side by side, and it is one matmul (gate and up, or q, k and v)",
+)
+_STAGES = Reason(
+    boundary=Boundary.STAGES,
+    text="one reduction in two stages: the second reduces the partial results of the first",
+    remedy="config.triton.cooperative_reductions, or config.split_reductions=False where the result has many elements",
 )

@@ -8,6 +8,7 @@
     compile_fx(inner_compile=)                    code is generated; the graph runs on tensors that hold nothing
     joint_graph.lazy_init                         patterns are traced on the CPU
     Module._apply                                 `module.to(...)` of tensors that hold nothing
+    torch.distributed.is_nccl_available           async TP asks for it, and the wheel for the CPU has none
 
 All of it is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
 of the names moves.
@@ -93,6 +94,7 @@ def _replace_names(gpu: Any) -> None:
     }.items():
         setattr(cuda, name, value)
     torch.version.cuda = torch.version.cuda or "13.0"
+    torch.distributed.is_nccl_available = lambda: True
     internal: Any = torch._C
     internal._cuda_getCurrentRawStream = lambda index=0: 0
     triton_utils.triton_hash_with_backend = lambda: "no GPU"

@@ -28,7 +28,7 @@ from torch._inductor.virtualized import NullHandler as _NullHandler
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured
 
-from tpcompile.torch_api import scheduled
+from tpcompile.torch_api import inlined, scheduled
 from tpcompile.torch_api.compiler import TraceHandler, tracing
 
 Receive = Callable[[str, dict[str, Any] | None], None]
@@ -63,6 +63,8 @@ class _Graph:
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
             "outputs": sorted(V.graph.get_output_names()),
+            "recomputed": inlined.recomputed(nodes),
+            "realized": inlined.realized(nodes),
             "unseen": self._unseen(nodes),
         }
 
