@@ -5,6 +5,9 @@ targets.py    `package.module:build` -> manifest, compiled as rank 0 of a job
 records.py    nodes, pairs, launches, manifests: frozen, as JSON
 wrapper.py    generated code -> launches in order
 manifest.py   launches and decisions -> manifest of a graph; totals; files
+bisect.py     a program with one kind of op taken out -> what keeps kernels apart
+attempts.py   compiles these programs
+exchanges.py  a collective and a matmul -> whether async TP would overlap them
 reasons.py    Inductor's reasons -> plain words and what would change it
 why_not.py    pairs of launches that share a buffer -> why they are two
 diff.py       two manifests -> what differs, and the class of the change

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from tpcompile.evidence.records import UserLine
+from tpcompile.fusion.bisect import WORDS, Attempt, Bisection, TakenOut
 from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
@@ -168,3 +169,40 @@ def _split(split: Split) -> Iterator[Text]:
         yield Text(f"    {one.first} and {one.second}: {one.reason.text}{logged}")
         if one.reason.remedy:
             yield Text(f"    try: {one.reason.remedy}", style="dim")
+
+
+def bisection(found: Bisection) -> Iterator[Text]:
+    """What helps first, then what was tried in vain."""
+    yield Text(f"as it is: {_kernels(found.as_it_is)}", style="bold")
+    helping = [one for one in found.attempts if found.helps(one)]
+    for attempt in sorted(helping, key=found.fewer_kernels, reverse=True):
+        yield from _attempt(found, attempt)
+    if not helping:
+        yield Text("no kind of op that was taken out keeps kernels apart")
+    others = [one for one in found.attempts if one not in helping]
+    in_vain = [f"{one.kind} ({found.fewer_kernels(one):+d})" for one in others if one.now]
+    absent = [str(one.kind) for one in others if not one.now and not one.failed]
+    if in_vain:
+        yield Text(f"taken out in vain (kernels fewer): {', '.join(in_vain)}")
+    if absent:
+        yield Text(f"not in this program: {', '.join(absent)}")
+    for one in others:
+        if one.failed:
+            yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
+    yield Text("for a test only: what a program without these ops computes is wrong", style="dim")
+
+
+def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
+    assert attempt.now is not None, "what helps was compiled"
+    fewer = found.fewer_kernels(attempt)
+    gain = f"{fewer} fewer" if fewer else "fewer bytes"
+    yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {WORDS[attempt.kind]}", style="green")
+    yield from map(_taken_out, dict.fromkeys(attempt.taken_out))
+
+
+def _taken_out(one: TakenOut) -> Text:
+    return Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
+
+
+def _kernels(totals: Totals) -> str:
+    return f"{totals.kernels} launches, {_size(totals.bytes)}"
