@@ -46,6 +46,15 @@ def parts_of(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     return [node(part) for one in nodes for part in one.get_nodes()]
 
 
+def ungrouped(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of groups in their place; Inductor fuses within a group after all passes."""
+    for one in nodes:
+        if isinstance(one, _scheduler.GroupedSchedulerNode):
+            yield from one.snodes
+        else:
+            yield one
+
+
 def _device(one: Any) -> str:
     device = one.get_device()
     return "" if device is None else str(device.type)

@@ -208,7 +208,7 @@ def _note(current: _Current, scheduler: Any, node1: Any, node2: Any, allowed: bo
     if graph is None:
         return
     if graph.before is None:
-        graph.before = [scheduled.node(one) for one in scheduler.nodes]
+        graph.before = [scheduled.node(one) for one in scheduled.ungrouped(scheduler.nodes)]
     graph.allowed[node1.get_name(), node2.get_name()] = allowed
 
 
