@@ -41,17 +41,18 @@ def _large_product_first(a: Tensor, b: Tensor, c: Tensor, d: Tensor, w: Tensor) 
 
 def small_product_first(ctx: TargetContext) -> tpcompile.Target:
     """pytorch 142316: the operands in the order in which Inductor of torch 2.11 makes two kernels."""
-    return tpcompile.Target(program=_small_product_first, inputs=_factors(ctx.device))
+    return tpcompile.Target(program=_small_product_first, inputs=_factors(ctx))
 
 
 def large_product_first(ctx: TargetContext) -> tpcompile.Target:
     """The same numbers, multiplied in a different order."""
-    return tpcompile.Target(program=_large_product_first, inputs=_factors(ctx.device))
+    return tpcompile.Target(program=_large_product_first, inputs=_factors(ctx))
 
 
-def _factors(device: torch.device) -> tuple[Tensor, ...]:
-    rows = [torch.randn(1000, 16, device=device) for _ in range(4)]
-    return (*rows, torch.randn(16, 16, 64, device=device))
+def _factors(ctx: TargetContext) -> tuple[Tensor, ...]:
+    shape = ctx.settings.get("rows", 1000), 16
+    factors = [torch.randn(shape, device=ctx.device) for _ in range(4)]
+    return (*factors, torch.randn(16, 16, 64, device=ctx.device))
 
 
 def _shard_and_weight(ctx: TargetContext) -> tuple[Tensor, ...]:
