@@ -73,6 +73,7 @@ RUN = {
     ),
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
+    "tpcompile fusion bisect my_model:build --nproc 8": Run("as it is: ", smaller=("--nproc 8", "--nproc 2")),
     "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),
 }
 """Line -> how it must end, in the order in which they are run."""

@@ -150,12 +150,12 @@ def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
 
 
 def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]:
-    """Buffers that the graph returns or that a different launch reads."""
+    """Buffers that the graph returns or that a different launch reads; a wait moves nothing."""
     needed: set[str] = set()
     if graph.decisions is not None:
         needed.update(graph.decisions.outputs)
     for at, launch in enumerate(graph.launches):
-        if at not in places:
+        if at not in places and launch.role is not Role.WAIT:
             needed.update(launch.reads)
     return needed
 
