@@ -57,6 +57,11 @@ class Attempt(Frozen):
     """None where there was nothing to take out, or the rewritten graph could not be compiled."""
     failed: str = ""
 
+    @property
+    def is_absent(self) -> bool:
+        """There was nothing to take out."""
+        return self.now is None and not self.failed
+
 
 class Bisection(Frozen):
     """What taking each kind of op out does to the kernels. Test-only: what a rewritten program computes is wrong."""
@@ -73,12 +78,14 @@ class Bisection(Frozen):
 
     def helps(self, attempt: Attempt) -> bool:
         """True where kernels are gone, or as many move fewer bytes."""
-        if attempt.now is None:
-            return False
         fewer = self.fewer_kernels(attempt)
-        has_own = attempt.kind in _OWN_LAUNCHES
-        moves_less = not has_own and attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
-        return fewer > 0 or (fewer == 0 and moves_less)
+        return fewer > 0 or (fewer == 0 and self._moves_less(attempt))
+
+    def _moves_less(self, attempt: Attempt) -> bool:
+        """Not said of ops that are launches themselves: their own bytes are gone in any case."""
+        if attempt.now is None or attempt.kind in _OWN_LAUNCHES:
+            return False
+        return attempt.now.bytes < _FEWER_BYTES * self.as_it_is.bytes
 
 
 def has_dynamic_shapes(manifest: Manifest) -> bool:

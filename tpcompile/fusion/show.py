@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, groupby
 from pathlib import Path
 
 from rich.text import Text
@@ -57,18 +58,20 @@ def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -
 
 def _inlining(graph: GraphManifest, decisions: Decisions) -> Iterator[Text]:
     """A line for the ops that the same launches compute once more, and one for each buffer that a limit made."""
-    place_of = {launch.node: at for at, launch in enumerate(graph.launches)}
-    ops: dict[tuple[str, ...], list[Recomputed]] = {}
-    for one in decisions.recomputed:
-        ops.setdefault(one.nodes, []).append(one)
-    for nodes, found in ops.items():
-        places = " and ".join(str(place_of[node]) for node in nodes)
-        names = " ".join(dict.fromkeys(one.op.removeprefix("aten.") for one in found))
-        lines = dict.fromkeys(line for one in found for line in one.lines)
-        yield Text(f"  computed in {places}: {names}  {_places(lines)}".rstrip())
+    place_of = {launch.node: str(at) for at, launch in enumerate(graph.launches)}
+    by_nodes = sorted(decisions.recomputed, key=lambda one: one.nodes)
+    for nodes, ops in groupby(by_nodes, key=lambda one: one.nodes):
+        places = [place_of[node] for node in nodes]
+        yield Text(f"  computed in {' and '.join(places)}: {_recomputed(list(ops))}")
     for made in decisions.realized:
         setting = f"  (config.{made.setting})" if made.setting else ""
         yield Text(f"  {made.buffer} is in memory because of its {made.text}{setting}")
+
+
+def _recomputed(ops: Sequence[Recomputed]) -> str:
+    names = dict.fromkeys(one.op.removeprefix("aten.") for one in ops)
+    lines = chain.from_iterable(one.lines for one in ops)
+    return f"{' '.join(names)}  {_places(dict.fromkeys(lines))}".rstrip()
 
 
 def _steps(graph: GraphManifest, after: Totals) -> str:
@@ -174,22 +177,25 @@ def _split(split: Split) -> Iterator[Text]:
 def bisection(found: Bisection) -> Iterator[Text]:
     """What helps first, then what was tried in vain."""
     yield Text(f"as it is: {_kernels(found.as_it_is)}", style="bold")
-    helping = [one for one in found.attempts if found.helps(one)]
+    helping = list(filter(found.helps, found.attempts))
     for attempt in sorted(helping, key=found.fewer_kernels, reverse=True):
         yield from _attempt(found, attempt)
     if not helping:
         yield Text("no kind of op that was taken out keeps kernels apart")
-    others = [one for one in found.attempts if one not in helping]
-    in_vain = [f"{one.kind} ({found.fewer_kernels(one):+d})" for one in others if one.now]
-    absent = [str(one.kind) for one in others if not one.now and not one.failed]
-    if in_vain:
-        yield Text(f"taken out in vain (kernels fewer): {', '.join(in_vain)}")
-    if absent:
-        yield Text(f"not in this program: {', '.join(absent)}")
-    for one in others:
-        if one.failed:
-            yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
+    yield from _in_vain(found)
     yield Text("for a test only: what a program without these ops computes is wrong", style="dim")
+
+
+def _in_vain(found: Bisection) -> Iterator[Text]:
+    others = list(filterfalse(found.helps, found.attempts))
+    tried = [f"{one.kind} ({found.fewer_kernels(one):+d})" for one in others if one.now]
+    absent = [str(one.kind) for one in others if one.is_absent]
+    failed = [one for one in others if one.failed]
+    for start, kinds in (("taken out in vain (kernels fewer)", tried), ("not in this program", absent)):
+        if kinds:
+            yield Text(f"{start}: {', '.join(kinds)}")
+    for one in failed:
+        yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
 
 
 def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, filterfalse
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.reasons import Boundary, Reason, reason_of
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Role
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
 _OF_TORCH = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized", "rngprims", "symm_mem"})
@@ -58,13 +58,18 @@ def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = No
 
 def _without_waits(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """Behind a wait, the result of a collective has a new name: here it keeps that of the collective's output."""
-    written = {name for one in launches if one.role is Role.COLLECTIVE for name in one.writes}
+    written = chain.from_iterable(one.writes for one in launches if one.role is Role.COLLECTIVE)
+    outputs = set(written)
     kept: dict[str, str] = {}
-    for wait in launches:
-        waited_for = sorted(written & wait.reads.keys())
-        if wait.role is Role.WAIT and waited_for:
-            kept.update(dict.fromkeys(wait.writes, waited_for[0]))
+    for wait in filter(_is_wait, launches):
+        waited_for = first(sorted(outputs & wait.reads.keys()))
+        if waited_for is not None:
+            kept.update(dict.fromkeys(wait.writes, waited_for))
     return tuple(_renamed(one, kept) for one in launches)
+
+
+def _is_wait(launch: Launch) -> bool:
+    return launch.role is Role.WAIT
 
 
 def _renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
@@ -154,9 +159,9 @@ def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]
     needed: set[str] = set()
     if graph.decisions is not None:
         needed.update(graph.decisions.outputs)
-    for at, launch in enumerate(graph.launches):
-        if at not in places and launch.role is not Role.WAIT:
-            needed.update(launch.reads)
+    others = [launch for at, launch in enumerate(graph.launches) if at not in places]
+    for launch in filterfalse(_is_wait, others):
+        needed.update(launch.reads)
     return needed
 
 
@@ -228,15 +233,18 @@ def _are_stages(both: Sequence[Launch]) -> bool:
 
 def _in_memory(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
     """Add why the buffer between them was made at all, where computing it in the second would have been possible."""
-    if graph.decisions is None or reason.boundary is not Boundary.INDEXING:
-        return reason
-    between = both[0].writes.keys() & both[1].reads.keys()
-    made = first(one for one in graph.decisions.realized if one.buffer in between)
-    if made is None:
+    made = _made_between(graph, both)
+    if made is None or reason.boundary is not Boundary.INDEXING:
         return reason
     remedy = f"config.{made.setting}, or operands in a different order" if made.setting else reason.remedy
     text = f"{reason.text}; it was made in memory because of its {made.text}"
     return Reason(boundary=reason.boundary, text=text, remedy=remedy)
+
+
+def _made_between(graph: GraphManifest, both: Sequence[Launch]) -> Realized | None:
+    realized = graph.decisions.realized if graph.decisions else ()
+    between = both[0].writes.keys() & both[1].reads.keys()
+    return first(one for one in realized if one.buffer in between)
 
 
 def _of_between(between: Sequence[Launch]) -> Reason:

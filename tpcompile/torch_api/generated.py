@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import product
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tpcompile.torch_api.rewrites import RewritingPass
 
@@ -88,18 +90,8 @@ _MARKS = (
 @contextmanager
 def static_shapes(inputs: Any) -> Iterator[None]:
     """Every size is a constant of the graph, also one that an input of the program marks as dynamic."""
-    for tensor in _tensors(inputs):
-        for mark in filter(lambda name: hasattr(tensor, name), _MARKS):
-            delattr(tensor, mark)
+    for value, mark in product(tree_leaves(inputs), _MARKS):
+        if hasattr(value, mark):
+            delattr(value, mark)
     with torch._dynamo.config.patch(assume_static_by_default=True, automatic_dynamic_shapes=False):
         yield
-
-
-def _tensors(inputs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(inputs, torch.Tensor):
-        yield inputs
-    elif isinstance(inputs, Mapping):
-        yield from _tensors(list(inputs.values()))
-    elif isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        for one in inputs:
-            yield from _tensors(one)

@@ -7,7 +7,7 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_inlined.py` fails when on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch._inductor import config as _config
@@ -28,17 +28,21 @@ _LIMITS = {
 def recomputed(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     """Each op that moves data and that several kernels compute, with the nodes and the user's line."""
     by_op: dict[Any, list[Any]] = defaultdict(list)
-    for one in nodes:
-        if scheduled.kind(one) in ("pointwise", "reduction", "template"):
-            for origin in scheduled.computed(one):
-                by_op[origin].append(one)
-    found = []
-    for origin in sorted(by_op, key=lambda one: str(one.name)):
-        computed_in = by_op[origin]
-        is_staged = sum(origin in scheduled.made(one) for one in computed_in) > 1
-        if len(computed_in) > 1 and not is_staged and not scheduled.is_view(origin):
-            found.append(_recomputed(origin, computed_in))
-    return found
+    generated = [one for one in nodes if scheduled.kind(one) in _GENERATED]
+    for one in generated:
+        for origin in scheduled.computed(one):
+            by_op[origin].append(one)
+    in_order = sorted(by_op, key=lambda origin: str(origin.name))
+    return [_recomputed(origin, by_op[origin]) for origin in in_order if _is_recomputed(origin, by_op[origin])]
+
+
+_GENERATED = ("pointwise", "reduction", "template")
+
+
+def _is_recomputed(origin: Any, nodes: Sequence[Any]) -> bool:
+    """Stages of one reduction compute it once."""
+    num_results = sum(origin in scheduled.made(one) for one in nodes)
+    return len(nodes) > 1 and num_results < 2 and not scheduled.is_view(origin)
 
 
 def _recomputed(origin: Any, nodes: Iterable[Any]) -> dict[str, Any]:
@@ -52,15 +56,17 @@ def _recomputed(origin: Any, nodes: Iterable[Any]) -> dict[str, Any]:
 
 def realized(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     """Each pointwise buffer in memory that only generated kernels read, with the limit that made it."""
-    returned = V.graph.get_output_names()
     found: list[dict[str, Any]] = []
     for one in nodes:
-        for part in one.get_nodes():
-            data = getattr(part.node, "data", None)
-            is_inlinable = isinstance(data, _ir.Pointwise) and part.node.get_name() not in returned
-            if is_inlinable and _is_read_by_others(part, one):
-                found += _over_limits(part, data)
+        for part in filter(_could_be_inlined, one.get_nodes()):
+            if _is_read_by_others(part, one):
+                found += _over_limits(part, part.node.data)
     return found
+
+
+def _could_be_inlined(part: Any) -> bool:
+    data = getattr(part.node, "data", None)
+    return isinstance(data, _ir.Pointwise) and part.node.get_name() not in V.graph.get_output_names()
 
 
 def _is_read_by_others(part: Any, of: Any) -> bool:

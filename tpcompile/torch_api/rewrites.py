@@ -13,7 +13,7 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_rewrites.py` fails when o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from tpcompile.torch_api.scheduled import users_lines
 
@@ -63,35 +64,31 @@ def _name(node: Node) -> str:
 # What a rewrite is made of
 
 
+def _taken_out(nodes: Iterable[Node], edit: Callable[[Node], bool]) -> list[Node]:
+    """Those that the edit took out of their graph."""
+    return [node for node in list(nodes) if edit(node)]
+
+
 def _calls(graph: Graph, *targets: Any) -> list[Node]:
     return [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
 
 
-def _insert(graph: Graph, before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+def _insert(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     """A new node with the value that Inductor's passes look at."""
-    with graph.inserting_before(before):
-        node = graph.call_function(target, args, kwargs)
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda one: one.meta["val"])
-    mode = next((one.fake_mode for one in _tensors(values)), nullcontext())
-    with mode:
+    modes = [one.fake_mode for one in tree_leaves(values) if hasattr(one, "fake_mode")]
+    with modes[0] if modes else nullcontext():
         node.meta["val"] = target(*values[0], **values[1])
     node.meta["stack_trace"] = before.meta.get("stack_trace")
     return node
 
 
-def _tensors(values: Any) -> Iterator[Any]:
-    if hasattr(values, "fake_mode"):
-        yield values
-    elif isinstance(values, list | tuple):
-        for one in values:
-            yield from _tensors(one)
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
-
-
-def _replace(node: Node, other: Node) -> None:
+def _replace(node: Node, other: Node) -> bool:
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
+    return True
 
 
 def _shape(node: Node) -> list[int] | None:
@@ -99,149 +96,171 @@ def _shape(node: Node) -> list[int] | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
-    sizes = list(value.shape)
-    return sizes if all(isinstance(size, int) for size in sizes) else None
+    is_static = all(isinstance(size, int) for size in value.shape)
+    return list(value.shape) if is_static else None
 
 
-# Rewrites
+# Copies into inputs
 
 
 def without_copies_into_inputs(graph: Graph) -> list[Node]:
     """What is written into an input at the end is returned instead."""
-    found = []
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    for node in _calls(graph, aten.copy_.default):
-        into, value = node.args[:2]
-        if into.op == "placeholder":
-            node.replace_all_uses_with(value)
-            output.args = ((*output.args[0], value),)
-            graph.erase_node(node)
-            found.append(node)
-    return found
+    return _taken_out(_calls(graph, aten.copy_.default), _without_copy)
+
+
+def _without_copy(node: Node) -> bool:
+    into, value = node.args[:2]
+    if not isinstance(into, Node) or into.op != "placeholder":
+        return False
+    output = node.graph.output_node()
+    returned: Any = output.args[0]
+    output.args = ((*returned, value),)
+    return _replace(node, value)  # type: ignore[arg-type]
+
+
+# Side effects
 
 
 def without_side_effects(graph: Graph) -> list[Node]:
     """Ops that are run for what they do, a print for instance, and asserts."""
-    found = []
-    for node in reversed(list(graph.nodes)):
-        is_call = node.op == "call_function" and node.target not in _KEPT
-        if is_call and not node.users and node.is_impure():
-            graph.erase_node(node)
-            found.append(node)
-    for node in _calls(graph, higher_order.with_effects):
-        if _without_effect(node):
-            found.append(node)
-    return found
+    impure = _taken_out(reversed(graph.nodes), _without_impure)
+    return impure + _taken_out(_calls(graph, higher_order.with_effects), _without_effect)
 
 
 _KEPT = (aten.copy_.default, prims._sink_tokens.default)
 
 
+def _without_impure(node: Node) -> bool:
+    is_call = node.op == "call_function" and node.target not in _KEPT
+    is_for_its_effect = is_call and not node.users and node.is_impure()
+    if is_for_its_effect:
+        node.graph.erase_node(node)
+    return is_for_its_effect
+
+
 def _without_effect(node: Node) -> bool:
     """Pass on the token that orders effects; False, and nothing is changed, where the result is used, too."""
-    tokens = [user for user in node.users if user.args[1:] == (0,)]
-    others = [user for user in node.users if user not in tokens and user.users]
-    if others:
+    results = [user for user in node.users if user.args[1:] != (0,)]
+    if any(user.users for user in results):
         return False
+    token: Any = node.args[0]
     for user in list(node.users):
-        user.replace_all_uses_with(node.args[0])
-        node.graph.erase_node(user)
+        _replace(user, token)
     node.graph.erase_node(node)
     return True
 
 
+# Views and layouts
+
+
 def without_transposes(graph: Graph) -> list[Node]:
     """A transpose becomes a view of the new shape, and a copy for the sake of a layout nothing."""
-    found = []
-    for node in _calls(graph, aten.permute.default, aten.transpose.int, aten.t.default):
-        shape = _shape(node)
-        if shape is not None:
-            _replace(node, _insert(graph, node, aten.reshape.default, node.args[0], shape))
-            found.append(node)
-    for node in _calls(graph, aten.clone.default):
-        if "memory_format" in node.kwargs:
-            _replace(node, node.args[0])
-            found.append(node)
-    return found
+    transposes = _calls(graph, aten.permute.default, aten.transpose.int, aten.t.default)
+    viewed = _taken_out(transposes, _as_view)
+    return viewed + _taken_out(_calls(graph, aten.clone.default), _without_layout)
+
+
+def _as_view(node: Node) -> bool:
+    shape = _shape(node)
+    return shape is not None and _replace(node, _insert(node, aten.reshape.default, node.args[0], shape))
+
+
+def _without_layout(node: Node) -> bool:
+    return "memory_format" in node.kwargs and _replace(node, node.args[0])  # type: ignore[arg-type]
 
 
 def with_contiguous_transposes(graph: Graph) -> list[Node]:
     """The result of each transpose is copied at once, so that all that follow read it in order."""
-    found = []
-    for node in _calls(graph, aten.permute.default, aten.transpose.int):
-        if not any(_name(user) in _MATMULS for user in node.users):
-            copy = _insert(graph, node.next, aten.clone.default, node, memory_format=torch.contiguous_format)
-            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
-            found.append(node)
-    return found
+    return _taken_out(_calls(graph, aten.permute.default, aten.transpose.int), _copied)
 
 
 _MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._scaled_mm"})
 
 
+def _copied(node: Node) -> bool:
+    readers = {_name(user) for user in node.users}
+    if readers & _MATMULS:
+        return False
+    copy = _insert(node.next, aten.clone.default, node, memory_format=torch.contiguous_format)
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    return True
+
+
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
 def without_view_chains(graph: Graph) -> list[Node]:
     """A view of a view is one, and a view that changes nothing none."""
-    found = []
-    views = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-    for node in _calls(graph, *views):
-        source, shape = node.args[0], _shape(node)
-        if shape is None:
-            continue
-        if shape == _shape(source):
-            _replace(node, source)
-            found.append(node)
-        elif source.target in views and len(source.users) == 1:
-            _replace(node, _insert(graph, node, aten.reshape.default, source.args[0], shape))
-            found.append(node)
-    return found
+    return _taken_out(_calls(graph, *_VIEWS), _joined_view)
+
+
+def _joined_view(node: Node) -> bool:
+    source: Any = node.args[0]
+    shape = _shape(node)
+    if shape is None:
+        return False
+    if shape == _shape(source):
+        return _replace(node, source)
+    is_of_a_view = source.target in _VIEWS and len(source.users) == 1
+    return is_of_a_view and _replace(node, _insert(node, aten.reshape.default, source.args[0], shape))
+
+
+# Casts
 
 
 def without_casts(graph: Graph) -> list[Node]:
     """Everything stays in the dtype that it has."""
-    found = []
-    for node in _calls(graph, aten._to_copy.default, prims.convert_element_type.default):
-        if "device" not in node.kwargs:
-            _replace(node, node.args[0])
-            found.append(node)
-    return found
+    return _taken_out(_calls(graph, aten._to_copy.default, prims.convert_element_type.default), _uncast)
+
+
+def _uncast(node: Node) -> bool:
+    return "device" not in node.kwargs and _replace(node, node.args[0])  # type: ignore[arg-type]
+
+
+# Collectives
 
 
 def without_collectives(graph: Graph) -> list[Node]:
     """Each rank goes on with what it has, in the shape that the collective gives."""
-    found = []
-    for node in _calls(graph, c10d.wait_tensor.default):
-        _replace(node, node.args[0])
-    for node in list(graph.nodes):
-        is_exchange = node.op == "call_function" and getattr(node.target, "namespace", "") == "_c10d_functional"
-        own = _own_part(graph, node) if is_exchange else None
-        if own is not None:
-            _replace(node, own)
-            found.append(node)
-    return found
+    for wait in _calls(graph, c10d.wait_tensor.default):
+        _replace(wait, wait.args[0])  # type: ignore[arg-type]
+    return _taken_out(graph.nodes, _without_exchange)
 
 
-def _own_part(graph: Graph, node: Node) -> Node | None:
+def _without_exchange(node: Node) -> bool:
+    namespace = getattr(node.target, "namespace", "")
+    own = _own_part(node) if namespace == "_c10d_functional" else None
+    return own is not None and _replace(node, own)
+
+
+def _own_part(node: Node) -> Node | None:
     """None for a collective of several tensors or of sizes that are not known."""
     sent, shape = node.args[0], _shape(node)
-    if not isinstance(sent, Node) or shape is None:
+    own = _shape(sent) if isinstance(sent, Node) else None
+    if own is None or shape is None:
         return None
-    own = _shape(sent)
-    if own is None or own[1:] != shape[1:]:
-        return None
-    if own[:1] == shape[:1]:
+    assert isinstance(sent, Node), "it has a shape"
+    if own == shape:
         return sent
+    return _resized(node, sent, own, shape)
+
+
+def _resized(node: Node, sent: Node, own: Sequence[int], shape: Sequence[int]) -> Node | None:
+    if own[1:] != shape[1:]:
+        return None
     if own[0] > shape[0]:
-        return _insert(graph, node, aten.slice.Tensor, sent, 0, 0, shape[0])
-    return _insert(graph, node, aten.repeat.default, sent, [shape[0] // own[0], *[1] * (len(own) - 1)])
+        return _insert(node, aten.slice.Tensor, sent, 0, 0, shape[0])
+    ones = [1] * (len(own) - 1)
+    return _insert(node, aten.repeat.default, sent, [shape[0] // own[0], *ones])
+
+
+# Custom ops
 
 
 def without_custom_ops(graph: Graph) -> list[Node]:
     """A custom op, or a Triton kernel of the user, becomes an addition of its inputs of that shape."""
-    found = []
-    for node in list(graph.nodes):
-        if node.op == "call_function" and _is_users(node) and _with_sums(graph, node):
-            found.append(node)
-    return found
+    users = [node for node in graph.nodes if node.op == "call_function" and _is_users(node)]
+    return _taken_out(users, _with_sums)
 
 
 _OF_TORCH = frozenset({"aten", "prims", "prim", "inductor", "higher_order", "rngprims", "_c10d_functional", "symm_mem"})
@@ -249,32 +268,42 @@ _WRAPPERS = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wra
 
 
 def _is_users(node: Node) -> bool:
-    is_wrapped = node.target in [getattr(higher_order, name, None) for name in _WRAPPERS]
+    wrappers = [getattr(higher_order, name, None) for name in _WRAPPERS]
     overload = node.target if isinstance(node.target, torch._ops.OpOverload) else None
-    is_custom = overload is not None and overload.namespace not in _OF_TORCH and bool(node.users)
-    return is_wrapped or is_custom
+    is_custom = overload is not None and overload.namespace not in _OF_TORCH
+    return node.target in wrappers or (is_custom and bool(node.users))
 
 
-def _with_sums(graph: Graph, node: Node) -> bool:
+def _with_sums(node: Node) -> bool:
     """False, and nothing is changed, where a result has the shape of no input."""
-    parts = list(node.users) if isinstance(node.meta.get("val"), tuple | list | dict) else [node]
-    inputs = [one for one in node.all_input_nodes if _shape(one) is not None]
-    alike = {part: [one for one in inputs if _shape(one) == _shape(part)] for part in parts if part.users}
-    is_simple = all(part is node or part.target is operator.getitem for part in parts)
-    if not is_simple or not all(alike.values()):
+    parts = _results(node)
+    used = [part for part in parts if part.users]
+    operands = [_alike(part, node.all_input_nodes) for part in used]
+    is_known = all(part is node or part.target is operator.getitem for part in parts)
+    if not is_known or not all(operands):
         return False
-    for part, operands in alike.items():
-        part.replace_all_uses_with(_sum(graph, node, operands))
-    for part in parts:
-        if part is not node:
-            graph.erase_node(part)
-    graph.erase_node(node)
+    for part, inputs in zip(used, operands, strict=True):
+        part.replace_all_uses_with(_sum(node, inputs))
+    for part in dict.fromkeys((*parts, node)):
+        node.graph.erase_node(part)
     return True
 
 
-def _sum(graph: Graph, before: Node, operands: Iterable[Node]) -> Node:
+def _results(node: Node) -> list[Node]:
+    """The nodes that hold what it gives: itself, or the items of it."""
+    is_one = not isinstance(node.meta.get("val"), tuple | list | dict)
+    return [node] if is_one else list(node.users)
+
+
+def _alike(part: Node, inputs: Iterable[Node]) -> list[Node]:
+    """The inputs of its shape."""
+    shape = _shape(part)
+    return [one for one in inputs if shape is not None and _shape(one) == shape]
+
+
+def _sum(before: Node, operands: Iterable[Node]) -> Node:
     first, *others = operands
-    total = _insert(graph, before, aten.neg.default, first)
+    total = _insert(before, aten.neg.default, first)
     for other in others:
-        total = _insert(graph, before, aten.add.Tensor, total, other)
+        total = _insert(before, aten.add.Tensor, total, other)
     return total
