@@ -65,9 +65,11 @@ def record_variant(
     """
     place = torch.device("cuda") if arch else _place(device)
     tensors = no_gpu.empty_tensors() if arch else nullcontext()
+    generating = _generating(variant)
+    how = _Compile(place, generating, tensors, variant)
     torch.compiler.reset()
     with without_caches(), uncompiled_kernels():
-        return _recorded(target, settings, nproc, _Compile(place, _generating(variant), tensors, variant))
+        return _recorded(target, settings, nproc, how)
 
 
 def _place(device: str) -> torch.device:

@@ -193,7 +193,8 @@ def _reason(
     pairs: Sequence[Pair],
     logged: Sequence[str],
 ) -> Reason:
-    if all(map(_is_matmul, both)):
+    are_matmuls = all(map(_is_matmul, both))
+    if are_matmuls:
         return _TWO_MATMULS
     boundary = first(filter(None, map(_boundary_of, both)))
     if boundary is not None:
@@ -204,7 +205,8 @@ def _reason(
         return _STAGES
     if logged:
         return _in_memory(graph, both, _most_telling(logged))
-    if any(pair.is_allowed for pair in pairs):
+    was_allowed = any(pair.is_allowed for pair in pairs)
+    if was_allowed:
         return Reason(
             boundary=Boundary.BACKEND,
             text="the backend refused it without a reason",
@@ -269,7 +271,8 @@ def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
     if launch.role is Role.KERNEL:
         return _of_users_kernel(launch)
-    if launch.role in (Role.COPY, Role.WRAPPER):
+    is_by_the_wrapper = launch.role in (Role.COPY, Role.WRAPPER)
+    if is_by_the_wrapper:
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
         return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")
     return _of_extern(launch)

@@ -90,8 +90,10 @@ _MARKS = (
 @contextmanager
 def static_shapes(inputs: Any) -> Iterator[None]:
     """Every size is a constant of the graph, also one that an input of the program marks as dynamic."""
-    for value, mark in product(tree_leaves(inputs), _MARKS):
+    leaves = tree_leaves(inputs)
+    for value, mark in product(leaves, _MARKS):
         if hasattr(value, mark):
             delattr(value, mark)
-    with torch._dynamo.config.patch(assume_static_by_default=True, automatic_dynamic_shapes=False):
+    is_static = torch._dynamo.config.patch(assume_static_by_default=True, automatic_dynamic_shapes=False)
+    with is_static:
         yield

@@ -50,12 +50,20 @@ class RewritingPass(CustomGraphPass):
         return self
 
 
+_PLACE_OF_OP = {
+    higher_order.with_effects: 1,
+    higher_order.auto_functionalized: 0,
+    higher_order.auto_functionalized_v2: 0,
+}
+"""Of ops that call a different one, where that is among their arguments."""
+
+
 def _name(node: Node) -> str:
-    target = node.target
-    if target is higher_order.with_effects:
-        target = node.args[1]
-    if target in (higher_order.auto_functionalized, getattr(higher_order, "auto_functionalized_v2", None)):
-        target = node.args[0]
+    place = _PLACE_OF_OP.get(node.target)
+    return _name_of(node.target if place is None else node.args[place])
+
+
+def _name_of(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target._overloadpacket.__name__}"
     return str(getattr(target, "__name__", target))
@@ -75,11 +83,13 @@ def _calls(graph: Graph, *targets: Any) -> list[Node]:
 
 def _insert(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     """A new node with the value that Inductor's passes look at."""
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args, kwargs)
+    graph = before.graph
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda one: one.meta["val"])
     modes = [one.fake_mode for one in tree_leaves(values) if hasattr(one, "fake_mode")]
-    with modes[0] if modes else nullcontext():
+    mode = modes[0] if modes else nullcontext()
+    with mode:
         node.meta["val"] = target(*values[0], **values[1])
     node.meta["stack_trace"] = before.meta.get("stack_trace")
     return node
@@ -179,7 +189,8 @@ _MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten
 
 def _copied(node: Node) -> bool:
     readers = {_name(user) for user in node.users}
-    if readers & _MATMULS:
+    feeds_a_matmul = not readers.isdisjoint(_MATMULS)
+    if feeds_a_matmul:
         return False
     copy = _insert(node.next, aten.clone.default, node, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
@@ -246,12 +257,13 @@ def _own_part(node: Node) -> Node | None:
 
 
 def _resized(node: Node, sent: Node, own: Sequence[int], shape: Sequence[int]) -> Node | None:
+    own_rows, rows = own[0], shape[0]
     if own[1:] != shape[1:]:
         return None
-    if own[0] > shape[0]:
-        return _insert(node, aten.slice.Tensor, sent, 0, 0, shape[0])
+    if own_rows > rows:
+        return _insert(node, aten.slice.Tensor, sent, 0, 0, rows)
     ones = [1] * (len(own) - 1)
-    return _insert(node, aten.repeat.default, sent, [shape[0] // own[0], *ones])
+    return _insert(node, aten.repeat.default, sent, [rows // own_rows, *ones])
 
 
 # Custom ops

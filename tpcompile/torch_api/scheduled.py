@@ -170,13 +170,21 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
     """Backward from its result through its origins, as far as the ops whose buffers it reads."""
     origins = _called(part.node.get_origins())
     made_by = part.node.get_origin_node()
-    is_one_op = part.is_template() or part.is_extern()
-    if made_by is not None and is_one_op:
+    if made_by is not None and _is_one_op(part):
         return {made_by}
     inside = origins - _read_ops(part)
     results = _made_by_part(part)
-    left = list(results & inside or results)
-    inside -= _in_earlier_stages(part, results)
+    first = results & inside or results
+    return _backward(first, inside - _in_earlier_stages(part, results))
+
+
+def _is_one_op(part: Any) -> bool:
+    return bool(part.is_template() or part.is_extern())
+
+
+def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
+    """What the results are computed from, without leaving `inside`."""
+    left = list(results)
     found: set[_FxNode] = set()
     while left:
         origin = left.pop()
