@@ -152,6 +152,11 @@ def test_what_could_not_be_compiled_is_said() -> None:
     assert "could not be compiled without casts: TypeError: no" in lines
 
 
+def test_what_was_taken_out_in_vain_is_said_with_what_became_of_the_kernels() -> None:
+    lines = text(of(attempt(Kind.CASTS, 5), attempt(Kind.LAYOUTS, 7)))
+    assert "taken out in vain: casts (as many kernels), layouts (2 more)" in lines
+
+
 def test_each_op_is_listed_once_and_the_largest_gain_first() -> None:
     lines = text(of(attempt(Kind.CASTS, 4, number=3), attempt(Kind.TRANSPOSES, 2)))
     assert [line for line in lines if line.startswith("    ")] == ["    f  model.py:7"] * 2

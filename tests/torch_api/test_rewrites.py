@@ -54,6 +54,15 @@ def test_a_rewrite_takes_its_ops_out_and_no_others(
     assert used == left
 
 
+def test_a_look_changes_nothing_and_finds_what_would_be_taken_out() -> None:
+    graph = graph_of(lambda x: x.double() + 1, X)
+    before = str(graph)
+    looking = rewrites.LookingPass({"casts": rewrites.without_casts, "exchanges": rewrites.without_collectives})
+    looking(graph)
+    assert str(graph) == before
+    assert looking.present == {"casts"}
+
+
 def test_a_copy_to_a_different_device_is_no_cast() -> None:
     graph = graph_of(lambda x: aten._to_copy(x, device="meta", dtype=torch.float64), X)
     assert rewrites.without_casts(graph) == []

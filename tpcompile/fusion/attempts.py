@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tpcompile.errors import ConfigError
 from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, has_dynamic_shapes, totals
 from tpcompile.fusion.records import Manifest
 from tpcompile.fusion.targets import Variant
 from tpcompile.torch_api import rewrites
-from tpcompile.torch_api.rewrites import Rewrite, RewritingPass
+from tpcompile.torch_api.rewrites import LookingPass, Rewrite, RewritingPass
 
 _REWRITES: dict[Kind, Rewrite] = {
     Kind.COPIES: rewrites.without_copies_into_inputs,
@@ -25,30 +26,34 @@ Compile = Callable[[Variant], Manifest]
 
 
 def bisect(compiled: Compile, kinds: Sequence[Kind] = tuple(Kind)) -> Bisection:
-    """Compile the program once as it is, and once for each kind of op; nothing that was rewritten is run.
+    """Compile the program once as it is, and once for each kind of op in it; nothing that was rewritten is run.
 
     Raises ConfigError where the program compiles to nothing.
     """
-    as_it_is = compiled(Variant())
+    looking = LookingPass(_REWRITES)
+    as_it_is = compiled(Variant(graph_pass=looking))
     if not as_it_is.graphs:
         raise ConfigError("the program compiled nothing with Inductor")
-    attempts = []
-    for kind in kinds:
-        is_there = kind is not Kind.SHAPES or has_dynamic_shapes(as_it_is)
-        attempts.append(_attempt(compiled, kind) if is_there else Attempt(kind=kind))
+    if has_dynamic_shapes(as_it_is):
+        looking.present.add(Kind.SHAPES)
+    attempts = [_attempt(compiled, kind) if kind in looking.present else Attempt(kind=kind) for kind in kinds]
     return Bisection(as_it_is=totals(as_it_is), attempts=tuple(attempts))
 
 
 def _attempt(compiled: Compile, kind: Kind) -> Attempt:
-    rewriting = RewritingPass(_REWRITES[kind]) if kind in _REWRITES else None
+    if kind is Kind.SHAPES:
+        return _compiled(compiled, kind, Variant(is_static=True), [])
+    rewriting = RewritingPass(_REWRITES[kind])
+    return _compiled(compiled, kind, Variant(graph_pass=rewriting), rewriting.found)
+
+
+def _compiled(compiled: Compile, kind: Kind, variant: Variant, found: list[dict[str, Any]]) -> Attempt:
     try:
-        manifest = compiled(Variant(rewriting=rewriting, is_static=kind is Kind.SHAPES))
+        manifest = compiled(variant)
     except Exception as error:  # Inductor cannot compile every rewritten graph
         return Attempt(kind=kind, failed=_first_line(error))
-    if rewriting is None:
-        return Attempt(kind=kind, now=totals(manifest))
-    found = tuple(map(TakenOut.model_validate, rewriting.found))
-    return Attempt(kind=kind, taken_out=found, now=totals(manifest) if found else None)
+    taken_out = tuple(map(TakenOut.model_validate, found))
+    return Attempt(kind=kind, taken_out=taken_out, now=totals(manifest))
 
 
 def _first_line(error: Exception) -> str:

@@ -188,14 +188,18 @@ def bisection(found: Bisection) -> Iterator[Text]:
 
 def _in_vain(found: Bisection) -> Iterator[Text]:
     others = list(filterfalse(found.helps, found.attempts))
-    tried = [f"{one.kind} ({found.fewer_kernels(one):+d})" for one in others if one.now]
+    tried = [f"{one.kind} ({_change(found.fewer_kernels(one))})" for one in others if one.now]
     absent = [str(one.kind) for one in others if one.is_absent]
     failed = [one for one in others if one.failed]
-    for start, kinds in (("taken out in vain (kernels fewer)", tried), ("not in this program", absent)):
+    for start, kinds in (("taken out in vain", tried), ("not in this program", absent)):
         if kinds:
             yield Text(f"{start}: {', '.join(kinds)}")
     for one in failed:
         yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
+
+
+def _change(fewer: int) -> str:
+    return f"{-fewer} more" if fewer < 0 else "as many kernels"
 
 
 def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:

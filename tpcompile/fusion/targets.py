@@ -17,8 +17,8 @@ from tpcompile.fusion.records import Manifest
 from tpcompile.gate import target as targets
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.torch_api import no_gpu
+from tpcompile.torch_api.backends import CustomGraphPass
 from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
-from tpcompile.torch_api.rewrites import RewritingPass
 from tpcompile.torch_api.simulated import local_ranks
 
 
@@ -26,7 +26,7 @@ from tpcompile.torch_api.simulated import local_ranks
 class Variant:
     """How a program is compiled in an attempt of `tpcompile fusion bisect`."""
 
-    rewriting: RewritingPass | None = None
+    graph_pass: CustomGraphPass | None = None
     is_static: bool = False
 
 
@@ -78,7 +78,7 @@ def _place(device: str) -> torch.device:
 
 def _generating(variant: Variant) -> Callable[[Any], Any]:
     """Code is generated, and the graphs run as they were."""
-    return lambda program: torch.compile(program, backend=generating_backend(variant.rewriting))
+    return lambda program: torch.compile(program, backend=generating_backend(variant.graph_pass))
 
 
 def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:

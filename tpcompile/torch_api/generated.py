@@ -21,13 +21,13 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tpcompile.torch_api.rewrites import RewritingPass
+from tpcompile.torch_api.backends import CustomGraphPass
 
 
-def generating_backend(rewriting: RewritingPass | None = None) -> Callable[..., Any]:
+def generating_backend(graph_pass: CustomGraphPass | None = None) -> Callable[..., Any]:
     """A backend of torch.compile that generates code and runs the graph, also on tensors that hold nothing.
 
-    The code can be that of a rewritten graph; what runs is the graph as it was.
+    The code is that of the graph as the pass leaves it; what runs is the graph as it was.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -48,8 +48,8 @@ def generating_backend(rewriting: RewritingPass | None = None) -> Callable[..., 
 
     def backend(graph: Any, inputs: Any, **options: Any) -> Any:
         settings = dict(options.get("options") or {})
-        if rewriting is not None:
-            settings["post_grad_custom_pre_pass"] = rewriting
+        if graph_pass is not None:
+            settings["post_grad_custom_pre_pass"] = graph_pass
         return compile_fx(graph, inputs, inner_compile=inner, config_patches=settings or None)
 
     return backend

@@ -12,8 +12,9 @@ Seen on torch 2.11.0 and 2.13.0; `tests/torch_api/test_rewrites.py` fails when o
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,6 +48,27 @@ class RewritingPass(CustomGraphPass):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewritingPass:
         """Of the copies that torch.compile makes of its settings, all report to the same list."""
+        return self
+
+
+class LookingPass(CustomGraphPass):
+    """A custom pass that changes nothing, and finds out which rewrites would take something out."""
+
+    def __init__(self, rewrites: Mapping[Any, Rewrite]) -> None:
+        self._rewrites = dict(rewrites)
+        self.present: set[Any] = set()
+
+    def __call__(self, graph: Graph) -> None:
+        """Try each rewrite on a copy."""
+        for name, rewrite in self._rewrites.items():
+            if rewrite(copy.deepcopy(graph)):
+                self.present.add(name)
+
+    def uuid(self) -> None:
+        """No code is cached: what is present would not be seen again."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LookingPass:
+        """As of a `RewritingPass`."""
         return self
 
 
