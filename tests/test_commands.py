@@ -76,6 +76,7 @@ RUN = {
     ),
     "tpcompile fusion show manifest.json --missed 3": Run("launches"),
     "tpcompile fusion explain manifest.json 0 1": Run("shared: buf"),
+    "tpcompile fusion bisect my_model:build --nproc 8": Run("as it is: ", smaller=("--nproc 8", "--nproc 2")),
     "tpcompile fusion diff manifest.json manifest.json": Run("the same kernels with the same code"),
     "tpcompile gate --target my_model:build --run-dir runs/good": Run(
         "PASS (exit 0)", smaller=INDUCTOR, is_forked=True

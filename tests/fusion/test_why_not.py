@@ -7,7 +7,7 @@ import pytest
 from tpcompile.evidence.records import UserLine
 from tpcompile.fusion.manifest import graph_manifest
 from tpcompile.fusion.reasons import Boundary
-from tpcompile.fusion.records import Decisions, GraphManifest, Node, Pair, Totals
+from tpcompile.fusion.records import Decisions, GraphManifest, Node, Pair, Realized, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 CODE = """# AOT ID: ['0_inference']
@@ -152,3 +152,59 @@ def test_launches_that_could_not_be_matched_have_no_reasons() -> None:
     found = graph_manifest(CODE.format(between=""), decisions(nodes, (), ()), compile_id="0/0")
     assert found.why_not_aligned == "the code launches 2 kernel, the scheduler's nodes are 1 kernel"
     assert missed_fusions(found) == ()
+
+
+def test_behind_a_wait_the_result_of_a_collective_is_the_same_buffer() -> None:
+    """The wait gives it a new name; without it the pair shares no buffer, and is not listed at all."""
+    between = """    torch.ops._c10d_functional.all_gather_into_tensor.default(buf0, 2, '0')
+    torch.ops._c10d_functional.wait_tensor.default(buf1)"""
+    nodes = (
+        node("op0", "pointwise", {"arg0_1": 32}, {"buf0": 32}),
+        node("op1", "collective", {"buf0": 32}, {"buf1": 64}),
+        node("op2", "wait", {"buf0": 32, "buf1": 64}, {"buf2": 0, "buf3": 64}),
+        node("op3", "reduction", {"buf3": 64}, {"buf9": 4}),
+    )
+    found = graph_manifest(CODE.format(between=between), decisions(nodes, (), ("buf9",)), compile_id="0/0")
+    assert found.is_aligned, found.why_not_aligned
+    (gathered,) = [one for one in missed_fusions(found) if one.places == (1, 3)]
+    assert gathered.shared == ("buf1",)
+    assert gathered.saved_bytes == 128
+    assert gathered.reason.boundary is Boundary.COLLECTIVE
+    assert found.launches[3].reads == {"buf3": 64}  # the manifest itself stays as it was
+
+
+def staged(*, second_made: str) -> GraphManifest:
+    """Two reductions, the second of the results of the first."""
+    first = node("op0", "reduction", {"arg0_1": 64}, {"buf0": 32}).model_copy(
+        update={"made": ("mean",), "body": {"reduction": 1}}
+    )
+    second = node("op1", "reduction", {"buf0": 32}, {"buf9": 4}).model_copy(
+        update={"made": (second_made,), "body": {"reduction": 1}}
+    )
+    logged = pair("numel/rnumel mismatch (reduce) (512, 1), (32768, 512)")
+    return graph_manifest(CODE.format(between=""), decisions((first, second), (logged,), ("buf9",)), compile_id="0/0")
+
+
+def test_two_stages_of_one_reduction_are_told_from_two_reductions() -> None:
+    found = only(staged(second_made="mean")).reason
+    assert found.boundary is Boundary.STAGES
+    assert "config.triton.cooperative_reductions" in found.remedy
+    assert only(staged(second_made="sum_1")).reason.boundary is Boundary.SHAPE
+
+
+@pytest.mark.parametrize(
+    ("buffer", "logged", "says"),
+    [
+        ("buf0", "no shared data", "it was made in memory because of its 5 reads, more than 4"),
+        ("buf7", "no shared data", "one pass would save no read"),
+        ("buf0", "exceeds max fusion", "the kernel would hold too many nodes"),
+    ],
+)
+def test_why_a_buffer_was_made_is_said_where_the_loops_over_it_do_not_fit(buffer: str, logged: str, says: str) -> None:
+    made = graph(pair(logged))
+    assert made.decisions is not None
+    realized = Realized(buffer=buffer, setting="realize_reads_threshold", text="5 reads, more than 4")
+    known = made.decisions.model_copy(update={"realized": (realized,)})
+    found = only(made.model_copy(update={"decisions": known})).reason
+    assert found.text.endswith(says)
+    assert ("realize_reads_threshold" in found.remedy) == says.endswith("more than 4")

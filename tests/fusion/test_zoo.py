@@ -73,6 +73,19 @@ def test_an_operand_before_a_collective_and_its_use_behind_it_are_kept_apart_by_
     assert any("zoo.py" in line.file for line in first.lines)
 
 
+def test_nodes_that_are_fused_within_a_group_after_all_passes_are_those_of_the_launch(
+    found: dict[str, Manifest],
+) -> None:
+    (grouped,), (plain,) = found["grouped"].graphs, found["softmax"].graphs
+    assert grouped.decisions is not None
+    assert plain.decisions is not None
+    assert [one.name for one in grouped.decisions.before] == ["op0", "op1", "op2", "op3"]
+    assert grouped.decisions.fused == plain.decisions.fused
+    assert grouped.decisions.num_rounds > plain.decisions.num_rounds  # a first time, in which a group is not fused
+    (launch,), (same,) = grouped.launches, plain.launches
+    assert (launch.parts, launch.reads, launch.writes) == (same.parts, same.reads, same.writes)
+
+
 def test_seeds_of_a_random_op_are_a_launch(found: dict[str, Manifest]) -> None:
     forward, _ = found["dropout"].graphs
     assert "aten.randint.low_out" in [launch.name for launch in forward.launches]

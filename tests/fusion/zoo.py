@@ -119,6 +119,18 @@ def _of_experts() -> tuple[Tensor]:
     return (torch.tensor([0, 1, 2, 3, 3, 2, 1, 0]),)
 
 
+class Grouped:
+    """A scheduler pass that groups all nodes: Inductor fuses within a group after all other passes."""
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        from torch._inductor.scheduler import GroupedSchedulerNode
+
+        return [GroupedSchedulerNode.create(nodes)]
+
+    def uuid(self) -> None:
+        """Nothing that it makes is cached."""
+
+
 SQUARE = (8, 16)
 ZOO = {
     "pointwise": Program(lambda x, y, z: torch.sigmoid(x * y + z), (SQUARE,) * 3),
@@ -151,6 +163,7 @@ ZOO = {
     "custom op": Program(lambda x: doubled(x.sin()).cos(), (SQUARE,)),
     "custom op in place": Program(_mutating_op, (SQUARE,) * 2),
     "combined kernels": Program(lambda x, y: (x.sin(), y.cos()), (SQUARE, (4, 4)), {"combo_kernels": True}),
+    "grouped": Program(lambda x: F.softmax(x, -1), (SQUARE,), {"_pre_fusion_custom_pass": Grouped()}),
     "no fusion": Program(lambda x: x.sin().sum(-1) + 1, (SQUARE,), {"max_fusion_size": 1}),
     "tuned matmul": Program(
         lambda x, w: torch.relu(x @ w),

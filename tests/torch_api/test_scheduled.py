@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from tpcompile.torch_api import scheduled
@@ -19,3 +21,14 @@ def test_a_node_says_what_it_is(name: str) -> None:
 )
 def test_kinds_of_extern_kernels_are_classes(name: str) -> None:
     assert isinstance(getattr(scheduled._ir, name), type)
+
+
+def test_a_group_of_nodes_is_a_class_and_holds_them() -> None:
+    create = scheduled._scheduler.GroupedSchedulerNode.create
+    assert "snodes" in inspect.signature(create).parameters
+
+
+def test_a_group_is_its_nodes_and_any_other_node_itself() -> None:
+    group = object.__new__(scheduled._scheduler.GroupedSchedulerNode)
+    group.snodes = ["first", "second"]
+    assert list(scheduled.ungrouped([group, "third"])) == ["first", "second", "third"]

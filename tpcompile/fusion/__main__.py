@@ -137,6 +137,30 @@ def diff(
     raise typer.Exit(found.change is not differences.Change.NONE)
 
 
+@app.command()
+def bisect(
+    target: Annotated[str, typer.Argument(help="package.module:build, as for `tpcompile fusion record`.")],
+    nproc: Annotated[int, typer.Option(min=1, help="Compile as rank 0 of so many; one process runs.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")] = "auto",
+    arch: Annotated[str, typer.Option(metavar="ARCH", help="sm_90 or sm_80: as for a GPU that is not here.")] = "",
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
+    as_json: _JSON = False,
+) -> None:
+    """Take one kind of op after the other out of the graphs, and report which keeps kernels apart.
+
+    For a test only: what a program without its casts or collectives computes is wrong. Its code is not run.
+    """
+    if arch:
+        no_gpu.pretend(arch)  # before torch is imported
+    from tpcompile.fusion import attempts, targets
+
+    def compiled(variant: targets.Variant) -> Manifest:
+        return targets.record_variant(target, settings or (), variant, nproc=nproc, device=device, arch=arch)
+
+    found = attempts.bisect(compiled)
+    _print_json(found) if as_json else _print(texts.bisection(found))
+
+
 def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
     low, high = sorted(places)
     if graph not in range(len(manifest.graphs)):
@@ -144,7 +168,7 @@ def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
     launches = manifest.graphs[graph].launches
     if low == high or low < 0 or high >= len(launches):
         raise ConfigError(f"{low} and {high} are no two launches of graph {graph}, which has 0 to {len(launches) - 1}")
-    for one in missed_fusions(manifest.graphs[graph]):
+    for one in missed_fusions(manifest.graphs[graph], manifest.settings):
         if one.places == (low, high):
             return one
     raise ConfigError(f"launches {low} and {high} share no buffer: there is nothing to fuse")

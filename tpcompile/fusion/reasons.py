@@ -23,6 +23,7 @@ class Boundary(StrEnum):
     TEMPLATE = "matmul template"
     ORDER = "order"
     SHAPE = "shape"
+    STAGES = "stages of a reduction"
     INDEXING = "indexing"
     DEVICE = "device"
     MUTATION = "in place"

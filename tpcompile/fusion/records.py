@@ -46,6 +46,8 @@ class Node(Frozen):
     device: str
     fx: tuple[str, ...]
     """Names of the nodes of the graph that Inductor lowered."""
+    made: tuple[str, ...] = ()
+    """Those of them whose values its buffers hold; two stages of one reduction have the same."""
     lines: tuple[UserLine, ...]
 
     @property
@@ -74,6 +76,24 @@ class Totals(Frozen):
     bytes: int
 
 
+class Recomputed(Frozen):
+    """An op that several launches compute, since lowering computes an op where its result is read."""
+
+    op: str
+    fx: str
+    nodes: tuple[str, ...]
+    lines: tuple[UserLine, ...]
+
+
+class Realized(Frozen):
+    """A buffer that lowering made although generated kernels alone read it."""
+
+    buffer: str
+    setting: str
+    """The limit that computing it where it is read would have exceeded; empty where it is no setting."""
+    text: str
+
+
 class Decisions(Frozen):
     """What the scheduler decided for one graph."""
 
@@ -88,6 +108,8 @@ class Decisions(Frozen):
     """If each op of the graph were a kernel of its own."""
     outputs: tuple[str, ...]
     """Buffers that the graph returns."""
+    recomputed: tuple[Recomputed, ...] = ()
+    realized: tuple[Realized, ...] = ()
     unseen: tuple[str, ...] = ()
     """What this torch did not show although it must have happened: reasons or scores may be missing."""
 
@@ -114,6 +136,7 @@ class Launch(Call):
     """Node of the scheduler; empty where the manifest is not aligned."""
     parts: tuple[str, ...] = ()
     fx: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     claimed: tuple[str, ...] = ()
     body: dict[str, int] = {}

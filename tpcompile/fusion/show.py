@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, groupby
 from pathlib import Path
 
 from rich.text import Text
@@ -10,9 +11,10 @@ from rich.text import Text
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import at_text
 from tpcompile.fusion.baseline import Outcome
+from tpcompile.fusion.bisect import WORDS, Attempt, Bisection, TakenOut
 from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
-from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Role, Totals
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 _BAR = 16
@@ -33,10 +35,10 @@ def manifest(found: Manifest, *, num_missed: int) -> Iterator[Text]:
     yield Text(f"torch {found.torch}, Triton {found.triton}, {found.device}, {len(found.graphs)} graphs")
     for graph in found.graphs:
         yield Text()
-        yield from _graph(graph, num_missed)
+        yield from _graph(graph, num_missed, found.settings)
 
 
-def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
+def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -> Iterator[Text]:
     after = total(graph.launches)
     yield Text(f"graph {graph.compile_id or '-'} {graph.phase}: {_steps(graph, after)}", style="bold")
     if not graph.is_aligned:
@@ -47,11 +49,31 @@ def _graph(graph: GraphManifest, num_missed: int) -> Iterator[Text]:
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
             yield _launch(at, launch, widest)
-    missed = missed_fusions(graph)[:num_missed]
+    if graph.decisions is not None and graph.is_aligned:
+        yield from _inlining(graph, graph.decisions)
+    missed = missed_fusions(graph, settings)[:num_missed]
     if missed:
         yield Text("  not fused, by the bytes that one kernel would save:")
         for one in missed:
             yield from _missed(one)
+
+
+def _inlining(graph: GraphManifest, decisions: Decisions) -> Iterator[Text]:
+    """A line for the ops that the same launches compute once more, and one for each buffer that a limit made."""
+    place_of = {launch.node: str(at) for at, launch in enumerate(graph.launches)}
+    by_nodes = sorted(decisions.recomputed, key=lambda one: one.nodes)
+    for nodes, ops in groupby(by_nodes, key=lambda one: one.nodes):
+        places = [place_of[node] for node in nodes]
+        yield Text(f"  computed in {' and '.join(places)}: {_recomputed(list(ops))}")
+    for made in decisions.realized:
+        setting = f"  (config.{made.setting})" if made.setting else ""
+        yield Text(f"  {made.buffer} is in memory because of its {made.text}{setting}")
+
+
+def _recomputed(ops: Sequence[Recomputed]) -> str:
+    names = dict.fromkeys(one.op.removeprefix("aten.") for one in ops)
+    lines = chain.from_iterable(one.lines for one in ops)
+    return f"{' '.join(names)}  {_places(dict.fromkeys(lines))}".rstrip()
 
 
 def _steps(graph: GraphManifest, after: Totals) -> str:
@@ -163,3 +185,47 @@ def _split(split: Split) -> Iterator[Text]:
         yield Text(f"    {one.first} and {one.second}: {one.reason.text}{logged}")
         if one.reason.remedy:
             yield Text(f"    try: {one.reason.remedy}", style="dim")
+
+
+def bisection(found: Bisection) -> Iterator[Text]:
+    """What helps first, then what was tried in vain."""
+    yield Text(f"as it is: {_kernels(found.as_it_is)}", style="bold")
+    helping = list(filter(found.helps, found.attempts))
+    for attempt in sorted(helping, key=found.fewer_kernels, reverse=True):
+        yield from _attempt(found, attempt)
+    if not helping:
+        yield Text("no kind of op that was taken out keeps kernels apart")
+    yield from _in_vain(found)
+    yield Text("for a test only: what a program without these ops computes is wrong", style="dim")
+
+
+def _in_vain(found: Bisection) -> Iterator[Text]:
+    others = list(filterfalse(found.helps, found.attempts))
+    tried = [f"{one.kind} ({_change(found.fewer_kernels(one))})" for one in others if one.now]
+    absent = [str(one.kind) for one in others if one.is_absent]
+    failed = [one for one in others if one.failed]
+    for start, kinds in (("taken out in vain", tried), ("not in this program", absent)):
+        if kinds:
+            yield Text(f"{start}: {', '.join(kinds)}")
+    for one in failed:
+        yield Text(f"could not be compiled without {one.kind}: {one.failed}", style="yellow")
+
+
+def _change(fewer: int) -> str:
+    return f"{-fewer} more" if fewer < 0 else "as many kernels"
+
+
+def _attempt(found: Bisection, attempt: Attempt) -> Iterator[Text]:
+    assert attempt.now is not None, "what helps was compiled"
+    fewer = found.fewer_kernels(attempt)
+    gain = f"{fewer} fewer" if fewer else "fewer bytes"
+    yield Text(f"without {attempt.kind}: {_kernels(attempt.now)}, {gain}: {WORDS[attempt.kind]}", style="green")
+    yield from map(_taken_out, dict.fromkeys(attempt.taken_out))
+
+
+def _taken_out(one: TakenOut) -> Text:
+    return Text(f"    {one.op.removeprefix('aten.')}  {_places(one.lines)}".rstrip())
+
+
+def _kernels(totals: Totals) -> str:
+    return f"{totals.kernels} launches, {_size(totals.bytes)}"

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile import config
+from tpcompile.errors import ConfigError
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
 from tpcompile.gate import target as targets
 from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
 from tpcompile.torch_api import no_gpu
+from tpcompile.torch_api.backends import CustomGraphPass
+from tpcompile.torch_api.generated import generating_backend, static_shapes, uncompiled_kernels, without_caches
 from tpcompile.torch_api.simulated import local_ranks
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a program is compiled in an attempt of `tpcompile fusion bisect`."""
+
+    graph_pass: CustomGraphPass | None = None
+    is_static: bool = False
+
+
+@dataclass(frozen=True)
+class _Compile:
+    device: torch.device
+    compiled: Callable[[Any], Any]
+    building: AbstractContextManager[Any]
+    variant: Variant | None = None
 
 
 def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device: str = "auto") -> Manifest:
@@ -24,37 +44,61 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
     Collectives communicate nothing, so the numbers mean nothing; what Inductor generates is what rank 0 of a job gets.
     Raises ConfigError for a target that cannot be built.
     """
-    place = choose_device(device, RankEnv(rank=0, world_size=1, local_rank=0, local_world_size=1))
+    place = _place(device)
     check_cpp_compiler("inductor", place)
-    return _recorded(target, settings, nproc, place, torch.compile, nullcontext())
+    return _recorded(target, settings, nproc, _Compile(place, torch.compile, nullcontext()))
 
 
 def record_without_gpu(target: str, settings: Sequence[str] = (), *, nproc: int = 1) -> Manifest:
     """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing."""
-
-    def compiled(program: Any) -> Any:
-        return torch.compile(program, backend=no_gpu.generating_backend())
-
-    with torch.compiler.config.patch(force_disable_caches=True):
-        return _recorded(target, settings, nproc, torch.device("cuda"), compiled, no_gpu.empty_tensors())
+    how = _Compile(torch.device("cuda"), _generating(Variant()), no_gpu.empty_tensors())
+    with without_caches():
+        return _recorded(target, settings, nproc, how)
 
 
-def _recorded(
-    target: str,
-    settings: Sequence[str],
-    nproc: int,
-    device: torch.device,
-    compiled: Callable[[Any], Any],
-    building: AbstractContextManager[Any],
+def record_variant(
+    target: str, settings: Sequence[str], variant: Variant, *, nproc: int = 1, device: str = "auto", arch: str = ""
 ) -> Manifest:
+    """The manifest of a rewritten program; its code is not run. With `arch`, for the GPU of `no_gpu.pretend`.
+
+    Raises ConfigError for a target that is compiled already.
+    """
+    place = torch.device("cuda") if arch else _place(device)
+    tensors = no_gpu.empty_tensors() if arch else nullcontext()
+    generating = _generating(variant)
+    how = _Compile(place, generating, tensors, variant)
+    torch.compiler.reset()
+    with without_caches(), uncompiled_kernels():
+        return _recorded(target, settings, nproc, how)
+
+
+def _place(device: str) -> torch.device:
+    return choose_device(device, RankEnv(rank=0, world_size=1, local_rank=0, local_world_size=1))
+
+
+def _generating(variant: Variant) -> Callable[[Any], Any]:
+    """Code is generated, and the graphs run as they were."""
+    return lambda program: torch.compile(program, backend=generating_backend(variant.graph_pass))
+
+
+def _recorded(target: str, settings: Sequence[str], nproc: int, how: _Compile) -> Manifest:
     wanted = config.load_target(target, settings)
     with local_ranks(nproc):
-        mesh = init_device_mesh(device.type, (nproc,), mesh_dim_names=("tp",))
-        context = targets.TargetContext(rank=0, world_size=nproc, device=device, mesh=mesh, settings=wanted.settings)
+        mesh = init_device_mesh(how.device.type, (nproc,), mesh_dim_names=("tp",))
+        context = targets.TargetContext(
+            rank=0, world_size=nproc, device=how.device, mesh=mesh, settings=wanted.settings
+        )
         build = targets.find(wanted)
-        with building:
+        with how.building:
             built = targets.target_of(wanted, build(context))
-        program = built.program if built.is_compiled else compiled(built.program)
-        with FusionRecorder() as recorder, building:
+        if how.variant is not None and built.is_compiled:
+            raise ConfigError(f"{target} is compiled already; bisect compiles it itself, each time differently")
+        program = built.program if built.is_compiled else how.compiled(built.program)
+        with FusionRecorder() as recorder, how.building, _shapes(built.inputs, how.variant):
             targets.call_target(built, program, built.inputs)
         return recorder.manifest()
+
+
+def _shapes(inputs: Any, variant: Variant | None) -> AbstractContextManager[Any]:
+    is_static = variant is not None and variant.is_static
+    return static_shapes(inputs) if is_static else nullcontext()

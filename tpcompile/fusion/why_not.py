@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, filterfalse
 
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
+from tpcompile.fusion.exchanges import reason_of_exchange
 from tpcompile.fusion.reasons import Boundary, Reason, reason_of
-from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Role
+from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Pair, Realized, Role
 
 _NAMESPACE = re.compile(r"torch\.ops\.(?P<name>\w+)")
 _OF_TORCH = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized", "rngprims", "symm_mem"})
@@ -42,13 +43,39 @@ class Missed(Frozen):
     """The user's lines of both."""
 
 
-def missed_fusions(graph: GraphManifest) -> tuple[Missed, ...]:
-    """By what would be saved, the most first. Empty where the manifest is not aligned."""
-    if graph.decisions is None or not graph.is_aligned:
+def missed_fusions(found: GraphManifest, settings: Mapping[str, str] | None = None) -> tuple[Missed, ...]:
+    """By what would be saved, the most first. Empty where the manifest is not aligned.
+
+    With the settings of the manifest, a remedy that is in use already is not proposed again.
+    """
+    if found.decisions is None or not found.is_aligned:
         return ()
-    looked_at = _looked_at(graph.launches, graph.decisions)
-    found = [_missed(graph, places, looked_at) for places in _sharing(graph.launches)]
-    return tuple(sorted(found, key=lambda one: (-one.saved_bytes, one.places)))
+    graph = found.model_copy(update={"launches": _without_waits(found.launches)})
+    looked_at = _looked_at(graph.launches, found.decisions)
+    missed = [_missed(graph, places, looked_at, settings or {}) for places in _sharing(graph.launches)]
+    return tuple(sorted(missed, key=lambda one: (-one.saved_bytes, one.places)))
+
+
+def _without_waits(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Behind a wait, the result of a collective has a new name: here it keeps that of the collective's output."""
+    written = chain.from_iterable(one.writes for one in launches if one.role is Role.COLLECTIVE)
+    outputs = set(written)
+    kept: dict[str, str] = {}
+    for wait in filter(_is_wait, launches):
+        waited_for = first(sorted(outputs & wait.reads.keys()))
+        if waited_for is not None:
+            kept.update(dict.fromkeys(wait.writes, waited_for))
+    return tuple(_renamed(one, kept) for one in launches)
+
+
+def _is_wait(launch: Launch) -> bool:
+    return launch.role is Role.WAIT
+
+
+def _renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    reads = {names.get(name, name): size for name, size in launch.reads.items()}
+    writes = {names.get(name, name): size for name, size in launch.writes.items()}
+    return launch.model_copy(update={"reads": reads, "writes": writes})
 
 
 def _sharing(launches: Sequence[Launch]) -> Iterator[tuple[int, int]]:
@@ -90,7 +117,12 @@ def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
     return {place_of[part] for part in name.split("_") if part in place_of}
 
 
-def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tuple[int, int], list[Pair]]) -> Missed:
+def _missed(
+    graph: GraphManifest,
+    places: tuple[int, int],
+    looked_at: Mapping[tuple[int, int], list[Pair]],
+    settings: Mapping[str, str],
+) -> Missed:
     both = [graph.launches[at] for at in places]
     pairs = looked_at.get(places, [])
     texts = chain.from_iterable(pair.refused for pair in pairs)
@@ -103,7 +135,7 @@ def _missed(graph: GraphManifest, places: tuple[int, int], looked_at: Mapping[tu
         places=places,
         shared=tuple(sorted(set.intersection(*map(_buffers, both)))),
         saved_bytes=_saved(graph, places),
-        reason=_reason(both, between, pairs, logged),
+        reason=reason_of_exchange(both, settings) or _reason(graph, both, between, pairs, logged),
         logged=logged,
         score=first(pair.score for pair in pairs if pair.score),
         between=tuple(one.name for one in between),
@@ -123,13 +155,13 @@ def _saved(graph: GraphManifest, places: tuple[int, int]) -> int:
 
 
 def _needed_elsewhere(graph: GraphManifest, places: tuple[int, int]) -> set[str]:
-    """Buffers that the graph returns or that a different launch reads."""
+    """Buffers that the graph returns or that a different launch reads; a wait moves nothing."""
     needed: set[str] = set()
     if graph.decisions is not None:
         needed.update(graph.decisions.outputs)
-    for at, launch in enumerate(graph.launches):
-        if at not in places:
-            needed.update(launch.reads)
+    others = [launch for at, launch in enumerate(graph.launches) if at not in places]
+    for launch in filterfalse(_is_wait, others):
+        needed.update(launch.reads)
     return needed
 
 
@@ -154,17 +186,27 @@ def _between(launches: Sequence[Launch], places: tuple[int, int]) -> list[Launch
 # Reasons
 
 
-def _reason(both: Sequence[Launch], between: Sequence[Launch], pairs: Sequence[Pair], logged: Sequence[str]) -> Reason:
-    if all(map(_is_matmul, both)):
+def _reason(
+    graph: GraphManifest,
+    both: Sequence[Launch],
+    between: Sequence[Launch],
+    pairs: Sequence[Pair],
+    logged: Sequence[str],
+) -> Reason:
+    are_matmuls = all(map(_is_matmul, both))
+    if are_matmuls:
         return _TWO_MATMULS
     boundary = first(filter(None, map(_boundary_of, both)))
     if boundary is not None:
         return boundary
     if between:
         return _of_between(between)
+    if _are_stages(both):
+        return _STAGES
     if logged:
-        return _most_telling(logged)
-    if any(pair.is_allowed for pair in pairs):
+        return _in_memory(graph, both, _most_telling(logged))
+    was_allowed = any(pair.is_allowed for pair in pairs)
+    if was_allowed:
         return Reason(
             boundary=Boundary.BACKEND,
             text="the backend refused it without a reason",
@@ -182,6 +224,29 @@ def _most_telling(logged: Sequence[str]) -> Reason:
     reasons = [reason_of(text) for text in logged]
     telling = [one for one in reasons if one.boundary is not Boundary.ORDER]
     return (telling or reasons)[-1]
+
+
+def _are_stages(both: Sequence[Launch]) -> bool:
+    """Two kernels that compute one reduction."""
+    first_one, second = both
+    have_one_result = bool(set(first_one.made) & set(second.made))
+    return have_one_result and all("reduction" in one.body for one in both)
+
+
+def _in_memory(graph: GraphManifest, both: Sequence[Launch], reason: Reason) -> Reason:
+    """Add why the buffer between them was made at all, where computing it in the second would have been possible."""
+    made = _made_between(graph, both)
+    if made is None or reason.boundary is not Boundary.INDEXING:
+        return reason
+    remedy = f"config.{made.setting}, or operands in a different order" if made.setting else reason.remedy
+    text = f"{reason.text}; it was made in memory because of its {made.text}"
+    return Reason(boundary=reason.boundary, text=text, remedy=remedy)
+
+
+def _made_between(graph: GraphManifest, both: Sequence[Launch]) -> Realized | None:
+    realized = graph.decisions.realized if graph.decisions else ()
+    between = both[0].writes.keys() & both[1].reads.keys()
+    return first(one for one in realized if one.buffer in between)
 
 
 def _of_between(between: Sequence[Launch]) -> Reason:
@@ -206,12 +271,8 @@ def _boundary_of(launch: Launch) -> Reason | None:
     """Why nothing is fused into this launch; None for a generated kernel."""
     if launch.role is Role.KERNEL:
         return _of_users_kernel(launch)
-    if launch.role is Role.COLLECTIVE:
-        text = f"{launch.kind} is a collective: the kernels before and after it are apart"
-        return Reason(
-            boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)"
-        )
-    if launch.role in (Role.COPY, Role.WRAPPER):
+    is_by_the_wrapper = launch.role in (Role.COPY, Role.WRAPPER)
+    if is_by_the_wrapper:
         text = f"{launch.name} is done by the wrapper, outside of any kernel"
         return Reason(boundary=Boundary.DEVICE, text=text, remedy="keep the data on one device")
     return _of_extern(launch)
@@ -242,4 +303,9 @@ _TWO_MATMULS = Reason(
     boundary=Boundary.EXTERN,
     text="two library calls",
     remedy="of one input: put their weights side by side, and it is one matmul (gate and up, or q, k and v)",
+)
+_STAGES = Reason(
+    boundary=Boundary.STAGES,
+    text="one reduction in two stages: the second reduces the partial results of the first",
+    remedy="config.triton.cooperative_reductions, or config.split_reductions=False where the result has many elements",
 )

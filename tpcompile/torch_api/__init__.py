@@ -5,11 +5,14 @@ c10d.py         groups, and collectives as the eager wrappers issue them
 compiler.py     Dynamo, Inductor and the structured trace, as capture reads them
 dispatch.py     modes that see every op, views and trees of tensors, as the SPMD type check needs them
 forked.py       what a forked rank sets anew, and the modules that are imported before a fork
+generated.py    code that is generated, and the graph that runs instead of it
 hooks.py        what Dynamo calls around a compile and after a guard lookup
+inlined.py      ops that several kernels compute, and buffers that a limit put into memory
 interpreted.py  Triton's interpreter, made to round as GPUs do
 kernels.py      a user's Triton kernels and custom ops, as torch keeps them
 launches.py     launches of Triton kernels outside of compiled code, before they begin
 no_gpu.py       generated code for a GPU on a machine without one
+rewrites.py     graphs with one kind of op taken out
 scheduled.py    nodes of Inductor's scheduler: what each reads, writes and computes
 scheduling.py   what Inductor's scheduler decides, as it decides it
 simulated.py    all ranks in one process

@@ -5,9 +5,9 @@
     FakeTensorMode.avoid_device_init              tensors on it that hold nothing
     FakeGuardImpl, CUDAHooksInterface (C++)       autograd and ops in place on such tensors
     AsyncCompile.triton                           the source is kept, and not compiled
-    compile_fx(inner_compile=)                    code is generated; the graph runs on tensors that hold nothing
     joint_graph.lazy_init                         patterns are traced on the CPU
     Module._apply                                 `module.to(...)` of tensors that hold nothing
+    torch.distributed.is_nccl_available           async TP asks for it, and the wheel for the CPU has none
 
 All of it is for the whole process and stays: use a process of its own. `tests/torch_api/test_no_gpu.py` fails when one
 of the names moves.
@@ -15,7 +15,6 @@ of the names moves.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +92,7 @@ def _replace_names(gpu: Any) -> None:
     }.items():
         setattr(cuda, name, value)
     torch.version.cuda = torch.version.cuda or "13.0"
+    torch.distributed.is_nccl_available = lambda: True
     internal: Any = torch._C
     internal._cuda_getCurrentRawStream = lambda index=0: 0
     triton_utils.triton_hash_with_backend = lambda: "no GPU"
@@ -177,31 +177,6 @@ def _allocate_on_the_cpu() -> None:
     library.impl("empty.memory_format", empty, "CUDA")
     library.impl("empty_strided", empty_strided, "CUDA")
     _LIBRARIES.append(library)
-
-
-def generating_backend() -> Callable[..., Any]:
-    """A backend of torch.compile that generates code and runs the graph on tensors that hold nothing."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-    def inner(graph: Any, inputs: Any, **options: Any) -> Any:
-        same = copy.deepcopy(graph)
-        compile_fx_inner(graph, inputs, **options)
-
-        def run(args: list[Any]) -> list[Any]:
-            given = list(args)
-            args.clear()
-            mode = next(one.fake_mode for one in given if hasattr(one, "fake_mode"))
-            with mode:
-                out = torch.fx.Interpreter(same).run(*given)
-            return list(out) if isinstance(out, list | tuple) else [out]
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
-        return compile_fx(graph, inputs, inner_compile=inner, config_patches=options.get("options"))
-
-    return backend
 
 
 def empty_tensors() -> Any:

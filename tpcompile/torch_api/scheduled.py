@@ -27,6 +27,8 @@ VIEWS = frozenset({
 """Ops that move no data."""
 _NOT_RUN = ("get_index", "constant")
 """Calls in the body of a loop that are not computed for an element."""
+_EXCHANGES = frozenset({"_c10d_functional", "c10d", "symm_mem"})
+"""Namespaces of ops that communicate; those of the last are plain library calls for Inductor."""
 
 
 def generated_nodes() -> list[Any]:
@@ -44,6 +46,15 @@ def parts_of(nodes: Iterable[Any]) -> list[dict[str, Any]]:
     return [node(part) for one in nodes for part in one.get_nodes()]
 
 
+def ungrouped(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of groups in their place; Inductor fuses within a group after all passes."""
+    for one in nodes:
+        if isinstance(one, _scheduler.GroupedSchedulerNode):
+            yield from one.snodes
+        else:
+            yield one
+
+
 def _device(one: Any) -> str:
     device = one.get_device()
     return "" if device is None else str(device.type)
@@ -56,21 +67,22 @@ def is_fused(one: Any) -> bool:
 
 def node(one: Any) -> dict[str, Any]:
     """A node as fields."""
-    origins = _computed(one)
+    origins = computed(one)
     reads, writes = _accesses(one)
     return {
         "name": one.get_name(),
-        "kind": _kind(one),
+        "kind": kind(one),
         "parts": [part.get_name() for part in one.get_nodes()],
-        "ops": sorted({_op(origin) for origin in origins}),
-        "claimed": sorted({_op(origin) for origin in _claimed(one)}),
+        "ops": sorted({op_name(origin) for origin in origins}),
+        "claimed": sorted({op_name(origin) for origin in _claimed(one)}),
         "body": dict(sorted(_body(one).items())),
         "loops": _loops(one),
         "reads": reads,
         "writes": writes,
         "device": _device(one),
         "fx": sorted(origin.name for origin in origins),
-        "lines": _lines(origins) or _lines(_claimed(one)),  # an op that a pattern made has no line of its own
+        "made": sorted(origin.name for origin in made(one)),
+        "lines": users_lines(origins) or users_lines(_claimed(one)),  # an op that a pattern made has no line of its own
     }
 
 
@@ -78,7 +90,7 @@ def one_kernel_per_op() -> dict[str, int]:
     """Kernels and bytes if each op of the graph that moves data were a kernel of its own."""
     number = moved = 0
     for op in V.graph.module.graph.nodes:
-        if op.op != "call_function" or _short(op) in VIEWS:
+        if op.op != "call_function" or is_view(op):
             continue
         number += 1
         moved += _bytes_of_value(op.meta.get("val")) + sum(
@@ -87,7 +99,7 @@ def one_kernel_per_op() -> dict[str, int]:
     return {"kernels": number, "bytes": moved}
 
 
-def _kind(one: Any) -> str:
+def kind(one: Any) -> str:
     if isinstance(one, _scheduler.NopKernelSchedulerNode):
         return "nop"
     if isinstance(one, _scheduler.ExternKernelSchedulerNode):
@@ -104,7 +116,8 @@ def _extern_kind(buffer: Any) -> str:
         return "output"
     if isinstance(buffer, _ir._WaitKernel):
         return "wait"
-    if isinstance(buffer, _ir._CollectiveKernel):
+    overload = getattr(buffer, "op_overload", None)
+    if isinstance(buffer, _ir._CollectiveKernel) or getattr(overload, "namespace", "") in _EXCHANGES:
         return "collective"
     if isinstance(buffer, _ir.DeviceCopy):
         return "copy"
@@ -126,7 +139,7 @@ def _with_buffers(one: Any) -> list[Any]:
     return [part for part in one.get_nodes() if part.node is not None]
 
 
-def _computed(one: Any) -> set[_FxNode]:
+def computed(one: Any) -> set[_FxNode]:
     """The ops that a kernel really computes.
 
     Inductor's origins of a template or an extern kernel also name the ops that made its inputs, in earlier kernels.
@@ -137,16 +150,41 @@ def _computed(one: Any) -> set[_FxNode]:
     return found
 
 
+def made(one: Any) -> set[_FxNode]:
+    """The ops whose values its buffers hold; a stage of a reduction that is split holds a part of its op's value."""
+    found: set[_FxNode] = set()
+    for part in _with_buffers(one):
+        found |= _made_by_part(part)
+    return found
+
+
+def _made_by_part(part: Any) -> set[_FxNode]:
+    origins = _called(part.node.get_origins())
+    made_by = part.node.get_origin_node()
+    if made_by in origins:
+        return {made_by}
+    return set(filter(lambda one: origins.isdisjoint(one.users), origins))
+
+
 def _computed_by_part(part: Any) -> set[_FxNode]:
     """Backward from its result through its origins, as far as the ops whose buffers it reads."""
     origins = _called(part.node.get_origins())
     made_by = part.node.get_origin_node()
-    is_one_op = part.is_template() or part.is_extern()
-    if made_by is not None and is_one_op:
+    if made_by is not None and _is_one_op(part):
         return {made_by}
     inside = origins - _read_ops(part)
-    results = {made_by} if made_by in origins else set(filter(lambda one: origins.isdisjoint(one.users), origins))
-    left = list(results & inside or results)
+    results = _made_by_part(part)
+    first = results & inside or results
+    return _backward(first, inside - _in_earlier_stages(part, results))
+
+
+def _is_one_op(part: Any) -> bool:
+    return bool(part.is_template() or part.is_extern())
+
+
+def _backward(results: Iterable[_FxNode], inside: set[_FxNode]) -> set[_FxNode]:
+    """What the results are computed from, without leaving `inside`."""
+    left = list(results)
     found: set[_FxNode] = set()
     while left:
         origin = left.pop()
@@ -161,18 +199,38 @@ def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
 
 def _read_ops(part: Any) -> set[_FxNode]:
     """The ops that made the buffers which it reads."""
-    buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
-    made_by = [buffer.get_origin_node() for buffer in buffers if buffer is not None]
+    made_by = [buffer.get_origin_node() for buffer in _read_buffers(part)]
     return {origin for origin in made_by if origin is not None}
 
 
-def _op(origin: _FxNode) -> str:
+def _read_buffers(part: Any) -> list[Any]:
+    buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
+    return [buffer for buffer in buffers if buffer is not None]
+
+
+def _in_earlier_stages(part: Any, results: set[_FxNode]) -> set[_FxNode]:
+    """What the first stage of a split reduction has computed, of which this is the second."""
+    found: set[_FxNode] = set()
+    stages = [buffer for buffer in _read_buffers(part) if isinstance(buffer, _ir.ComputedBuffer)]
+    for buffer in stages:
+        origins = _called(buffer.get_origins())
+        if origins & results:
+            found |= origins - results
+    return found
+
+
+def op_name(origin: _FxNode) -> str:
     """Name of the op that the user's program called, before decomposition."""
     aten = origin.meta.get("original_aten")
     op = aten if isinstance(aten, torch._ops.OpOverload) else origin.target
     if isinstance(op, torch._ops.OpOverload):
         return f"{op.namespace}.{op._overloadpacket.__name__}"
     return str(getattr(op, "__name__", op))
+
+
+def is_view(origin: _FxNode) -> bool:
+    """An op that moves no data."""
+    return _short(origin) in VIEWS
 
 
 def _short(origin: _FxNode) -> str:
@@ -206,7 +264,7 @@ def _loops(one: Any) -> str:
     return str(group[1]) if group else ""
 
 
-def _lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
+def users_lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
     """The user's lines of these ops, each once."""
     found = {}
     for origin in sorted(origins, key=lambda one: one.name):

@@ -29,7 +29,7 @@ from torch._inductor.virtualized import NullHandler as _NullHandler
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured
 
-from tpcompile.torch_api import scheduled
+from tpcompile.torch_api import inlined, scheduled
 from tpcompile.torch_api.compiler import TraceHandler, tracing
 
 Receive = Callable[[str, dict[str, Any] | None], None]
@@ -64,6 +64,8 @@ class _Graph:
             "num_rounds": self.num_rounds,
             "ops": scheduled.one_kernel_per_op(),
             "outputs": sorted(V.graph.get_output_names()),
+            "recomputed": inlined.recomputed(nodes),
+            "realized": inlined.realized(nodes),
             "unseen": self._unseen(nodes),
         }
 
@@ -220,7 +222,7 @@ def _note_score(graph: _Graph, node1: Any, node2: Any, score: Any) -> None:
 
 def _note_choice(graph: _Graph, scheduler: Any, node1: Any, node2: Any, allowed: bool) -> None:
     if graph.before is None:
-        graph.before = [scheduled.node(one) for one in scheduler.nodes]
+        graph.before = [scheduled.node(one) for one in scheduled.ungrouped(scheduler.nodes)]
     graph.allowed[node1.get_name(), node2.get_name()] = allowed
 
 

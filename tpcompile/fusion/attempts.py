@@ -1,0 +1,61 @@
+"""`package.module:build` -> the program compiled as it is, and with each kind of op taken out of its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpcompile.errors import ConfigError
+from tpcompile.fusion.bisect import Attempt, Bisection, Kind, TakenOut, has_dynamic_shapes, totals
+from tpcompile.fusion.records import Manifest
+from tpcompile.fusion.targets import Variant
+from tpcompile.torch_api import rewrites
+from tpcompile.torch_api.rewrites import LookingPass, Rewrite, RewritingPass
+
+_REWRITES: dict[Kind, Rewrite] = {
+    Kind.COPIES: rewrites.without_copies_into_inputs,
+    Kind.EFFECTS: rewrites.without_side_effects,
+    Kind.TRANSPOSES: rewrites.without_transposes,
+    Kind.LAYOUTS: rewrites.with_contiguous_transposes,
+    Kind.VIEWS: rewrites.without_view_chains,
+    Kind.CASTS: rewrites.without_casts,
+    Kind.COLLECTIVES: rewrites.without_collectives,
+    Kind.CUSTOM: rewrites.without_custom_ops,
+}
+Compile = Callable[[Variant], Manifest]
+
+
+def bisect(compiled: Compile, kinds: Sequence[Kind] = tuple(Kind)) -> Bisection:
+    """Compile the program once as it is, and once for each kind of op in it; nothing that was rewritten is run.
+
+    Raises ConfigError where the program compiles to nothing.
+    """
+    looking = LookingPass(_REWRITES)
+    as_it_is = compiled(Variant(graph_pass=looking))
+    if not as_it_is.graphs:
+        raise ConfigError("the program compiled nothing with Inductor")
+    if has_dynamic_shapes(as_it_is):
+        looking.present.add(Kind.SHAPES)
+    attempts = [_attempt(compiled, kind) if kind in looking.present else Attempt(kind=kind) for kind in kinds]
+    return Bisection(as_it_is=totals(as_it_is), attempts=tuple(attempts))
+
+
+def _attempt(compiled: Compile, kind: Kind) -> Attempt:
+    if kind is Kind.SHAPES:
+        return _compiled(compiled, kind, Variant(is_static=True), [])
+    rewriting = RewritingPass(_REWRITES[kind])
+    return _compiled(compiled, kind, Variant(graph_pass=rewriting), rewriting.found)
+
+
+def _compiled(compiled: Compile, kind: Kind, variant: Variant, found: list[dict[str, Any]]) -> Attempt:
+    try:
+        manifest = compiled(variant)
+    except Exception as error:  # Inductor cannot compile every rewritten graph
+        return Attempt(kind=kind, failed=_first_line(error))
+    taken_out = tuple(map(TakenOut.model_validate, found))
+    return Attempt(kind=kind, taken_out=taken_out, now=totals(manifest))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,70 @@
+"""Two launches, one of them a collective -> why they are two, and what would overlap them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tpcompile.fusion.reasons import Boundary, Reason
+from tpcompile.fusion.records import Launch, Role
+
+ASYNC_TP = "_inductor.config._micro_pipeline_tp"
+"""The setting, as a manifest has it, by which Inductor makes one op of an exchange and a matmul."""
+_MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._scaled_mm"})
+_TAKEN = frozenset({"aten.mm", "aten._scaled_mm"})
+"""The matmuls that torch 2.11 and 2.13 look for."""
+_GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+_ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group(group)"
+_WAITS = {_GATHER: "the matmul waits for the all-gather", _SCATTER: "the reduce-scatter waits for the matmul"}
+_NO_BATCH = "F.linear or x @ weight, which is an mm; then async TP (config._micro_pipeline_tp)"
+_INSTEAD = {
+    "aten.bmm": _NO_BATCH,
+    "aten.baddbmm": _NO_BATCH,
+    "aten.addmm": "a matmul without bias, and the bias added behind it; then async TP (config._micro_pipeline_tp)",
+}
+_IF_USED_ALONE = {
+    _GATHER: "the gathered tensor must reach the matmul as it is, at most reshaped",
+    _SCATTER: "the matmul's result must have no other use",
+}
+
+
+def reason_of_exchange(both: Sequence[Launch], settings: Mapping[str, str]) -> Reason | None:
+    """None where neither is a collective."""
+    exchanges = [one for one in both if one.role is Role.COLLECTIVE]
+    if not exchanges:
+        return None
+    kind = _with_matmul(both)
+    if kind:
+        return _async_tp(kind, both, is_on=settings.get(ASYNC_TP) == "True")
+    text = f"{exchanges[0].kind} is a collective: the kernels before and after it are apart"
+    return Reason(
+        boundary=Boundary.COLLECTIVE, text=text, remedy="an exchange kernel that does both (docs/fastpath.md)"
+    )
+
+
+def _with_matmul(both: Sequence[Launch]) -> str:
+    """What async TP is for: a matmul behind an all-gather, or before a reduce-scatter; empty for any other pair."""
+    first, second = both
+    if first.kind.startswith(_GATHER) and _matmul(second):
+        return _GATHER
+    if second.kind.startswith(_SCATTER) and _matmul(first):
+        return _SCATTER
+    return ""
+
+
+def _matmul(launch: Launch) -> str:
+    """The matmul that it computes, as the graph called it; empty for none."""
+    found = sorted(_MATMULS & set(launch.ops))
+    return found[0] if found else ""
+
+
+def _async_tp(kind: str, both: Sequence[Launch], *, is_on: bool) -> Reason:
+    text = _WAITS[kind]
+    remedy = f"async TP: config._micro_pipeline_tp, and {_ENABLE}"
+    if is_on:
+        text = f"async TP is on and did not match: {text}"
+        remedy = f"{_ENABLE} before the compile; {_IF_USED_ALONE[kind]}"
+    matmul = next(filter(None, map(_matmul, both)))
+    if matmul not in _TAKEN:
+        text += f", and async TP does not look for {matmul.removeprefix('aten.')}"
+        remedy = _INSTEAD[matmul]
+    return Reason(boundary=Boundary.COLLECTIVE, text=text, remedy=remedy)
