@@ -51,16 +51,22 @@ def record(
         str,
         typer.Option(metavar="ARCH", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
     ] = "",
+    with_resources: Annotated[
+        bool,
+        typer.Option("--resources", help="With --arch: compile the kernels, for their registers and shared memory."),
+    ] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     missed: _MISSED = 5,
 ) -> None:
     """Compile a program in this process, run it once, and write its manifest. Collectives communicate nothing."""
+    if with_resources and not arch:
+        raise ConfigError("--resources is for --arch; on a GPU they are recorded without it")
     if arch:
         no_gpu.pretend(arch)  # before torch is imported
     from tpcompile.fusion import targets
 
     if arch:
-        found = targets.record_without_gpu(target, settings or (), nproc=nproc)
+        found = targets.record_without_gpu(target, settings or (), nproc=nproc, with_resources=with_resources)
     else:
         found = targets.record(target, settings or (), nproc=nproc, device=device)
     if not found.graphs:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tpcompile.evidence.compiles.events import TraceEvent, event
+from tpcompile.fusion import resources
 from tpcompile.fusion.manifest import graph_manifest
 from tpcompile.fusion.records import Decisions, GraphManifest, Manifest
 from tpcompile.torch_api import compiler, scheduling
@@ -52,13 +53,14 @@ class FusionRecorder:
 
     def manifest(self) -> Manifest:
         """Of all graphs so far, in the order of their code."""
-        return Manifest(
+        found = Manifest(
             torch=torch.__version__,
             triton=compiler.triton_version(),
             device=_device(),
             settings=self._settings,
             graphs=graph_manifests(self._events),
         )
+        return resources.with_launched(found)
 
     def _receive(self, metadata: Mapping[str, Any], payload: str | None) -> None:
         found = event(metadata, payload, wanted=_WANTED)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile import config
+from tpcompile.fusion import resources
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
 from tpcompile.gate import target as targets
@@ -29,14 +30,20 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
     return _recorded(target, settings, nproc, place, torch.compile, nullcontext())
 
 
-def record_without_gpu(target: str, settings: Sequence[str] = (), *, nproc: int = 1) -> Manifest:
-    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing."""
+def record_without_gpu(
+    target: str, settings: Sequence[str] = (), *, nproc: int = 1, with_resources: bool = False
+) -> Manifest:
+    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
+
+    `with_resources` compiles the kernels too.
+    """
 
     def compiled(program: Any) -> Any:
         return torch.compile(program, backend=no_gpu.generating_backend())
 
-    with torch.compiler.config.patch(force_disable_caches=True):
-        return _recorded(target, settings, nproc, torch.device("cuda"), compiled, no_gpu.empty_tensors())
+    with torch.compiler.config.patch(force_disable_caches=True), resources.generated_codes() as codes:
+        found = _recorded(target, settings, nproc, torch.device("cuda"), compiled, no_gpu.empty_tensors())
+    return resources.with_compiled(found, codes) if with_resources else found
 
 
 def _recorded(
