@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def timed(call: Callable[[], Any], device: str, times: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
-    return [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    return [before.elapsed_time(after) for before, after in pairwise(marks)]
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -210,7 +211,7 @@ def table(report: dict[str, Any]) -> Iterator[str]:
     yield f"{report['machine']['device']}: a copy moves {copied:.0f} GB/s; Nsight Compute: {report['nsight_compute']}"
     if report["refused"]:
         yield f"refused: {report['refused']}"
-    yield f"{'program':16} {'launches':>8} {'manifest MB':>12} {'least MB':>10} {'DRAM MB':>10} {'ms':>8} {'of copy':>8}"
+    yield f"{'program':16} launches  manifest MB   least MB    DRAM MB       ms  of copy"
     for name, found in report["programs"].items():
         manifest, least, dram = (found.get(key, 0) / 1e6 for key in ("manifest_bytes", "least_bytes", "dram_bytes"))
         share = found["gb_per_s"] / copied

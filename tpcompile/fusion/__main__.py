@@ -34,6 +34,8 @@ app = typer.Typer(
     tpcompile fusion show manifest.json                # launches in order, the largest misses
 
     tpcompile fusion diff base.json manifest.json      # exit code 1 where kernels differ
+
+    tpcompile fusion plot manifest.json -o fusion.svg  # bytes and kernels before and after
     """,
 )
 _MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
@@ -96,6 +98,20 @@ def explain(
 
 
 @app.command()
+def plot(
+    manifest: _MANIFEST,
+    new: Annotated[Path | None, typer.Argument(help="A second manifest, drawn beside the first.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the plot: .svg or .png.")] = Path("manifest.svg"),
+) -> None:
+    """Draw kernels and bytes before and after fusion, and each launch in order; needs matplotlib, the extra `plot`."""
+    from tpcompile.fusion import plot as plots
+
+    paths = [manifest] if new is None else [manifest, new]
+    plots.write([(str(path), manifests.read(path)) for path in paths], out)
+    _print([Text(f"written: {out}")])
+
+
+@app.command()
 def diff(
     base: _MANIFEST,
     new: _MANIFEST,
@@ -122,9 +138,12 @@ def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
 
 
 def _print(lines: Iterable[Text]) -> None:
+    """Folded on a terminal; elsewhere a line stays one."""
     out = console.stdout()
     for line in lines:
-        out.print(line, soft_wrap=True)
+        parts = texts.folded(line, out.width) if out.is_terminal else [line]
+        for part in parts:
+            out.print(part, soft_wrap=True)
 
 
 def _print_json(found: Frozen) -> None:
