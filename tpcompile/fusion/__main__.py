@@ -36,6 +36,8 @@ app = typer.Typer(
     tpcompile fusion show manifest.json                # launches in order, the largest misses
 
     tpcompile fusion diff base.json manifest.json      # exit code 1 where kernels differ
+
+    tpcompile fusion plot manifest.json -o fusion.svg  # bytes and kernels before and after
     """,
 )
 _MANIFEST = Annotated[Path, typer.Argument(help="Written by `tpcompile fusion record`.")]
@@ -53,16 +55,22 @@ def record(
         str,
         typer.Option("--arch", help="sm_90 or sm_80: generate code for such a GPU, without one; runs nothing."),
     ] = "",
+    with_resources: Annotated[
+        bool,
+        typer.Option("--resources", help="With --arch: compile the kernels, for their registers and shared memory."),
+    ] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For `build`.")] = None,
     missed: _MISSED = 5,
 ) -> None:
     """Compile a program in this process, run it once, and write its manifest. Collectives communicate nothing."""
+    if with_resources and not arch:
+        raise ConfigError("--resources is for --arch; on a GPU they are recorded without it")
     if arch:
         no_gpu.pretend(arch)  # before torch is imported
     from tpcompile.fusion import targets
 
     if arch:
-        found = targets.record_without_gpu(target, settings or (), nproc=nproc)
+        found = targets.record_without_gpu(target, settings or (), nproc=nproc, with_resources=with_resources)
     else:
         found = targets.record(target, settings or (), nproc=nproc, device=device)
     if not found.graphs:
@@ -125,6 +133,20 @@ def check(
 
 
 @app.command()
+def plot(
+    manifest: _MANIFEST,
+    new: Annotated[Path | None, typer.Argument(help="A second manifest, drawn beside the first.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the plot: .svg or .png.")] = Path("manifest.svg"),
+) -> None:
+    """Draw kernels and bytes before and after fusion, and each launch in order; needs matplotlib, the extra `plot`."""
+    from tpcompile.fusion import plot as plots
+
+    paths = [manifest] if new is None else [manifest, new]
+    plots.write([(str(path), manifests.read(path)) for path in paths], out)
+    _print([Text(f"written: {out}")])
+
+
+@app.command()
 def diff(
     base: _MANIFEST,
     new: _MANIFEST,
@@ -175,9 +197,12 @@ def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
 
 
 def _print(lines: Iterable[Text]) -> None:
+    """Folded on a terminal; elsewhere a line stays one."""
     out = console.stdout()
     for line in lines:
-        out.print(line, soft_wrap=True)
+        parts = texts.folded(line, out.width) if out.is_terminal else [line]
+        for part in parts:
+            out.print(part, soft_wrap=True)
 
 
 def _print_json(found: Frozen) -> None:

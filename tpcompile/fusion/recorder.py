@@ -13,12 +13,13 @@ import torch
 from loguru import logger
 
 from tpcompile.evidence.compiles.events import FUSION, TraceEvent, event
+from tpcompile.fusion import resources
 from tpcompile.fusion.launched import launched
 from tpcompile.fusion.manifest import graph_manifest
-from tpcompile.fusion.records import Decisions, GraphManifest, Manifest
+from tpcompile.fusion.records import SCHEMA_VERSION, Decisions, GraphManifest, Manifest
 from tpcompile.torch_api import compiler, scheduling
 
-_FOLDER = "tpcompile_fusion"
+_FOLDER = f"tpcompile_fusion_{SCHEMA_VERSION}"
 """In Inductor's cache: the decisions behind the code that is cached."""
 
 
@@ -65,13 +66,21 @@ def logged_manifests() -> AbstractContextManager[None]:
 
 def manifest_of(events: Iterable[TraceEvent], settings: Mapping[str, str]) -> Manifest:
     """Events of this process, in order -> the manifest of its graphs, whose compiles had these settings."""
-    return Manifest(
+    graphs = tuple(map(_graph, events))
+    found = Manifest(
         torch=torch.__version__,
         triton=compiler.triton_version(),
-        device=device_name("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device_name("cuda" if _is_for_gpu(graphs) else "cpu"),
         settings=dict(settings),
-        graphs=tuple(map(_graph, events)),
+        graphs=graphs,
     )
+    return resources.with_launched(found)
+
+
+def _is_for_gpu(graphs: Iterable[GraphManifest]) -> bool:
+    """True when some of it computes on a GPU; where no node is known, when there is one."""
+    devices = {node.device for graph in graphs if graph.decisions for node in graph.decisions.after}
+    return "cuda" in devices if devices else torch.cuda.is_available()
 
 
 def _graph(logged: TraceEvent) -> GraphManifest:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.base import Frozen
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Incremented when a manifest changes shape; a reader refuses any other version."""
 
 
@@ -126,6 +126,19 @@ class Call(Frozen):
     """Hash of the kernel's code without its name, paths and device indices; empty where there is none."""
 
 
+class Resources(Frozen):
+    """What one configuration of a Triton kernel needs of the GPU."""
+
+    configuration: str
+    """Sizes of its blocks, warps and stages."""
+    registers: int
+    """Of a thread."""
+    spills: int
+    """4-byte words that a thread keeps in memory because it has no register left for them."""
+    shared_bytes: int
+    """Shared memory of a block."""
+
+
 class Launch(Call):
     """A launch with what it does; sizes in bytes.
 
@@ -144,6 +157,9 @@ class Launch(Call):
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
     lines: tuple[UserLine, ...] = ()
+    resources: tuple[Resources, ...] = ()
+    """Of a Triton kernel: recorded on a GPU, of the configuration that runs; compiled without one, of all from which
+    autotuning would choose. Empty where they are not known."""
 
     @property
     def bytes(self) -> int:

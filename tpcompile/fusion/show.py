@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, groupby
 from pathlib import Path
 
+from rich.console import Console
 from rich.text import Text
 
 from tpcompile.evidence.records import UserLine
@@ -13,21 +14,28 @@ from tpcompile.evidence.records.base import at_text
 from tpcompile.fusion.baseline import Outcome
 from tpcompile.fusion.bisect import WORDS, Attempt, Bisection, TakenOut
 from tpcompile.fusion.diff import Change, Diff, GraphDiff, Split
+from tpcompile.fusion.kinds import TERMINAL, kind_of, label, ops_text, shortened, size_text
 from tpcompile.fusion.manifest import removed_round_trips, total, total_before
 from tpcompile.fusion.records import Decisions, GraphManifest, Launch, Manifest, Recomputed, Role, Totals
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
-_BAR = 16
-_OPS = 44
-_STYLES = {
-    Role.KERNEL: "green",
-    Role.EXTERN: "blue",
-    Role.COLLECTIVE: "magenta",
-    Role.WAIT: "dim",
-    Role.COPY: "yellow",
-    Role.WRAPPER: "yellow",
-}
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+_BAR = 12
+_REGISTERS = 12
+_OPS = 40
+_PLACES = 21
+"""Columns; with the numbers before them, a launch has 100."""
+
+
+def folded(line: Text, width: int) -> Iterator[Text]:
+    """A line as it is printed on a terminal of that width: what is left of it below its beginning."""
+    text = line.plain
+    indent = len(text) - len(text.lstrip())
+    rest = line[indent:]
+    rest.end = ""
+    console = Console(width=width)
+    for part in rest.wrap(console, max(width - indent, 20)):
+        part.rstrip()
+        yield Text(" " * indent).append_text(part)
 
 
 def manifest(found: Manifest, *, num_missed: int) -> Iterator[Text]:
@@ -46,9 +54,11 @@ def _graph(graph: GraphManifest, num_missed: int, settings: Mapping[str, str]) -
     for name in graph.decisions.unseen if graph.decisions else ():
         yield Text(f"  not seen with this torch: {name}; reasons or scores are missing", style="yellow")
     widest = max((one.bytes for one in graph.launches), default=0)
+    with_registers = any(one.resources for one in graph.launches)
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
-            yield _launch(at, launch, widest)
+            yield _launch(at, launch, widest, with_registers=with_registers)
+            yield from _spills(launch)
     if graph.decisions is not None and graph.is_aligned:
         yield from _inlining(graph, graph.decisions)
     missed = missed_fusions(graph, settings)[:num_missed]
@@ -82,27 +92,34 @@ def _steps(graph: GraphManifest, after: Totals) -> str:
         return f"{after.kernels} launches"
     before, ops = total_before(decisions), decisions.ops
     kernels = f"{ops.kernels} ops -> {before.kernels} nodes -> {after.kernels} launches"
-    moved = " -> ".join(map(_size, (ops.bytes, before.bytes, after.bytes)))
+    moved = " -> ".join(map(size_text, (ops.bytes, before.bytes, after.bytes)))
     return f"{kernels}, {moved}, {len(removed_round_trips(decisions))} buffers kept in registers"
 
 
-def _launch(at: int, launch: Launch, widest: int) -> Text:
+def _launch(at: int, launch: Launch, widest: int, *, with_registers: bool) -> Text:
     share = launch.bytes / widest if widest else 0
-    line = Text(f"{at:4} {_label(launch):>10} {_size(launch.bytes):>8} ")
-    line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=_STYLES[launch.role])
-    line.append(f"{_ops(launch):<{_OPS}} {_places(launch.lines)}")
+    line = Text(f"{at:4} {label(launch):>10} {size_text(launch.bytes):>8} ")
+    line.append(f"{'█' * max(1, round(share * _BAR)):<{_BAR}} ", style=TERMINAL[kind_of(launch)])
+    width = _OPS
+    if with_registers:
+        line.append(f"{_registers(launch):<{_REGISTERS}} ")
+        width -= _REGISTERS + 1
+    line.append(f"{ops_text(launch, width):<{width}} {shortened(_places(launch.lines), _PLACES)}")
     line.rstrip()
     return line
 
 
-def _label(launch: Launch) -> str:
-    return launch.kind if launch.role is Role.KERNEL else str(launch.role)
+def _registers(launch: Launch) -> str:
+    """`32 regs`; `18-55 regs` where autotuning would choose."""
+    found = sorted({one.registers for one in launch.resources})
+    return f"{'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))} regs" if found else ""
 
 
-def _ops(launch: Launch) -> str:
-    """What it computes; of a kernel that is not aligned, its name."""
-    text = " ".join(op.removeprefix("aten.") for op in launch.ops) or launch.name
-    return text if len(text) <= _OPS else f"{text[: _OPS - 3]}..."
+def _spills(launch: Launch) -> Iterator[Text]:
+    for one in launch.resources:
+        if one.spills:
+            text = f"spills {one.spills} words of each thread to memory with {one.configuration}"
+            yield Text(f"{'':16}{text}", style="red")
 
 
 def _places(lines: Iterable[UserLine]) -> str:
@@ -115,19 +132,9 @@ def _places(lines: Iterable[UserLine]) -> str:
 
 def _missed(one: Missed) -> Iterator[Text]:
     at, then = one.places
-    yield Text(f"{at:4} + {then}: {_size(one.saved_bytes)}, {one.reason.boundary}: {one.reason.text}")
+    yield Text(f"{at:4} + {then}: {size_text(one.saved_bytes)}, {one.reason.boundary}: {one.reason.text}")
     if one.reason.remedy:
         yield Text(f"         try: {one.reason.remedy}", style="dim")
-
-
-def _size(number: int) -> str:
-    """1234 -> 1.2 kB."""
-    size = float(number)
-    for unit in _UNITS[:-1]:
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} {_UNITS[-1]}"
 
 
 def pair(one: Missed) -> Iterator[Text]:
@@ -171,7 +178,9 @@ def _graph_diff(graph: GraphDiff) -> Iterator[Text]:
     yield Text(f"graph {graph.graph}: {graph.added_bytes:+,} bytes")
     for sign, style, launches in (("-", "red", graph.removed), ("+", "green", graph.added)):
         for launch in launches:
-            yield Text(f"  {sign} {_label(launch)} {_ops(launch)}  {_places(launch.lines)}".rstrip(), style=style)
+            yield Text(
+                f"  {sign} {label(launch)} {ops_text(launch, _OPS)}  {_places(launch.lines)}".rstrip(), style=style
+            )
     for split in graph.splits:
         yield from _split(split)
     for name in graph.recoded:
@@ -228,4 +237,4 @@ def _taken_out(one: TakenOut) -> Text:
 
 
 def _kernels(totals: Totals) -> str:
-    return f"{totals.kernels} launches, {_size(totals.bytes)}"
+    return f"{totals.kernels} launches, {size_text(totals.bytes)}"

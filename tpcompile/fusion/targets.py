@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile import config
 from tpcompile.errors import ConfigError
+from tpcompile.fusion import resources
 from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.fusion.records import Manifest
 from tpcompile.gate import target as targets
@@ -49,11 +50,17 @@ def record(target: str, settings: Sequence[str] = (), *, nproc: int = 1, device:
     return _recorded(target, settings, nproc, _Compile(place, torch.compile, nullcontext()))
 
 
-def record_without_gpu(target: str, settings: Sequence[str] = (), *, nproc: int = 1) -> Manifest:
-    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing."""
+def record_without_gpu(
+    target: str, settings: Sequence[str] = (), *, nproc: int = 1, with_resources: bool = False
+) -> Manifest:
+    """The same for the GPU that `tpcompile.fusion.no_gpu.pretend` has made torch see; tensors hold nothing.
+
+    `with_resources` compiles the kernels too.
+    """
     how = _Compile(torch.device("cuda"), _generating(Variant()), no_gpu.empty_tensors())
-    with without_caches():
-        return _recorded(target, settings, nproc, how)
+    with without_caches(), resources.generated_codes() as codes:
+        found = _recorded(target, settings, nproc, how)
+    return resources.with_compiled(found, codes) if with_resources else found
 
 
 def record_variant(

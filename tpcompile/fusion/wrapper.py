@@ -42,6 +42,16 @@ def _kernels(code: str) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in found if kernel.kind != "call"}
 
 
+def triton_sources(code: str) -> dict[str, str]:
+    """The source of each Triton kernel that the code defines, by name."""
+    found = {}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "async_compile.triton":
+            name, source = (ast.literal_eval(argument) for argument in node.args[:2])
+            found[name] = source
+    return found
+
+
 def phase_of(code: str) -> str:
     """`forward` or `backward`."""
     return parse_kernels(code, roles=GroupRoles({}))[0]

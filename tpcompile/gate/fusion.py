@@ -61,6 +61,10 @@ class FusionCheck:
 
     def keep(self, session: CaptureSession, directory: RunDir, *, rank: int) -> None:
         """Write `rank_N/manifest.json`, for `tpcompile fusion`. Raises PreflightError when the disk is full."""
-        manifest = self.manifest(session)
+        try:
+            manifest = self.manifest(session)
+        except Exception:  # the verdict does not need it
+            logger.exception("the kernels of this rank cannot be read; please report this")
+            return
         if manifest.graphs:
             directory.write_text(f"rank_{rank}/manifest.json", manifest.to_json(indent=1) + "\n")

@@ -1,0 +1,65 @@
+"""A manifest and the kernels that this process has loaded -> the same manifest with what they need of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tpcompile.fusion.records import GraphManifest, Launch, Manifest, Resources
+from tpcompile.fusion.wrapper import launches, triton_sources
+from tpcompile.torch_api import compiler, resources
+
+CODE_EVENT = "inductor_output_code"
+
+_Known = Mapping[tuple[str, str], tuple[Resources, ...]]
+"""By name and hash of the source of a kernel."""
+
+
+def with_launched(found: Manifest) -> Manifest:
+    """Of each kernel that has run on a GPU: the configuration that it runs with, which autotuning may have chosen."""
+    known: dict[tuple[str, str], tuple[Resources, ...]] = {}
+    for code, kernels in resources.generated_modules():
+        needs = {name: resources.of_launched(kernel) for name, kernel in kernels.items()}
+        known |= _by_source(code, needs)
+    return _added(found, known)
+
+
+def with_compiled(found: Manifest, codes: Iterable[str]) -> Manifest:
+    """Compile the kernels of these codes for the GPU that is not there: all configurations that may be chosen."""
+    known: dict[tuple[str, str], tuple[Resources, ...]] = {}
+    for code in codes:
+        needs = {name: resources.of_source(source, name) for name, source in triton_sources(code).items()}
+        known |= _by_source(code, needs)
+    return _added(found, known)
+
+
+@contextmanager
+def generated_codes() -> Iterator[list[str]]:
+    """The codes that Inductor generates inside, in order, for `with_compiled`."""
+    codes: list[str] = []
+
+    def receive(metadata: Mapping[str, Any], payload: str | None) -> None:
+        if CODE_EVENT in metadata and payload is not None:
+            codes.append(payload)
+
+    with compiler.tracing(compiler.TraceHandler(receive)):
+        yield codes
+
+
+def _by_source(code: str, needs: Mapping[str, resources.Configurations]) -> _Known:
+    launched = [call for call in launches(code) if call.name in needs]
+    return {(call.name, call.source): tuple(Resources(**one) for one in needs[call.name]) for call in launched}
+
+
+def _added(found: Manifest, known: _Known) -> Manifest:
+    graphs = tuple(_graph(graph, known) for graph in found.graphs)
+    return found.model_copy(update={"graphs": graphs})
+
+
+def _graph(graph: GraphManifest, known: _Known) -> GraphManifest:
+    return graph.model_copy(update={"launches": tuple(_launch(one, known) for one in graph.launches)})
+
+
+def _launch(launch: Launch, known: _Known) -> Launch:
+    return launch.model_copy(update={"resources": known.get((launch.name, launch.source), ())})
