@@ -154,12 +154,13 @@ class Machine:
 
         from tpcompile.fusion.recorder import FusionRecorder
         from tpcompile.torch_api import no_gpu
+        from tpcompile.torch_api.generated import generating_backend
 
         torch = self.torch
         torch.compiler.reset()
         is_tuned = program.mode != "default"
         mode = "max-autotune-no-cudagraphs" if is_tuned and self.has_gpu else None
-        backend = no_gpu.generating_backend() if self.arch else "inductor"
+        backend = generating_backend() if self.arch else "inductor"
         building = no_gpu.empty_tensors() if self.arch else nullcontext()
         settings = program.options | (_AUTOTUNED if is_tuned and not mode else {})
         with torch._inductor.config.patch(settings), building, torch.no_grad(), FusionRecorder() as recorder:

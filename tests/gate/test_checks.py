@@ -22,6 +22,7 @@ from tpcompile.evidence.records import (
     UserLine,
     value_item,
 )
+from tpcompile.fusion.baseline import Outcome, Regression
 from tpcompile.gate import checks as gate_checks
 from tpcompile.gate.measurements import GateFacts, GradientFactor, GraphBreaks, Schedule, TensorError
 
@@ -363,3 +364,22 @@ def test_a_call_that_enters_two_regions_turns_mode_c_red() -> None:
     at = UserLine(file="/job/model.py", line=5, function="forward")
     split = RegionCount(phase="C/steady", target=target, calls=2, entered=4, most=2, runs_at=at)
     assert failed("C", healthy(0), healthy(1, regions=(split,))) == {CheckId.ONE_REGION.heading: (1,)}
+
+
+def with_baseline(**overrides: Any) -> RunConfig:
+    return load("cpu_smoke", ["gate.fusion_baseline=/app/fusion.json"], modes=("C",), train=True, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "says"),
+    [
+        (Outcome(), Status.PASS, "as in the baseline"),
+        (Outcome(regressions=(Regression(says="2 kernels instead of 1"),)), Status.FAIL, "2 kernels instead of 1"),
+        (Outcome(why_not="the code came from a cache"), Status.FAIL, "not compared: the code came from a cache"),
+    ],
+)
+def test_a_baseline_that_was_asked_for_and_not_compared_is_red_too(outcome: Outcome, status: Status, says: str) -> None:
+    ranks = [healthy(rank, facts=facts(fusion=outcome)) for rank in range(2)]
+    check = judge("C", *ranks, config=with_baseline())["kernels against the baseline"]
+    assert (check.status, check.observed) == (status, says)
+    assert "kernels against the baseline" not in judge("C", *ranks)

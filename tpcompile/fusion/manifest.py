@@ -25,6 +25,10 @@ _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAI
 _NOT_LAUNCHED = ("nop", "output")
 """Kinds of nodes that no code is generated for."""
 _NO_KERNEL = (Role.WAIT,)
+_NOT_SEEN = (
+    "the scheduler was not seen: the code came from a cache that was filled without a recorder; empty the cache, or "
+    "set TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+)
 _BY_TORCH = (Role.COLLECTIVE, Role.WAIT)
 """Their bytes are not counted: what goes over the wire depends on the algorithm."""
 
@@ -36,7 +40,7 @@ def graph_manifest(
     calls, why_not = _calls(code)
     groups: list[list[Node]] = [[] for _ in calls]
     if decisions is None:
-        why_not = why_not or "the scheduler was not seen: the code came from a cache that was filled without a recorder"
+        why_not = why_not or _NOT_SEEN
     elif not why_not:
         groups, why_not = _aligned(calls, decisions.after)
     return GraphManifest(

@@ -260,7 +260,7 @@ def _fusion(config: JobConfig, ranks: Ranks, mode: AnyMode) -> list[Check]:
     outcomes = _facts(ranks).map(lambda facts: facts.fusion or Outcome(why_not="the run ended before"))
     unknown = first(outcome.why_not for outcome in outcomes.values() if outcome.why_not)
     if unknown or not outcomes:
-        return [_not_made(mode, name, Status.SKIPPED, expected, f"not compared: {unknown}")]
+        return [_not_made(mode, name, Status.FAIL, expected, f"not compared: {unknown}")]
     worse = outcomes.map(lambda outcome: outcome.regressions).where(bool)
     shown = first(one for regressions in worse.values() for one in regressions)
     is_better = any(outcome.better for outcome in outcomes.values())
