@@ -286,11 +286,16 @@ def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
         return _whole(reads), _whole(writes)
     read = one.get_read_write_buffer_accesses(include_reads=True, include_writes=False)
     written = one.get_read_write_buffer_accesses(include_reads=False, include_writes=True)
-    return _numbers(read), _numbers(written)
+    is_fused = type(one) is not _scheduler.SchedulerNode
+    return _numbers(read, is_fused=is_fused), _numbers(written, is_fused=is_fused)
 
 
-def _numbers(accesses: dict[str, Any]) -> dict[str, int]:
-    return {str(name): int(number) for name, number in sorted(accesses.items())}
+def _numbers(accesses: dict[str, Any], *, is_fused: bool) -> dict[str, int]:
+    found = {str(name): int(number) for name, number in sorted(accesses.items())}
+    if not is_fused:
+        return found
+    # Of a fused node Inductor counts 10^9 elements of a buffer at most.
+    return {name: max(number, _bytes_of_buffer(name)) for name, number in found.items()}
 
 
 def _whole(dependencies: Iterable[Any]) -> dict[str, int]:
