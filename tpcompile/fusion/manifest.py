@@ -24,6 +24,8 @@ from tpcompile.fusion.wrapper import launches, phase_of
 _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
 _NOT_LAUNCHED = ("nop", "output")
 """Kinds of nodes that no code is generated for."""
+_PRINT = "print"
+"""Kind of a node that calls Python's own `print`: no launch, and what is before and behind it is apart."""
 _NO_KERNEL = (Role.WAIT,)
 _BY_TORCH = (Role.COLLECTIVE, Role.WAIT)
 """Their bytes are not counted: what goes over the wire depends on the algorithm."""
@@ -60,7 +62,7 @@ def _calls(code: str) -> tuple[Sequence[Call], str]:
 def _aligned(calls: Sequence[Call], nodes: Iterable[Node]) -> tuple[list[list[Node]], str]:
     """The nodes of each call, and why they are not known: both are in order, and their roles must agree."""
     scheduled = [one for one in nodes if one.kind not in _NOT_LAUNCHED]
-    groups = _as_launched(scheduled)
+    groups = [(role, members) for role, members in _as_launched(scheduled) if members[0].kind != _PRINT]
     by_node = [role for role, _ in groups]
     places = [at for at, call in enumerate(calls) if call.role is not Role.WRAPPER]
     by_code = [calls[at].role for at in places]
@@ -115,7 +117,7 @@ def total(launched: Iterable[Launch]) -> Totals:
 
 def total_before(decisions: Decisions) -> Totals:
     """The same if the scheduler had fused nothing."""
-    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
+    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, _PRINT, "wait")]
     return Totals(kernels=len(nodes), bytes=sum(one.bytes for one in nodes if one.kind != "collective"))
 
 
