@@ -69,6 +69,12 @@ def _broken(x: Tensor) -> Tensor:
     return y.cos() * 2
 
 
+def _printing(x: Tensor) -> Tensor:
+    y = x.sin()
+    torch._higher_order_ops.print("{total}", total=y.sum())
+    return y.cos()
+
+
 def _mutating_op(x: Tensor, y: Tensor) -> Tensor:
     z = x.sin()
     add_to(z, y)
@@ -163,6 +169,7 @@ ZOO = {
     "custom op": Program(lambda x: doubled(x.sin()).cos(), (SQUARE,)),
     "custom op in place": Program(_mutating_op, (SQUARE,) * 2),
     "combined kernels": Program(lambda x, y: (x.sin(), y.cos()), (SQUARE, (4, 4)), {"combo_kernels": True}),
+    "print": Program(_printing, (SQUARE,)),
     "grouped": Program(lambda x: F.softmax(x, -1), (SQUARE,), {"_pre_fusion_custom_pass": Grouped()}),
     "no fusion": Program(lambda x: x.sin().sum(-1) + 1, (SQUARE,), {"max_fusion_size": 1}),
     "tuned matmul": Program(

@@ -22,8 +22,8 @@ from tpcompile.fusion.records import (
 from tpcompile.fusion.wrapper import launches, phase_of
 
 _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
-_NOT_LAUNCHED = ("nop", "output")
-"""Kinds of nodes that no code is generated for."""
+_NOT_LAUNCHED = ("nop", "output", "print")
+"""Kinds of nodes that launch nothing; what is before and behind one is apart, unless it is `nop`, which has no code."""
 _NO_KERNEL = (Role.WAIT,)
 _NOT_SEEN = (
     "the scheduler was not seen: the code came from a cache that was filled without a recorder; empty the cache, or "
@@ -117,7 +117,7 @@ def total(launched: Iterable[Launch]) -> Totals:
 
 def total_before(decisions: Decisions) -> Totals:
     """The same if the scheduler had fused nothing."""
-    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
+    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, _PRINT, "wait")]
     return Totals(kernels=len(nodes), bytes=sum(one.bytes for one in nodes if one.kind != "collective"))
 
 

@@ -114,6 +114,8 @@ def kind(one: Any) -> str:
 def _extern_kind(buffer: Any) -> str:
     if isinstance(buffer, _ir.MultiOutput):
         return "output"
+    if getattr(buffer, "op_overload", None) is torch.ops.higher_order.print:
+        return "print"
     if isinstance(buffer, _ir._WaitKernel):
         return "wait"
     overload = getattr(buffer, "op_overload", None)
