@@ -117,7 +117,7 @@ def total(launched: Iterable[Launch]) -> Totals:
 
 def total_before(decisions: Decisions) -> Totals:
     """The same if the scheduler had fused nothing."""
-    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, _PRINT, "wait")]
+    nodes = [one for one in decisions.before if one.kind not in (*_NOT_LAUNCHED, "wait")]
     return Totals(kernels=len(nodes), bytes=sum(one.bytes for one in nodes if one.kind != "collective"))
 
 
