@@ -19,7 +19,11 @@ RECORD = ("-m", "tpcompile", "fusion", "record", "tests.fusion.models:feed_forwa
 
 
 def recorded(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *RECORD, "-o", str(folder / "manifest.json"), *flags]
+    return run(folder, *RECORD, "-o", str(folder / "manifest.json"), *flags)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
     environ = {
         "PATH": "/usr/bin:/bin:/usr/local/bin",
         "HOME": str(folder),
@@ -32,7 +36,7 @@ def recorded(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     folder = tmp_path_factory.mktemp("sm_90")
-    ended = recorded(folder, "--arch", "sm_90", "--set", "train=1")
+    ended = recorded(folder, "--arch", "sm_90", "--resources", "--set", "train=1")
     assert ended.returncode == 0, ended.stderr
     return read(folder / "manifest.json")
 
@@ -53,6 +57,44 @@ def test_what_keeps_the_norms_apart_is_the_collective(trained: Manifest) -> None
     (found,) = [one for one in missed_fusions(trained.graphs[0]) if one.places == (0, 7)]
     assert found.reason.boundary == "collective"
     assert "1 all_reduce_" in found.reason.text
+
+
+def test_triton_kernels_have_registers_for_each_configuration(trained: Manifest) -> None:
+    launches = [launch for graph in trained.graphs for launch in graph.launches]
+    assert all(bool(one.resources) == (one.role is Role.KERNEL) for one in launches)
+    norm = launches[0].resources
+    assert [one.configuration.split()[0] for one in norm] == ["XBLOCK=1", "XBLOCK=8", "XBLOCK=32"]
+    assert norm[0].registers < norm[1].registers < norm[2].registers
+    assert all(one.shared_bytes > 0 for one in norm)  # the warps of a block exchange their sums
+
+
+SPILLS = """
+from tpcompile.fusion.no_gpu import pretend
+pretend("sm_90")
+import triton
+from torch._inductor.codecache import PyCodeCache
+from tpcompile.fusion import resources, targets
+from tpcompile.torch_api import resources as of
+
+with resources.generated_codes() as codes:
+    targets.record_without_gpu("tests.fusion.models:feed_forward")
+(name, source), *_ = resources.triton_sources(codes[0]).items()
+of.of_source(source, name)
+kernel = getattr(PyCodeCache.load(source), name)
+print([of._compiled(kernel, triton.Config({"XBLOCK": block}, num_warps=1))[0]["spills"] > 0 for block in (1, 256)])
+"""
+
+
+def test_a_configuration_with_too_large_a_block_spills(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    ended = run(tmp_path, "-c", SPILLS)
+    assert ended.stdout == "[False, True]\n", ended.stderr
+
+
+def test_resources_without_an_architecture_are_refused(tmp_path: Path) -> None:
+    ended = recorded(tmp_path, "--resources")
+    assert ended.returncode == 2
+    assert ended.stderr == "error: --resources is for --arch; on a GPU they are recorded without it\n"
 
 
 def test_an_unknown_architecture_is_one_line_with_those_that_are_known(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def generated_codes() -> Iterator[list[str]]:
 
 
 def _by_source(code: str, needs: Mapping[str, resources.Configurations]) -> _Known:
-    launched = [call for call in launches(code) if call.name in needs]
+    launched = [call for call in launches(code) if call.source and call.name in needs]
     return {(call.name, call.source): tuple(Resources(**one) for one in needs[call.name]) for call in launched}
 
 

@@ -5,6 +5,7 @@
     CachingAutotuner.launchers                     the configurations that can run; one after autotuning
     launcher.config, .n_regs, .n_spills, .shared   what one needs, read by the driver when it was loaded
     CachingAutotuner.configs, ._precompile_config  what would be compiled, and how
+    config.use_static_triton_launcher              False: the result holds the compiled code
     triton_helpers.set_driver_to_gpu               a kernel's module asks for a GPU when it is loaded
     cuobjdump in Triton's wheel                    reads the registers out of the compiled code
 
@@ -21,8 +22,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 Configurations = list[dict[str, Any]]
 _USAGE = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<frame_bytes>\d+)")
@@ -66,17 +65,18 @@ def of_source(source: str, name: str) -> Configurations:
     triton_helpers.set_driver_to_gpu = lambda: None
     kernel = getattr(PyCodeCache.load(source), name)
     found = []
-    with torch._inductor.config.patch(use_static_triton_launcher=False):
-        for config in kernel.configs:
-            found += _compiled(kernel, config)
+    for config in kernel.configs:
+        found += _compiled(kernel, config)
     return found
 
 
 def _compiled(kernel: Any, config: Any) -> Configurations:
+    from torch._inductor import config as inductor
     from torch._inductor.runtime.triton_heuristics import OutOfResources, PTXASError
 
     try:
-        binary = kernel._precompile_config(config).kernel
+        with inductor.patch(use_static_triton_launcher=False):  # the result of the other launcher holds no code
+            binary = kernel._precompile_config(config).kernel
     except (OutOfResources, PTXASError):
         return []
     registers, frame_bytes = _usage(binary.asm["cubin"])
