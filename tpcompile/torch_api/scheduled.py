@@ -288,7 +288,7 @@ def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
         return _whole(reads), _whole(writes)
     read = one.get_read_write_buffer_accesses(include_reads=True, include_writes=False)
     written = one.get_read_write_buffer_accesses(include_reads=False, include_writes=True)
-    is_fused = type(one) is not _scheduler.SchedulerNode
+    is_fused = isinstance(one, _scheduler.FusedSchedulerNode)
     return _numbers(read, is_fused=is_fused), _numbers(written, is_fused=is_fused)
 
 
