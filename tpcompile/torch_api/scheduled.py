@@ -279,6 +279,10 @@ def users_lines(origins: Iterable[_FxNode]) -> list[dict[str, Any]]:
 # Bytes
 
 
+_MOST_ELEMENTS = 10**9
+"""Of a buffer of a fused node Inductor counts no more."""
+
+
 def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes read and written, by buffer."""
     is_bare_template = one.is_template() and type(one) is _scheduler.SchedulerNode
@@ -294,10 +298,8 @@ def _accesses(one: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 def _numbers(accesses: dict[str, Any], *, is_fused: bool) -> dict[str, int]:
     found = {str(name): int(number) for name, number in sorted(accesses.items())}
-    if not is_fused:
-        return found
-    # Of a fused node Inductor counts 10^9 elements of a buffer at most.
-    return {name: max(number, _bytes_of_buffer(name)) for name, number in found.items()}
+    capped = [name for name, number in found.items() if is_fused and number >= _MOST_ELEMENTS]
+    return found | {name: max(found[name], _bytes_of_buffer(name)) for name in capped}
 
 
 def _whole(dependencies: Iterable[Any]) -> dict[str, int]:
