@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -194,11 +195,11 @@ def row(manifest: Any) -> dict[str, Any]:
 
 
 def walked(machine: Machine, wanted: str) -> dict[str, Any]:
-    """A row for each program whose name begins so."""
+    """A row for each program whose name matches."""
     rows = {}
     for name, program in programs(machine).items():
         can_run = machine.device.type == "cuda" or program.mode == "default"
-        if can_run and name.startswith(wanted):
+        if can_run and re.search(wanted, name):
             manifest, call = machine.recorded(program)
             rows[name] = row(manifest)
             if machine.has_gpu:
@@ -255,7 +256,7 @@ def main() -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--gpu", action="store_true", help="on a GPU of this machine, with times")
     place.add_argument("--cpu", action="store_true", help="C++ code")
-    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose name begins so")
+    parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name has a match")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
