@@ -13,7 +13,7 @@ from tpcompile.errors import ConfigError
 from tpcompile.fusion import show
 from tpcompile.fusion.diff import Change, diff
 from tpcompile.fusion.manifest import read, write
-from tpcompile.fusion.records import Call, GraphManifest, Launch, Manifest, Role
+from tpcompile.fusion.records import Call, GraphManifest, Launch, Manifest, Resources, Role
 
 pytestmark = pytest.mark.slow
 FEED_FORWARD = ZOO["feed-forward"]
@@ -116,3 +116,26 @@ def test_launches_in_order_fit_into_100_columns(base: Manifest) -> None:
     assert len(launched) == 13
     assert max(map(len, launched)) <= 100
     assert torch.__version__ in lines[0]
+
+
+def by_hand(*launches: Launch) -> Manifest:
+    graph = GraphManifest(compile_id="0/0", phase="forward", is_aligned=True, launches=launches, decisions=None)
+    return Manifest(torch="2.13.0", triton="", device="sm_90", settings={}, graphs=(graph,))
+
+
+def test_a_copy_more_between_the_same_kernels_is_work_of_the_wrapper() -> None:
+    kernel = Launch(role=Role.KERNEL, name="triton_poi_fused_add_0", kind="poi", ops=("aten.add",))
+    copy = Launch(role=Role.COPY, name="copy_", kind="copy")
+    assert diff(by_hand(kernel), by_hand(kernel, copy)).change is Change.WRAPPER
+    assert diff(by_hand(kernel), by_hand(kernel, kernel, copy)).change is Change.FUSION
+
+
+def test_a_configuration_that_timing_chose_is_said_and_is_no_difference() -> None:
+    def tuned(configuration: str, registers: int) -> Manifest:
+        needs = Resources(configuration=configuration, registers=registers, spills=0, shared_bytes=0)
+        return by_hand(Launch(role=Role.KERNEL, name="triton_poi_fused_add_0", kind="poi", resources=(needs,)))
+
+    found = diff(tuned("XBLOCK=512", 15), tuned("XBLOCK=1024", 23))
+    assert found.change is Change.NONE
+    assert "triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers" in text(found)
+    assert diff(tuned("XBLOCK=512", 15), tuned("XBLOCK=512", 15)).tuned == ()

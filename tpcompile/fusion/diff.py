@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 
 from tpcompile.errors import ConfigError
 from tpcompile.evidence.records.base import Frozen
@@ -24,6 +24,8 @@ class Change(StrEnum):
     """More kernels, or the same number of different ones."""
     CHOICE = "kernel choice"
     """A library call on one side is a template on the other: autotuning chose by timing."""
+    WRAPPER = "wrapper"
+    """The same kernels, and more or fewer copies and ops that the wrapper runs between them."""
     CODEGEN = "codegen"
     """The same kernels with different code: tiling, size hints."""
 
@@ -33,6 +35,7 @@ _ADVICE = {
     Change.OVERHEAD: "look at graph breaks and recompiles first: `tpcompile gate`, `tpcompile diagnose`",
     Change.FUSION: "look at the reasons of the pairs below",
     Change.CHOICE: "pin it: config.deterministic, a lookup table, or the choices of one rank for all",
+    Change.WRAPPER: "look at what the copies and ops below are for: device copies, in-place writes, alignment",
     Change.CODEGEN: "compare size hints and tiling of the kernels below",
 }
 
@@ -55,6 +58,8 @@ class GraphDiff(Frozen):
     splits: tuple[Split, ...] = ()
     recoded: tuple[str, ...] = ()
     """Kernels that do the same with different code."""
+    tuned: tuple[str, ...] = ()
+    """Kernels with the same code in a different configuration, or with different registers; no difference by itself."""
     added_bytes: int = 0
 
     @property
@@ -73,6 +78,8 @@ class Diff(Frozen):
     """Graphs that only the new one has."""
     graphs: tuple[GraphDiff, ...]
     """Those that differ."""
+    tuned: tuple[str, ...] = ()
+    """Of all graphs: kernels with the same code in a different configuration, which autotuning chose by timing."""
 
     @property
     def advice(self) -> str:
@@ -98,13 +105,19 @@ def diff(base: Manifest, new: Manifest, *, across_versions: bool = False) -> Dif
         elif before is None:
             added.append(_name(after))
         else:
-            found.append(graph_diff(before, after))
+            found.append(graph_diff(before, after, new.settings))
     differing = tuple(one for one in found if not one.is_empty)
-    return Diff(change=_class(missing, added, differing), missing=tuple(missing), new=tuple(added), graphs=differing)
+    return Diff(
+        change=_class(missing, added, differing),
+        missing=tuple(missing),
+        new=tuple(added),
+        graphs=differing,
+        tuned=tuple(chain.from_iterable(one.tuned for one in found)),
+    )
 
 
-def graph_diff(base: GraphManifest, new: GraphManifest) -> GraphDiff:
-    """What one of two graphs launches and the other does not."""
+def graph_diff(base: GraphManifest, new: GraphManifest, settings: Mapping[str, str] | None = None) -> GraphDiff:
+    """What one of two graphs launches and the other does not; `settings` are those of the new one."""
     before, after = _by_structure(base.launches), _by_structure(new.launches)
     removed = list(_surplus(before, after))
     added = list(_surplus(after, before))
@@ -112,8 +125,9 @@ def graph_diff(base: GraphManifest, new: GraphManifest) -> GraphDiff:
         graph=_name(base),
         removed=tuple(removed),
         added=tuple(added),
-        splits=tuple(_splits(removed, added, new)),
+        splits=tuple(_splits(removed, added, new, settings or {})),
         recoded=tuple(_recoded(before, after)),
+        tuned=tuple(_tuned(before, after)),
         added_bytes=total(new.launches).bytes - total(base.launches).bytes,
     )
 
@@ -152,18 +166,33 @@ def _recoded(before: dict[_Structure, list[Launch]], after: dict[_Structure, lis
             yield before[structure][0].name
 
 
-def _splits(removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest) -> Iterator[Split]:
+def _tuned(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
+    """Where both are known: `triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`."""
+    for structure in before.keys() & after.keys():
+        for one, other in zip(before[structure], after[structure], strict=False):
+            is_known = one.resources and other.resources and one.source == other.source
+            if is_known and one.resources != other.resources:
+                yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
+
+
+def _needs(launch: Launch) -> str:
+    return "; ".join(f"{one.configuration}, {one.registers} registers" for one in launch.resources)
+
+
+def _splits(
+    removed: Iterable[Launch], added: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]
+) -> Iterator[Split]:
     """Where the graphs have the same nodes: kernels whose nodes are in several kernels now."""
     for launch in removed:
         now = [one for one in added if set(one.fx) & set(launch.fx)]
         if launch.role is Role.KERNEL and len(now) > 1:
-            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(_why(now, new)))
+            yield Split(was=launch.name, now=tuple(one.name for one in now), why=tuple(_why(now, new, settings)))
 
 
-def _why(now: Sequence[Launch], new: GraphManifest) -> Iterator[Missed]:
+def _why(now: Sequence[Launch], new: GraphManifest, settings: Mapping[str, str]) -> Iterator[Missed]:
     places = sorted(map(new.launches.index, now))
     neighbours = set(pairwise(places))
-    for one in missed_fusions(new):
+    for one in missed_fusions(new, settings):
         if one.places in neighbours:
             yield one
 
@@ -177,9 +206,16 @@ def _class(missing: Sequence[str], added: Sequence[str], graphs: Sequence[GraphD
     if any(map(_is_choice, graphs)):
         return Change.CHOICE
     structural = [one for one in graphs if one.removed or one.added]
+    if structural and not any(map(_has_kernels, structural)):
+        return Change.WRAPPER
     if structural:
         return Change.FUSION
     return Change.CODEGEN if graphs else Change.NONE
+
+
+def _has_kernels(one: GraphDiff) -> bool:
+    """True where more than copies and ops of the wrapper differs."""
+    return any(launch.role not in (Role.COPY, Role.WRAPPER) for launch in (*one.removed, *one.added))
 
 
 def _is_choice(one: GraphDiff) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import Item, ItemKind, LaunchedGraph
 from tpcompile.fusion.records import GraphManifest, Launch, Role
 from tpcompile.fusion.why_not import Missed, missed_fusions
 
 
-def launched(graph: GraphManifest) -> LaunchedGraph:
+def launched(graph: GraphManifest, settings: Mapping[str, str] | None = None) -> LaunchedGraph:
     """What each launch is and computes, without names of kernels, whose numbers say nothing; waits are left out."""
     if not graph.is_aligned:
         return LaunchedGraph(phase=graph.phase, is_known=False)
-    apart = _apart(graph)
+    apart = _apart(graph, settings or {})
     items = []
     for at, launch in enumerate(graph.launches):
         if launch.role is not Role.WAIT:
@@ -20,10 +22,10 @@ def launched(graph: GraphManifest) -> LaunchedGraph:
     return LaunchedGraph(phase=graph.phase, is_known=True, launches=tuple(items))
 
 
-def _apart(graph: GraphManifest) -> dict[int, Missed]:
+def _apart(graph: GraphManifest, settings: Mapping[str, str]) -> dict[int, Missed]:
     """Place of a launch -> the fusion with an earlier launch that would save most."""
     found: dict[int, Missed] = {}
-    for missed in missed_fusions(graph):  # the most first
+    for missed in missed_fusions(graph, settings):  # the most first
         found.setdefault(missed.places[1], missed)
     return found
 

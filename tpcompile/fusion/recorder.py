@@ -100,7 +100,7 @@ def _log(code: str, decisions: dict[str, Any] | None) -> None:
     try:
         known = None if decisions is None else Decisions.model_validate(decisions)
         found = graph_manifest(code, known, compile_id="", is_cached=is_cached)
-        items = launched(found)
+        items = launched(found, compiler.compile_config())
     except Exception:  # the compile of the user's program goes on
         logger.exception("the kernels of a graph cannot be read; please report this")
         return

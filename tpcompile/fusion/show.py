@@ -164,14 +164,16 @@ def difference(found: Diff) -> Iterator[Text]:
     """What differs, the class of the change first."""
     if found.change is Change.NONE:
         yield Text("the same kernels with the same code")
-        return
-    yield Text(f"{found.change}: {found.advice}", style="bold")
+    else:
+        yield Text(f"{found.change}: {found.advice}", style="bold")
     for name in found.missing:
         yield Text(f"- graph {name}", style="red")
     for name in found.new:
         yield Text(f"+ graph {name}", style="green")
     for graph in found.graphs:
         yield from _graph_diff(graph)
+    for text in found.tuned:
+        yield Text(f"  same code, chosen differently by timing: {text}", style="dim")
 
 
 def _graph_diff(graph: GraphDiff) -> Iterator[Text]:
