@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from tests.fusion import samples
 from tests.forked import run_python
+from tests.fusion import samples
 from tpcompile.fusion import kinds, show
 from tpcompile.fusion import manifest as manifests
 from tpcompile.fusion.kinds import Kind

@@ -47,7 +47,9 @@ def write(named: Sequence[tuple[str, Manifest]], path: Path) -> None:
     sides = [Side.of(name, manifest) for name, manifest in named]
     most, scale = max(len(side.rows) for side in sides), _scale(sides)
     if most > _MOST_ROWS:
-        raise ConfigError(f"a plot holds {_MOST_ROWS} launches, and there are {most}; `tpcompile fusion show` lists them")
+        raise ConfigError(
+            f"a plot holds {_MOST_ROWS} launches, and there are {most}; `tpcompile fusion show` lists them"
+        )
     height_inches = _TOP_INCHES + _ROW_INCHES * most
     with matplotlib.rc_context(_FIXED):
         figure = matplotlib.figure.Figure(figsize=(_SIDE_INCHES * len(sides), height_inches), layout="constrained")

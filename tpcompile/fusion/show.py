@@ -143,7 +143,9 @@ def _graph_diff(graph: GraphDiff) -> Iterator[Text]:
     yield Text(f"graph {graph.graph}: {graph.added_bytes:+,} bytes")
     for sign, style, launches in (("-", "red", graph.removed), ("+", "green", graph.added)):
         for launch in launches:
-            yield Text(f"  {sign} {label(launch)} {ops_text(launch, _OPS)}  {_places(launch.lines)}".rstrip(), style=style)
+            yield Text(
+                f"  {sign} {label(launch)} {ops_text(launch, _OPS)}  {_places(launch.lines)}".rstrip(), style=style
+            )
     for split in graph.splits:
         yield from _split(split)
     for name in graph.recoded:
