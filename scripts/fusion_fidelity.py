@@ -94,6 +94,7 @@ def row(gpu: Manifest, without: Manifest) -> dict[str, Any]:
         "settings": [gpu.settings, without.settings],
         "launches that differ": [one.name for one in structure],
         "kernels": len(pairs),
+        "hashes of the code": [[first.source, second.source] for first, second in pairs],
         "kernels with different code": [first.name for first, second in pairs if first.source != second.source],
         "resources": [compared(*both) for both in pairs],
     }

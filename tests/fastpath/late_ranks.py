@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -81,15 +84,32 @@ def _killed() -> list[Any]:
     return on_ranks(3, run, data.rows)
 
 
+@contextmanager
+def hosted_store() -> Iterator[None]:
+    """A store at MASTER_PORT, in a process of its own: ranks are forked from this one, and a thread of the store that
+    looks up the address of a client at that moment would leave them a lock that nobody releases."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    pid = os.fork()
+    if pid == 0:
+        _store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        signal.pause()
+    listener.close()
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 @scenario("refused")
 def _refused() -> list[Any]:
     """Rank 1 passes a wrong dtype in eager, rank 2 a wrong width in compiled code; rank 0 is right, and waits."""
     data, told = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        client = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
         dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
         side = replace(exchanges[0], group=dist.group.WORLD)
         call, _ = data.call(rank, 0)
@@ -108,18 +128,17 @@ def _refused() -> list[Any]:
             "end": str(peers.failure()),
         }
 
-    return on_ranks(3, run, data.rows, max_polls=200)
+    with hosted_store():
+        return on_ranks(3, run, data.rows, max_polls=200)
 
 
 @scenario("refused alike")
 def _refused_alike() -> list[Any]:
     """All ranks refuse their first call, which two catch in eager and one in the op; rank 1 then makes no other."""
     data, done = Rows(3, tokens=1), shared_words(3, torch.device("cpu"))
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
 
     def run(rank: int, exchanges: list[Exchange]) -> dict[str, Any]:
-        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        client = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
         dist.init_process_group("gloo", store=client, rank=rank, world_size=3)
         side = replace(exchanges[0], group=dist.group.WORLD)
         call, _ = data.call(rank, 0)
@@ -133,7 +152,8 @@ def _refused_alike() -> list[Any]:
             time.sleep(1e-3)
         return {"refused": refused, "count": side.turns.count, "check": failure_of(lambda: peers.check(side))}
 
-    return on_ranks(3, run, data.rows, max_polls=200)
+    with hosted_store():
+        return on_ranks(3, run, data.rows, max_polls=200)
 
 
 @scenario("two threads")

@@ -21,6 +21,8 @@ _NAMES = {cause.name.lower() for cause in Cause}
 _PROCESS = {
     Cause.KILLED, Cause.NEVER_ARRIVED, Cause.RAISED, Cause.STOPPED_RESPONDING, Cause.NOTHING_COMPILED,
 }  # fmt: skip
+_BEYOND_RANKS = {Cause.FUSION_REGRESSED}
+"""Between commits: tests/gate/test_fusion.py."""
 load("programs", "healthy")
 ALL = {case.name: case for case in chosen([])}
 _CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
@@ -50,7 +52,7 @@ def test_the_cases_are_many_and_cover_every_cause_a_program_can_have() -> None:
     assert len([case for case in ALL.values() if case.cause]) >= 40
     named = {case.cause for case in ALL.values()}
     generated = {Cause[name.upper()] for operator in OPERATORS.values() for name in operator.causes & _NAMES}
-    assert set(Cause) - named - generated <= _GREEN_OR_UNKNOWN | _PROCESS
+    assert set(Cause) - named - generated <= _GREEN_OR_UNKNOWN | _PROCESS | _BEYOND_RANKS
 
 
 def test_names_are_looked_up_and_unknown_ones_refused() -> None:

@@ -37,3 +37,9 @@ def feed_forward(ctx: TargetContext) -> tpcompile.Target:
     x = torch.randn(tokens, width, device=ctx.device, dtype=torch.bfloat16)
     step = (lambda program, inputs: program(*inputs).sum().backward()) if ctx.settings.get("train") else None
     return tpcompile.Target(program=model, inputs=(x,), step=step)
+
+
+def softmax(ctx: TargetContext) -> tpcompile.Target:
+    """Settings: rows, of 4096 bfloat16 each."""
+    x = torch.empty(ctx.settings.get("rows", 8), 4096, device=ctx.device, dtype=torch.bfloat16)
+    return tpcompile.Target(program=lambda x: torch.softmax(x, -1), inputs=(x,))

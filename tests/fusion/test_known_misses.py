@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "repro/fusion/known_misses.py"
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
@@ -21,7 +23,7 @@ IS_2_11 = torch.__version__.startswith("2.11.")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("triton")
     environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path_factory.mktemp("home"))}
-    environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environ |= {"PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, PROGRAM, "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ, check=False)
     assert ended.returncode == 1, ended.stderr

@@ -15,7 +15,8 @@ from tpcompile.fusion.manifest import read
 from tpcompile.fusion.records import Manifest, Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
-RECORD = ("-m", "tpcompile", "fusion", "record", "tests.fusion.models:feed_forward", "--nproc", "4")
+COMMAND = ("-m", "tpcompile", "fusion", "record")
+RECORD = (*COMMAND, "tests.fusion.models:feed_forward", "--nproc", "4")
 
 
 def recorded(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +67,16 @@ def test_triton_kernels_have_registers_for_each_configuration(trained: Manifest)
     assert [one.configuration.split()[0] for one in norm] == ["XBLOCK=1", "XBLOCK=8", "XBLOCK=32"]
     assert norm[0].registers < norm[1].registers < norm[2].registers
     assert all(one.shared_bytes > 0 for one in norm)  # the warps of a block exchange their sums
+
+
+def test_bytes_are_those_of_whole_buffers_beyond_the_elements_that_inductor_counts(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    rows = 2**18  # 2^30 elements
+    flags = ("--arch", "sm_90", "--set", f"rows={rows}", "-o", str(tmp_path / "manifest.json"))
+    ended = run(tmp_path, *COMMAND, "tests.fusion.models:softmax", *flags)
+    assert ended.returncode == 0, ended.stderr
+    (graph,) = read(tmp_path / "manifest.json").graphs
+    assert sum(one.bytes for one in graph.launches) == 2 * rows * 4096 * 2
 
 
 SPILLS = """

@@ -56,6 +56,17 @@ def test_a_kernel_of_that_name_with_different_code_has_not(monkeypatch: pytest.M
     assert registers(resources.with_launched(manifest(CODE))) == [(), (), ()]
 
 
+def test_caches_and_the_hash_of_triton_are_no_part_of_the_code() -> None:
+    meta = "inductor_meta={'backend_hash': 'abc', 'force_disable_caches': False, 'autotune_remote_cache': None}"
+    on_gpu, without = (
+        CODE.replace("@triton.jit", f"@heuristics({one})\n@triton.jit")
+        for one in (meta, meta.replace("abc", "no GPU").replace("False", "True"))
+    )
+    other = on_gpu.replace("@triton.jit", "@heuristics(size_hints={'x': 64})\n@triton.jit")
+    sources = [launches(code)[0].source for code in (on_gpu, without, other)]
+    assert sources[0] == sources[1] != sources[2]
+
+
 def test_the_source_of_a_kernel_is_in_the_code() -> None:
     assert list(triton_sources(CODE)) == [NAME]
     assert triton_sources(CODE)[NAME].startswith("\n@triton.jit\n")

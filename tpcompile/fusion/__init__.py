@@ -15,6 +15,9 @@ launched.py   manifest of a graph -> items in which ranks are compared
 baseline.py   what a later manifest must not exceed; what has improved leaves it
 diff.py       two manifests -> what differs, and the class of the change
 no_gpu.py     this process sees a GPU that computes nothing
+resources.py  registers and shared memory of the Triton kernels of a manifest
+kinds.py      kind of a launch, its name and colour
 show.py       manifests and differences -> text
+plot.py       manifests -> SVG or PNG
 __main__.py   `tpcompile fusion`
 """

@@ -21,8 +21,8 @@ _FILLS = frozenset({"copy_", "zero_", "fill_"})
 _COMPUTES = frozenset({"sum", "to"})
 """Methods of a buffer by which the wrapper itself does work."""
 _BUFFER = re.compile(r"(?:buf|arg|primals|tangents|workspace)_?\d")
-_BACKEND = re.compile(r"'backend_hash': '[^']*'")
-"""Which Triton compiles it, and for which GPU: not what it computes."""
+_NOT_CODE = re.compile(r"'(?:backend_hash|force_disable_caches|autotune_(?:local|remote)_cache)': [^,}]*")
+"""Which Triton compiles it for which GPU, and which caches are used: not what it computes."""
 _HASH_LENGTH = 16
 
 
@@ -95,5 +95,5 @@ def _kind(kernel: Kernel) -> str:
 
 
 def _source(kernel: Kernel) -> str:
-    text = _BACKEND.sub("", kernel.code.replace(kernel.name, "KERNEL"))
+    text = _NOT_CODE.sub("", kernel.code.replace(kernel.name, "KERNEL"))
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]

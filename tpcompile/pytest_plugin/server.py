@@ -20,7 +20,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import NoReturn
 from unittest import mock
 
 from tpcompile.pytest_plugin.files import SHOW_STACK, STREAMS, Files, Job
@@ -154,11 +154,13 @@ def _supervise_and_exit(folder: str, connection: socket.socket, session: socket.
 
 def _supervise(job: Job, connection: socket.socket, session: socket.socket) -> None:
     """Run the ranks of a job to their end. Called in a process of its own."""
+    from tpcompile.ranks.env import hosted_store
+
     server = os.getppid()
     # It listens from here on, so that no other process gets the port; the store has threads, and comes after the forks.
     listener = socket.create_server(("127.0.0.1", 0))
     left = {rank: _start(job, rank, listener, (connection, session)) for rank in range(job.world_size)}
-    store = _host_store(listener)
+    store = hosted_store(listener)
     with suppress(BrokenPipeError):
         connection.sendall(f"{json.dumps(list(left.values()))}\n".encode())
     while left:
@@ -216,13 +218,6 @@ def _sweep_group(pid: int) -> None:
     """End what a rank has left behind, a compiler for example."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _host_store(listener: socket.socket) -> Any:
-    from torch.distributed import TCPStore
-
-    host, port = listener.getsockname()
-    return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _start(job: Job, rank: int, listener: socket.socket, of_supervisor: Iterable[socket.socket]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,12 @@ def local_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"local-{port}",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
+
+
+def hosted_store(listener: socket.socket) -> dist.TCPStore:
+    """The store at the port of a socket that listens already, which it takes over."""
+    host, port = listener.getsockname()
+    return dist.TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def choose_device(requested: str, env: RankEnv) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import tempfile
 import time
 import traceback
@@ -18,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tpcompile.ranks import starts
-from tpcompile.ranks.env import local_variables
+from tpcompile.ranks.env import hosted_store, local_variables
 from tpcompile.ranks.starts import Call, ExitCodes, Start
 from tpcompile.ranks.store import RankStore
 
@@ -97,20 +98,25 @@ def _raise_first_failure(exit_codes: list[int | None], folder: Path) -> None:
 def spawned(call: Call, *, start_method: str = "spawn") -> Iterator[ExitCodes]:
     """Start the ranks of a call by multiprocessing."""
     context = mp.get_context(start_method)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    variables = [local_variables(rank, call.world_size, store.port) for rank in range(call.world_size)]
+    # It listens from here on; the store has threads, and comes after ranks that may be forked.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    variables = [local_variables(rank, call.world_size, port) for rank in range(call.world_size)]
     processes = [
         context.Process(target=_run_spawned, args=(call, rank, own), daemon=True) for rank, own in enumerate(variables)
     ]
+    store = None
     try:
         for process in processes:
             process.start()
+        store = hosted_store(listener)
         yield lambda: [process.exitcode for process in processes]
     finally:
         for process in processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
+        listener.close()
         del store
 
 
