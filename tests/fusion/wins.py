@@ -20,10 +20,9 @@ class Pointwise(nn.Module):
 
 class Broken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        for _ in range(8):
-            x = (x * 1.01).relu()
-            print(end="", file=sys.stderr)  # breaks the graph
-        return x
+        x = (x * 1.01).relu()
+        print(end="", file=sys.stderr)  # breaks the graph
+        return x + 1
 
 
 class Counting(nn.Module):

@@ -74,7 +74,7 @@ def _is_launch_bound(one: Measured) -> bool:
 
 _TREE: tuple[tuple[Cause, Callable[[Measured], bool]], ...] = (
     (Cause.RECOMPILES, lambda one: one.num_recompiles > 0),
-    (Cause.BREAKS, lambda one: one.num_breaks > 0),
+    (Cause.BREAKS, lambda one: one.num_breaks > 0 or one.num_regions == 0),
     (Cause.SHAPES, lambda one: one.num_rerecorded > 0),
     (Cause.LAUNCHES, _is_launch_bound),
     (Cause.LIBRARY, lambda one: one.compiled.library_share >= _LIBRARY_SHARE),

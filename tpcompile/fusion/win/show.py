@@ -10,7 +10,9 @@ from rich.text import Text
 from tpcompile.fusion.win.decide import is_wrong, noise, speedup
 from tpcompile.fusion.win.records import Advice, Measured
 
-_HEAD = f"{'mode':16}{'ms':>9}{'eager':>9}{'speed-up':>15}{'kernels':>12}{'regions':>8}{'error':>7}{'first s':>9}{'cached':>8}{'cold':>5}"
+_TIMED = f"{'mode':16}{'ms':>9}{'eager':>9}{'speed-up':>15}"
+_HEAD = f"{_TIMED}{'kernels':>12}{'regions':>8}{'error':>7}{'first s':>9}{'cached':>8}{'cold':>5}"
+_MOST = 999
 
 
 def lines(measured: Sequence[Measured], advice: Advice) -> Iterator[Text]:
@@ -25,7 +27,7 @@ def _row(one: Measured) -> str:
     ms, eager_ms = (statistics.median(side.step_ms) for side in (one.compiled, one.eager))
     gain = f"{speedup(one):.2f}x +-{noise(one):.2f}"
     kernels = f"{one.eager.launches} -> {one.compiled.launches}"
-    error = "-" if one.error_ratio is None else f"{one.error_ratio:.1f}x"
+    error = "-" if one.error_ratio is None else f"{min(one.error_ratio, _MOST):.1f}x"
     cached = "-" if one.cached_s is None else f"{one.cached_s:.1f}"
     timed = f"{one.mode:16}{ms:9.3f}{eager_ms:9.3f}{gain:>15}"
     counted = f"{kernels:>12}{one.num_regions:8}{error:>7}"
