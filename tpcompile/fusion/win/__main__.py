@@ -47,7 +47,8 @@ def verify_win(
 ) -> None:
     """Measure a program in eager and in each mode of torch.compile; the last line says what to use, and what to do.
 
-    Each mode has a process and a cache of its own. Exits with 1 where no mode is faster than eager, or outputs are wrong.
+    Each mode has a process and a cache of its own. Exits with 1 where no mode is faster than
+    eager, or outputs are wrong.
     """
     wanted = modes or _modes_of(device)
     unknown = sorted(set(wanted) - set(MODES))

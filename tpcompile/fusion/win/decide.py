@@ -87,8 +87,8 @@ _TODO = {
     Cause.BREAKS: "run with TORCH_LOGS=graph_breaks, and repair the first break",
     Cause.SHAPES: "pad inputs to a few fixed lengths, so that each CUDA graph is recorded once",
     Cause.LAUNCHES: "the GPU waits for launches: make the batch larger, or use reduce-overhead",
-    Cause.LIBRARY: "nearly all time is in library calls: a lower precision or fewer, larger matmuls; fusion cannot help",
-    Cause.UNCHANGED: "as many kernels as in eager: `tpcompile fusion record` lists the pairs that are not fused and why",
+    Cause.LIBRARY: "nearly all time is in library calls: use a lower precision, or fewer and larger matmuls",
+    Cause.UNCHANGED: "as many kernels as in eager: `tpcompile fusion record` lists what is not fused and why",
     Cause.UNKNOWN: "stay in eager: fewer kernels, and no less time",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
