@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tpcompile.cli import certify, compare, diagnose, ending, faults, fusion, gate, presets, version
+from tpcompile.cli import certify, compare, diagnose, ending, faults, fusion, gate, presets, verify_win, version
 
 app = typer.Typer(
     name="tpcompile",
@@ -26,6 +26,7 @@ app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
 app.command("faults", add_help_option=False, context_settings=_PASSED_ON)(faults.faults)
 app.command("fusion", add_help_option=False, context_settings=_PASSED_ON)(fusion.fusion)
+app.command("verify-win", add_help_option=False, context_settings=_PASSED_ON)(verify_win.verify_win)
 app.command("presets")(presets.presets)
 app.command("version")(version.version)
 

@@ -207,6 +207,15 @@ def dynamo_counters() -> dict[str, int]:
     }
 
 
+def cuda_graph_counters() -> dict[str, int]:
+    """Of this process: inputs of CUDA graphs that were recorded, and graphs that could not be."""
+    found = _counters["inductor"]
+    return {
+        "recorded": int(found["cudagraph_recorded_non_static_inputs"]),
+        "skipped": int(found["cudagraph_skips"]),
+    }
+
+
 def group_roles() -> dict[str, str]:
     """Process-group name -> role: the mesh axis for groups of a DeviceMesh, else the group's description or size.
 

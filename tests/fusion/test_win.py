@@ -1,0 +1,124 @@
+"""tpcompile/fusion/win: measurements -> advice, each cause with a control, and the command on small programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked import PYTHONPATH, ROOT
+from tpcompile.fusion.win.decide import decide
+from tpcompile.fusion.win.records import Cause, Measured, Side
+
+
+def mode(name: str = "default", *, gain: float = 1.0, **changed: Any) -> Measured:
+    """A mode in which nothing is wrong; `gain` is its speed-up."""
+    sides = {
+        "eager": {"step_ms": (1.0,) * 8, "launches": 10, "library_share": 0.2, "busy_share": 0.9},
+        "compiled": {"step_ms": (1.0 / gain,) * 8, "launches": 4, "library_share": 0.2, "busy_share": 0.9},
+    }
+    sides["compiled"] |= {key: changed.pop(key) for key in list(changed) if key in sides["compiled"]}
+    fields = {
+        "error_ratio": 1.0, "first_call_s": 1.0, "cached_s": None, "num_cold_calls": 0, "num_graphs": 1,
+        "num_regions": 1, "num_breaks": 0, "num_recompiles": 0, "num_rerecorded": 0, "num_not_recorded": 0,
+    }  # fmt: skip
+    return Measured(mode=name, **{side: Side(**value) for side, value in sides.items()}, **(fields | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"num_recompiles": 1}, Cause.RECOMPILES),
+        ({"num_breaks": 1}, Cause.BREAKS),
+        ({"num_regions": 0}, Cause.BREAKS),
+        ({"num_rerecorded": 2}, Cause.SHAPES),
+        ({"busy_share": 0.3}, Cause.LAUNCHES),
+        ({"library_share": 0.95}, Cause.LIBRARY),
+        ({"launches": 10}, Cause.UNCHANGED),
+        ({"error_ratio": 40.0}, Cause.WRONG),
+        ({"error_ratio": float("inf")}, Cause.WRONG),
+        ({}, Cause.UNKNOWN),
+    ],
+)
+def test_each_cause_is_named_and_without_it_there_is_none(changed: dict[str, Any], cause: Cause) -> None:
+    advice = decide([mode(**changed)])
+    assert (advice.use, advice.cause) == ("eager", cause)
+    assert cause in advice.says
+
+
+@pytest.mark.parametrize("changed", [{"num_breaks": 1}, {"library_share": 0.95}, {"launches": 10}, {"busy_share": 0.3}])
+def test_a_program_that_is_faster_has_no_cause(changed: dict[str, Any]) -> None:
+    assert decide([mode(gain=1.5, **changed)]).use == "default"
+
+
+@pytest.mark.parametrize(
+    ("gains", "use"),
+    [
+        ((1.5, 1.4, 1.45), "default"),
+        ((1.5, 1.52, 1.52), "default"),
+        ((1.5, 2.0, 2.01), "reduce-overhead"),
+        ((1.5, 1.5, 2.0), "max-autotune"),
+        ((1.0, 1.01, 1.02), "eager"),
+        ((0.8, 0.9, 0.7), "eager"),
+    ],
+)
+def test_a_mode_that_costs_more_must_be_faster_beyond_noise(gains: tuple[float, ...], use: str) -> None:
+    names = ("default", "reduce-overhead", "max-autotune")
+    assert decide([mode(name, gain=gain) for name, gain in zip(names, gains, strict=True)]).use == use
+
+
+def test_a_mode_with_wrong_outputs_is_not_advised_however_fast() -> None:
+    assert decide([mode(gain=1.5), mode("max-autotune", gain=9.0, error_ratio=30.0)]).use == "default"
+
+
+def test_what_is_faster_and_was_not_compared_is_no_win() -> None:
+    assert decide([mode(gain=1.5)]).is_win
+    advice = decide([mode(gain=1.5, error_ratio=None)])
+    assert (advice.use, advice.cause, advice.is_win) == ("default", Cause.NOT_COMPARED, False)
+    assert advice.says.startswith("default: 1.50x of eager; its outputs were not compared: ")
+
+
+def test_a_cause_of_the_program_is_looked_for_in_every_mode() -> None:
+    """Only some have CUDA graphs."""
+    assert decide([mode(), mode("reduce-overhead", num_rerecorded=30)]).cause is Cause.SHAPES
+    assert decide([mode(), mode("reduce-overhead", busy_share=0.1)]).cause is Cause.UNKNOWN
+
+
+def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
+    assert decide([mode(error_ratio=9.0), mode("reduce-overhead")]).cause is Cause.WRONG
+
+
+def ended(target: str, home: Path) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(home), "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, "-m", "tpcompile", "verify-win", target, "--mode", "default", "--no-cached"]
+    more = ["--device", "cpu", "--rounds", "10"]
+    return subprocess.run(
+        [*command, *more], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("broken", Cause.BREAKS),
+        ("counting", Cause.RECOMPILES),
+        ("wrong", Cause.WRONG),
+        ("wrong_later", Cause.WRONG),
+        ("library", Cause.LIBRARY),
+    ],
+)
+def test_programs_without_a_win_end_with_their_cause(program: str, cause: Cause, tmp_path: Path) -> None:
+    found = ended(f"tests.fusion.wins:{program}", tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert found.stdout.splitlines()[-1].startswith(f"eager: {cause}")
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    assert ended("tests.fusion.wins:missing", tmp_path).returncode == 2

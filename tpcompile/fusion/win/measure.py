@@ -1,0 +1,283 @@
+"""`python -m tpcompile.fusion.win.measure REQUEST`: a target and a mode -> what this process measured, as JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
+
+from tpcompile import config
+from tpcompile.cli import ending
+from tpcompile.errors import ConfigError
+from tpcompile.fusion.recorder import FusionRecorder
+from tpcompile.fusion.records import Manifest, Role
+from tpcompile.fusion.win.records import Measured, Side
+from tpcompile.gate import target as targets
+from tpcompile.numerics import measure
+from tpcompile.ranks.env import RankEnv, check_cpp_compiler, choose_device
+from tpcompile.torch_api import compiler
+from tpcompile.torch_api.simulated import local_ranks
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_COLD_CALLS = 10
+_COLD_RATIO = 1.5
+_PROFILED_STEPS = 3
+_NO_KERNELS = ("Memcpy", "Memset")
+_NO_WORK = frozenset({
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::view", "aten::as_strided", "aten::t",
+    "aten::transpose", "aten::permute", "aten::reshape", "aten::_unsafe_view", "aten::expand", "aten::slice",
+    "aten::select", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::alias", "aten::resolve_conj",
+    "aten::resolve_neg", "aten::_reshape_alias", "aten::split", "aten::narrow", "aten::unbind", "aten::lift_fresh",
+})  # fmt: skip
+"""Leaf ops of eager code that move no data."""
+_REGION = "Torch-Compiled Region"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the process is asked for; written as JSON into its first argument."""
+
+    target: str
+    settings: list[str]
+    mode: str
+    device: str
+    rounds: int
+    out: str
+    is_first_call_only: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """The target on this device."""
+
+    target: targets.Target
+    device: torch.device
+
+    def copied(self, dtype: torch.dtype | None = None) -> Program:
+        """With weights and inputs of its own; floating ones in `dtype`."""
+        program = copy.deepcopy(self.target.program)
+        inputs = copy.deepcopy(self.target.inputs)
+        if dtype is not None:
+            program = program.to(dtype) if isinstance(program, nn.Module) else program
+            inputs = measure.cast(inputs, dtype)
+        return Program(replace(self.target, program=program, inputs=inputs), self.device)
+
+    def step(self, program: Any) -> Callable[[], Any]:
+        """A call that has ended on the device when it returns."""
+
+        def call() -> Any:
+            result = targets.call_target(self.target, program, self.target.inputs)
+            self.finish()
+            return result
+
+        return call
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def results(self, step: Callable[[], Any]) -> dict[str, Tensor]:
+        """Floating outputs and gradients of a step, copied: CUDA graphs use their memory again."""
+        torch.manual_seed(0)
+        found = measure.named_tensors(step(), "output")
+        program = self.target.program
+        if isinstance(program, nn.Module):
+            grads = {name: one.grad for name, one in program.named_parameters() if one.grad is not None}
+            found |= {f"gradient of {name}": grad for name, grad in grads.items()}
+        return {name: one.detach().clone() for name, one in found.items() if one.is_floating_point()}
+
+
+def built(request: Request) -> Program:
+    """Raises ConfigError for a target that cannot be built, or that compiles itself."""
+    place = choose_device(request.device, RankEnv(rank=0, world_size=1, local_rank=0, local_world_size=1))
+    check_cpp_compiler("inductor", place)
+    wanted = config.load_target(request.target, request.settings)
+    mesh = init_device_mesh(place.type, (1,), mesh_dim_names=("tp",))
+    context = targets.TargetContext(rank=0, world_size=1, device=place, mesh=mesh, settings=wanted.settings)
+    found = targets.target_of(wanted, targets.find(wanted)(context))
+    if found.is_compiled:
+        raise ConfigError(f"{request.target} calls torch.compile itself; return the program before it is compiled")
+    return Program(found, place)
+
+
+def measured(program: Program, request: Request) -> Measured:
+    """First call, calls until it is warm, outputs, rounds that alternate with eager, and a profile of both."""
+    eager_side, compiled_side = program.copied(), program.copied()
+    eager = eager_side.step(eager_side.target.program)
+    compiled = compiled_side.step(torch.compile(compiled_side.target.program, mode=request.mode))
+    with FusionRecorder() as recorder:
+        began = time.perf_counter()
+        results = compiled_side.results(compiled)
+        first_call_s = time.perf_counter() - began
+    exact = _exact(program)
+    first_error = _error_ratio(exact.first, results, eager_side.results(eager))
+    cold_ms = [_ms(compiled)]
+    before = compiler.dynamo_counters() | compiler.cuda_graph_counters()
+    cold_ms += [_ms(compiled) for _ in range(_COLD_CALLS - 1)]
+    for _ in range(_COLD_CALLS):
+        eager()
+    eager_ms, compiled_ms = [], []
+    for _ in range(request.rounds):
+        eager_ms.append(_ms(eager))
+        compiled_ms.append(_ms(compiled))
+    after = compiler.dynamo_counters() | compiler.cuda_graph_counters()
+    # As often called as eager; under CUDA graphs a replay.
+    last_error = _error_ratio(exact.again, compiled_side.results(compiled), eager_side.results(eager))
+    steady_ms = sorted(compiled_ms)[len(compiled_ms) // 2]
+    manifest = recorder.manifest()
+    compiled_profile = _side(program, compiled, manifest, compiled_ms)
+    return Measured(
+        mode=request.mode,
+        eager=_side(program, eager, None, eager_ms)[0],
+        compiled=compiled_profile[0],
+        error_ratio=max(filter(None, (first_error, last_error)), default=first_error),
+        first_call_s=first_call_s,
+        cached_s=None,
+        num_cold_calls=_cold(cold_ms, steady_ms),
+        num_graphs=before["graphs"],
+        num_regions=compiled_profile[1],
+        num_breaks=before["breaks"],
+        num_recompiles=after["graphs"] - before["graphs"],
+        num_rerecorded=after["recorded"] - before["recorded"],
+        num_not_recorded=after["skipped"],
+    )
+
+
+def _ms(step: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    step()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _cold(cold_ms: list[float], steady_ms: float) -> int:
+    slow = [number for number, ms in enumerate(cold_ms, 1) if ms > _COLD_RATIO * steady_ms]
+    return slow[-1] if slow else 0
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """Outputs in float64."""
+
+    first: dict[str, Tensor] | None = None
+    """Of the first call; None where the program cannot run in float64, as a function with tensors of its own."""
+    again: dict[str, Tensor] | None = None
+    """Of any later call; None where a call changes what the next one computes."""
+
+
+def _exact(program: Program) -> _Exact:
+    exactly = program.copied(torch.float64)
+    step = exactly.step(exactly.target.program)
+    try:
+        first, second = exactly.results(step), exactly.results(step)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return _Exact()
+    if not first:
+        return _Exact()
+    is_stateless = all(torch.equal(value, second[name]) for name, value in first.items())
+    return _Exact(first, second if is_stateless else None)
+
+
+def _error_ratio(exact: dict[str, Tensor] | None, got: dict[str, Tensor], eager: dict[str, Tensor]) -> float | None:
+    if exact is None:
+        return None
+    ratios = []
+    for name, value in exact.items():
+        if name not in got or got[name].shape != value.shape:
+            return float("inf")
+        ratios.append(measure.error_of(got[name], eager[name], value)["ratio"])
+    is_number = all(ratio == ratio for ratio in ratios)
+    return max(ratios) if is_number else float("inf")
+
+
+# What the profiler sees
+
+
+def _side(
+    program: Program, step: Callable[[], Any], manifest: Manifest | None, step_ms: list[float]
+) -> tuple[Side, int]:
+    """Also the compiled regions that a step enters."""
+    activities = [ProfilerActivity.CPU]
+    if program.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        began = time.perf_counter()
+        for _ in range(_PROFILED_STEPS):
+            step()
+        profiled_ms = (time.perf_counter() - began) * 1e3 / _PROFILED_STEPS
+    events = list(profiler.events() or ())
+    regions = sum(event.name.startswith(_REGION) for event in events) // _PROFILED_STEPS
+    median_ms = sorted(step_ms)[len(step_ms) // 2]
+    if program.device.type == "cuda":
+        found = _on_gpu(events, step_ms, median_ms)
+    else:
+        found = _on_cpu(events, manifest, step_ms, profiled_ms)
+    return found, regions
+
+
+def _on_gpu(events: list[Any], step_ms: list[float], median_ms: float) -> Side:
+    on_gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
+    # a region is also drawn on the GPU's row, over its kernels
+    kernels = [event for event in on_gpu if not event.name.startswith((*_NO_KERNELS, _REGION, "##", "ProfilerStep"))]
+    kernels_us = sum(event.time_range.elapsed_us() for event in kernels)
+    library_us = sum(event.time_range.elapsed_us() for event in kernels if not event.name.startswith("triton_"))
+    return Side(
+        step_ms=tuple(step_ms),
+        launches=len(kernels) // _PROFILED_STEPS,
+        library_share=library_us / kernels_us if kernels_us else 0.0,
+        busy_share=kernels_us / 1e3 / _PROFILED_STEPS / median_ms,
+    )
+
+
+def _on_cpu(events: list[Any], manifest: Manifest | None, step_ms: list[float], profiled_ms: float) -> Side:
+    """The profiler sees no loop nests of generated code: they are counted in the manifest.
+
+    Times of ops are a part of the steps that were profiled, which are slower than others.
+    """
+    ops = [event for event in events if _is_work(event)]
+    graphs = manifest.graphs if manifest else ()
+    generated = sum(launch.role is Role.KERNEL for graph in graphs for launch in graph.launches)
+    ops_ms = sum(event.time_range.elapsed_us() for event in ops) / 1e3 / _PROFILED_STEPS
+    return Side(
+        step_ms=tuple(step_ms),
+        launches=len(ops) // _PROFILED_STEPS + generated,
+        library_share=min(1.0, ops_ms / profiled_ms),
+        busy_share=None,
+    )
+
+
+def _is_work(event: Any) -> bool:
+    """The outermost op that does it: `aten::matmul`'s `aten::mm`, not the `aten::copy_` within it."""
+    if not event.name.startswith("aten::") or event.name in _NO_WORK:
+        return False
+    return not any(child.name.startswith("aten::") and child.name not in _NO_WORK for child in event.cpu_children)
+
+
+@app.command()
+def main(path: Path) -> None:
+    """Write the measurements, or of a second process the seconds of its first call."""
+    request = Request(**json.loads(path.read_text()))
+    with local_ranks(1):
+        program = built(request)
+        if request.is_first_call_only:
+            step = program.step(torch.compile(program.target.program, mode=request.mode))
+            began = time.perf_counter()
+            step()
+            found = json.dumps({"first_call_s": time.perf_counter() - began})
+        else:
+            found = measured(program, request).to_json(indent=1)
+    Path(request.out).write_text(found)
+
+
+if __name__ == "__main__":
+    ending.run(app, "tpcompile verify-win")
