@@ -19,5 +19,6 @@ resources.py  registers and shared memory of the Triton kernels of a manifest
 kinds.py      kind of a launch, its name and colour
 show.py       manifests and differences -> text
 plot.py       manifests -> SVG or PNG
+win/          whether a mode of torch.compile is faster than eager, and why not
 __main__.py   `tpcompile fusion`
 """
