@@ -160,19 +160,28 @@ def _surplus(ours: dict[_Structure, list[Launch]], theirs: dict[_Structure, list
 
 
 def _recoded(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
-    for structure in before.keys() & after.keys():
-        codes = [Counter(one.source for one in side[structure]) for side in (before, after)]
-        if codes[0] != codes[1]:
-            yield before[structure][0].name
+    for structure, launches in before.items():
+        others = after.get(structure, ())
+        if others and _sources(launches) != _sources(others):
+            yield launches[0].name
+
+
+def _sources(launches: Iterable[Launch]) -> Counter[str]:
+    return Counter(one.source for one in launches)
 
 
 def _tuned(before: dict[_Structure, list[Launch]], after: dict[_Structure, list[Launch]]) -> Iterator[str]:
     """Where both are known: `triton_poi_fused_add_0: XBLOCK=512, 15 registers -> XBLOCK=1024, 23 registers`."""
-    for structure in before.keys() & after.keys():
-        for one, other in zip(before[structure], after[structure], strict=False):
-            is_known = one.resources and other.resources and one.source == other.source
-            if is_known and one.resources != other.resources:
-                yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
+    pairs = [zip(launches, after.get(structure, ()), strict=False) for structure, launches in before.items()]
+    for one, other in chain.from_iterable(pairs):
+        if _is_tuned(one, other):
+            yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
+
+
+def _is_tuned(one: Launch, other: Launch) -> bool:
+    has_same_code = one.source == other.source
+    is_known = bool(one.resources) and bool(other.resources)
+    return has_same_code and is_known and one.resources != other.resources
 
 
 def _needs(launch: Launch) -> str:
