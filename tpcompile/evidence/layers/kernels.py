@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from tpcompile.evidence.groups.by_group import Items
 from tpcompile.evidence.groups.by_rank import Groups
-from tpcompile.evidence.iterables import first
+from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.layers.spec import Difference, Directness, Explanation, LayerSpec
 from tpcompile.evidence.records import CompileRecord, Item, ItemKind, Kernel, Layer, value_item
 from tpcompile.evidence.records.causes import Cause
@@ -27,14 +27,21 @@ SOURCE = "source"
 
 LAUNCHES = " launches"
 """Ends the name of a part that consists of launches."""
+_PARTS = (f"forward{LAUNCHES}", "forward", f"backward{LAUNCHES}", "backward")
 
 
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
-    if part.endswith(LAUNCHES):
-        graphs = [graph for graph in compile_.launched if part.startswith(graph.phase)]
-        return itertools.chain.from_iterable(graph.launches for graph in graphs)
-    kernels = [kernel for kernel in compile_.kernels if kernel.phase == part]
-    return itertools.chain.from_iterable(map(_lines, kernels))
+    found = _launches(compile_, part) if part.endswith(LAUNCHES) else _code(compile_, part)
+    return itertools.chain.from_iterable(found)
+
+
+def _launches(compile_: CompileRecord, part: str) -> Iterator[Sequence[Item]]:
+    phase = part.removesuffix(LAUNCHES)
+    return (graph.launches for graph in compile_.launched if graph.phase == phase)
+
+
+def _code(compile_: CompileRecord, phase: str) -> Iterator[Sequence[Item]]:
+    return (_lines(kernel) for kernel in compile_.kernels if kernel.phase == phase)
 
 
 def _lines(kernel: Kernel) -> list[Item]:
@@ -44,13 +51,10 @@ def _lines(kernel: Kernel) -> list[Item]:
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:
-    phases = {kernel.phase for kernel in compile_.kernels}
-    known = {graph.phase for graph in compile_.launched} - {g.phase for g in compile_.launched if not g.is_known}
-    parts = []
-    for phase in ("forward", "backward"):
-        parts += [f"{phase}{LAUNCHES}"] if phase in known else []
-        parts += [phase] if phase in phases else []
-    return parts
+    launched = grouped(compile_.launched, lambda graph: f"{graph.phase}{LAUNCHES}")
+    observed = {part for part, graphs in launched.items() if all(graph.is_known for graph in graphs)}
+    observed.update(kernel.phase for kernel in compile_.kernels)
+    return [part for part in _PARTS if part in observed]
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -77,13 +81,12 @@ def _explain_launches(difference: Difference) -> Explanation:
 
 def _split(own: Items, groups: Groups) -> str:
     """`poi add and poi relu are two kernels on rank 1: REASON`; empty where no launch of the same ranks says why."""
-    for index, items in enumerate(own):
+    for ranks, items in zip(groups, own, strict=True):
         launched = {item.says for item in items}
-        for item in items:
-            partner = item.notes.get("from", "")
-            if partner in launched:
-                where = named_ranks(groups[index])
-                return f"{partner} and {item.says} are two kernels on {where}: {item.notes['apart']}"
+        split = first(item for item in items if item.notes.get("from") in launched)
+        if split is not None:
+            pair = f"{split.notes['from']} and {split.says}"
+            return f"{pair} are two kernels on {named_ranks(ranks)}: {split.notes['apart']}"
     return ""
 
 
