@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion import manifest as manifests
 from tpcompile.fusion.diff import Change, diff
+from tpcompile.gate.fusion import FusionCheck
 
 pytestmark = pytest.mark.timeout(300)
 LINE = line_of("the first kernel", Path(__file__).with_name("fused.py"))
@@ -115,3 +117,12 @@ def test_what_has_improved_leaves_the_baseline(limited: dict[str, GateRun]) -> N
 def test_a_baseline_that_cannot_be_used_is_one_line(name: str, says: str, limited: dict[str, GateRun]) -> None:
     assert limited[name].exit_code == ExitCode.USAGE
     assert re.search(says, limited[name].judged.summary)
+
+
+def test_kernels_that_cannot_be_read_are_a_finding_and_no_crash() -> None:
+    session = mock.Mock(manifest=mock.Mock(side_effect=KeyError("renamed")))
+    baseline = baselines.Baseline(torch="2.13.0", device="cpu", graphs=())
+    outcome = FusionCheck(("C",), Path("fusion.json"), baseline).outcome(session)
+    assert outcome is not None
+    assert outcome.why_not == "the kernels of this rank cannot be read: KeyError: 'renamed'"
+    FusionCheck(("C",)).keep(session, mock.Mock(), rank=0)  # the verdict does without

@@ -47,7 +47,13 @@ class FusionCheck:
 
     def outcome(self, session: CaptureSession) -> Outcome | None:
         """What exceeds the baseline; None without one."""
-        return None if self.baseline is None else baselines.compare(self.baseline, self.manifest(session))
+        if self.baseline is None:
+            return None
+        try:
+            return baselines.compare(self.baseline, self.manifest(session))
+        except Exception as error:  # the verdict says so
+            logger.exception("the kernels of this rank cannot be read; please report this")
+            return Outcome(why_not=f"the kernels of this rank cannot be read: {type(error).__name__}: {error}")
 
     def tighten(self, session: CaptureSession) -> None:
         """Take what has improved out of the baseline."""

@@ -21,7 +21,6 @@ from tpcompile.evidence.records.base import lines_of
 from tpcompile.evidence.text.comments import stack_lines
 from tpcompile.fastpath import ban, selection
 from tpcompile.fastpath.use import Seen, Stack, uses
-from tpcompile.fusion.recorder import logged_manifests, manifest_of
 from tpcompile.fusion.records import Manifest
 from tpcompile.recording.foreign import foreign_ops
 from tpcompile.recording.launches import Launches
@@ -98,6 +97,8 @@ class CaptureSession:
         self._stack.enter_context(compat.tracing(compat.TraceHandler(self._receive)))
         self._stacks = self._stack.enter_context(compat.users_lines())
         if self._records_fusion:
+            from tpcompile.fusion.recorder import logged_manifests  # and Inductor's scheduler, which others do without
+
             self._stack.enter_context(logged_manifests())
         if self._regions is not None:
             self._stack.enter_context(torch_hooks.guard_lookups(self._looked_up))
@@ -176,6 +177,8 @@ class CaptureSession:
     def manifest(self, *, phases: tuple[str, ...] = ("",)) -> Manifest:
         """Which kernels the graphs so far became, of phases that begin with one of these texts; empty unless fusion is
         recorded."""
+        from tpcompile.fusion.recorder import manifest_of
+
         logged = [one for one in self._events_so_far() if one.name == FUSION and one.phase.startswith(phases)]
         return manifest_of(logged, compat.compile_config())
 
