@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import PYTHONPATH, ROOT
+from tests.forked import PYTHONPATH, ROOT, run_python
 from tpcompile.fusion.win.decide import decide
 from tpcompile.fusion.win.records import Cause, Measured, Side
 
@@ -91,10 +93,39 @@ def test_a_wrong_mode_is_the_cause_where_no_other_wins() -> None:
     assert decide([mode(error_ratio=9.0), mode("reduce-overhead")]).cause is Cause.WRONG
 
 
-def ended(target: str, home: Path) -> subprocess.CompletedProcess[str]:
+def measured(program: str, folder: Path) -> Measured:
+    """What the process of one mode measures, forked with torch."""
+    asked, out = folder / "request.json", folder / "out.json"
+    request = {"target": f"tests.fusion.wins:{program}", "settings": [], "mode": "default", "device": "cpu"}
+    asked.write_text(json.dumps({**request, "rounds": 10, "out": str(out)}))
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    ended = run_python(["-m", "tpcompile.fusion.win.measure", asked], environ=environ)
+    assert ended.returncode == 0, ended.stderr
+    return Measured.model_validate_json(out.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [("broken", Cause.BREAKS), ("counting", Cause.RECOMPILES), ("wrong", Cause.WRONG), ("library", Cause.LIBRARY)],
+)
+def test_programs_without_a_win_have_their_cause(program: str, cause: Cause, tmp_path: Path) -> None:
+    found = measured(program, tmp_path)
+    assert decide([found]).cause is cause, found
+
+
+@pytest.mark.slow
+def test_thirty_passes_over_memory_that_become_one_are_a_win(tmp_path: Path) -> None:
+    found = measured("pointwise", tmp_path)
+    assert (found.eager.launches, found.compiled.launches, found.num_regions) == (30, 1, 1)
+    assert decide([found]).is_win, found
+
+
+def verify(program: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """The command, as a user calls it."""
     environ = {"PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(home), "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, "-m", "tpcompile", "verify-win", target, "--mode", "default", "--no-cached"]
-    more = ["--device", "cpu", "--rounds", "10"]
+    command = [sys.executable, "-m", "tpcompile", "verify-win", f"tests.fusion.wins:{program}", "--mode", "default"]
+    more = ["--no-cached", "--device", "cpu", "--rounds", "10"]
     return subprocess.run(
         [*command, *more], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
@@ -102,23 +133,13 @@ def ended(target: str, home: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("program", "cause"),
-    [
-        ("broken", Cause.BREAKS),
-        ("counting", Cause.RECOMPILES),
-        ("wrong", Cause.WRONG),
-        ("wrong_later", Cause.WRONG),
-        ("library", Cause.LIBRARY),
-    ],
-)
-def test_programs_without_a_win_end_with_their_cause(program: str, cause: Cause, tmp_path: Path) -> None:
-    found = ended(f"tests.fusion.wins:{program}", tmp_path)
+def test_outputs_that_are_wrong_in_a_later_call_are_found_by_the_command(tmp_path: Path) -> None:
+    found = verify("wrong_later", tmp_path)
     assert found.returncode == 1, found.stderr
-    assert found.stdout.splitlines()[-1].startswith(f"eager: {cause}")
+    assert found.stdout.splitlines()[-1].startswith(f"eager: {Cause.WRONG}")
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    assert ended("tests.fusion.wins:missing", tmp_path).returncode == 2
+    assert verify("missing", tmp_path).returncode == 2
